@@ -36,8 +36,9 @@ reader refuses such texts, those of some forks do not.
 Intel's own kernels keep scale and shift in the BatchNorm: five blobs. A net without a Scale behind its BatchNorms gets
 them where its `engine` is `MKL2017` or `MKLDNN`, or where it says `filler` or `use_weight_bias: true`, and not
 `use_weight_bias: false`, `engine: CAFFE`, or three `param`, as nets of BVLC's do. `batch_norm_param.engine` counts
-unless it is `DEFAULT`, then the layer's `engine`, then the net's, up to a colon (`"MKLDNN:CPU"`). A note tells. Where a
-Scale follows, the net is BVLC's, and a file of Intel's is taken apart.
+unless it is `DEFAULT`, then the layer's `engine`, then the solver's, then the net's, up to a colon (`"MKLDNN:CPU"`);
+`--set` can change all of these. A note tells. Where a Scale follows in one of the phases, the net is BVLC's, and a file
+of Intel's is taken apart.
 
 ## Solvers of NVIDIA's
 

@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 from engine import proto
 from engine.config import overrides as override_paths
 from engine.config.dialects import Review
+from engine.config.intels_norms import upgrade_intels_norms
 from engine.config.overrides import Override, parse_override
 from engine.config.prototext import Node, fill, scan
 from engine.config.stand_ins import leave_out_writers, stand_in
@@ -112,6 +113,7 @@ def read_net_as_written(path: str | os.PathLike) -> NetConfig:
     read_net()."""
     config = _parse(read_text(path), str(path), proto.NetParameter())
     _to_current_format(config)
+    _upgrade_norms(config)
     return config
 
 
@@ -129,9 +131,9 @@ def read(path: str | os.PathLike, overrides: Iterable[str] = ()) -> NetConfig | 
 
 def parse_net(text: str, name: str = "<net>", overrides: Iterable[str] = ()) -> NetConfig:
     """A net from text; name stands for the file in messages."""
-    config = _parse(text, name, proto.NetParameter())
-    _upgrade(config)
+    config = _parse_upgraded(text, name)
     _override_nets([config], [parse_override(override) for override in overrides])
+    _upgrade_norms(config)
     return config
 
 
@@ -188,6 +190,13 @@ def _parse(text: str, name: str, message: MessageT) -> Config[MessageT]:
     return config
 
 
+def _parse_upgraded(text: str, name: str) -> NetConfig:
+    """A net as it is before overrides, and before _upgrade_norms()."""
+    config = _parse(text, name, proto.NetParameter())
+    _upgrade(config)
+    return config
+
+
 def _to_current_format(config: NetConfig) -> None:
     """Upgrades a net, or, after overrides, one that was upgraded before."""
     by_name: dict[str, list[Node | None]] = {}
@@ -205,6 +214,12 @@ def _upgrade(config: NetConfig) -> None:
     kept, notes = leave_out_writers(config.message)
     config._layers = [config._layers[index] for index in kept]
     notes += stand_in(config.message, config.path)
+    config.notes.extend(f"{config.path}: {note}" for note in notes)
+
+
+def _upgrade_norms(config: NetConfig) -> None:
+    """The last step, for overrides, and the solver's engine, tell what becomes of them."""
+    notes = upgrade_intels_norms(config.message, config._layers)
     config.notes.extend(f"{config.path}: {note}" for note in notes)
 
 
@@ -301,9 +316,13 @@ def _load_nets(solver: SolverConfig) -> SolverNets:
     nets, discriminator = [*sources], None
     if message.adversarial.discriminator:
         path, _ = _find_net(solver, "adversarial.discriminator", message.adversarial.discriminator)
-        nets.append(discriminator := read_net(path))
+        nets.append(discriminator := _parse_upgraded(read_text(path), path))
         phases.append({proto.TRAIN})
     _override_nets(nets, solver._net_overrides, phases)
+    for net in nets:
+        if message.engine:  # as in Intel's Caffe
+            net.message.engine = message.engine
+        _upgrade_norms(net)
     train, tests = sources[0] if trained else None, sources[len(trained) :]
     if train:
         tests += [train] * (max(len(message.test_iter), whole_set) - len(tests))
@@ -338,7 +357,7 @@ def _load_net(solver: SolverConfig, name: str, index: int | None) -> NetConfig:
     value = value if index is None else value[index]
     if isinstance(value, str):
         path, notes = _find_net(solver, name, expand_ranks(value, solver.rank, solver.ranks))
-        net = read_net(path)
+        net = _parse_upgraded(read_text(path), path)
         net.notes[:0] = notes
         return net
     given = [node.value for node in solver._nodes if node.name == name and isinstance(node.value, list)]

@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from engine import proto
 from engine.config import read_solver
 from engine.config.config import read_net_as_written
+from engine.config.intels_norms import upgrade_intels_norms
 from engine.config.upgrade import upgrade_net
 from engine.errors import ConfigError
 from engine.files import atomic_write
@@ -34,7 +35,9 @@ def upgrade_net_binary(source: str, target: str) -> list[str]:
     """The same for a caffemodel (or a net in binary); blobs are taken over as they are. Raises also WeightsError."""
     net = read_message(source, proto.raw.NetParameter, "caffemodel")
     try:
-        _, notes = upgrade_net(cast("proto.NetParameter", net))  # whose blobs, which differ, are moved as they are
+        message = cast("proto.NetParameter", net)  # whose blobs, which differ, are moved as they are
+        origins, notes = upgrade_net(message)
+        notes += upgrade_intels_norms(message, origins)
     except ConfigError as error:
         raise ConfigError(str(error), source) from None
     write_message(target, net)

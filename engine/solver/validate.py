@@ -193,7 +193,9 @@ def notes(param: proto.SolverParameter) -> Iterator[str]:
     """What the file asks for and a run passes over, without a change of the result."""
     if param.HasField("solver_mode") and param.solver_mode == param.GPU:
         yield "solver_mode: GPU is ignored, this engine computes on the processor"
-    for field in ("engine", "device_id", "layer_wise_reduce", "debug_info"):
+    if param.HasField("engine"):
+        yield "engine is ignored, but for BatchNorms without a Scale, which have scale and shift in Intel's Caffe"
+    for field in ("device_id", "layer_wise_reduce", "debug_info"):
         if param.HasField(field):
             yield f"{field} is ignored"
     if 0 in param.test_iter:

@@ -48,7 +48,7 @@ def separated(
         if scale is None:
             raise WeightsError(
                 f"layer '{layer.name}': the file has scale and shift in it, as Intel's Caffe does; expected a Scale "
-                "with bias_term after it in the net to take them, got none",
+                'with bias_term after it in the net to take them, or engine: "MKLDNN" of the net, got neither',
                 source,
             )
         if scale.name in blobs:

@@ -567,6 +567,23 @@ def test_overrides_for_tests_go_to_nets_that_are_tested(folder):
     assert nets_of_solver(both).tests[1].message.layer[1].data_param.source == "/t"
 
 
+@pytest.mark.parametrize(
+    "text, overrides, scale",
+    [
+        ("", [], False),
+        ("engine: 'MKLDNN'", [], True),
+        ("engine: 'MKLDNN'", ["engine=CAFFE"], False),
+        ("engine: 'CAFFE'", ["layer[b].batch_norm_param.engine=MKLDNN"], True),
+    ],
+)
+def test_the_engine_of_a_solver_is_that_of_its_nets(folder, text, overrides, scale):
+    """As in Intel's Caffe: it tells whether BatchNorms have a scale and a shift."""
+    (folder / "nets/norm.prototxt").write_text("layer { name: 'b' type: 'BatchNorm' bottom: 'x' top: 'y' }")
+    solver = solver_in(folder, f"net: 'nets/norm.prototxt' test_iter: 1 {text}", overrides)
+    for phase in (proto.TRAIN, proto.TEST):
+        assert net_of_solver(solver, phase).message.layer[0].batch_norm_param.scale_bias == scale
+
+
 def test_net_within_the_solver(folder):
     solver = solver_in(folder, f"base_lr: 1\nnet_param {{\n{NET}\n}}\ntest_iter: 1")
     net = net_of_solver(solver, proto.TEST)

@@ -5,8 +5,10 @@ import pytest
 
 from engine import proto
 from engine.config import parse_net
-from engine.config.upgrade import upgrade_net
+from engine.config.intels_norms import upgrade_intels_norms
+from engine.errors import ConfigError
 from engine.layers.fillers import fill, keyed_generator
+from engine.net import Net
 from engine.weights.intel import separated
 from tests.layers.harness import check_gradients, error_of, make_net, net_text, run
 
@@ -123,7 +125,29 @@ def test_intels_norms_are_told_once_and_stay():
     config = parse_net(norm + norm.replace('"y"', '"z"').replace('"layer"', '"second"'))
     assert config.notes[0].endswith("scale and shift are BatchNorm's own, as in Intel's Caffe: layer and 1 more")
     before = proto.NetParameter.FromString(config.message.SerializeToString())
-    assert upgrade_net(config.message)[1] == [] and config.message == before
+    assert upgrade_intels_norms(config.message, [None, None]) == [] and config.message == before
+
+
+@pytest.mark.parametrize(
+    "overrides, blobs",
+    [
+        (["layer[layer].batch_norm_param.use_weight_bias=false"], 3),
+        (["layer[layer].batch_norm_param.engine=CAFFE"], 3),
+        (["engine=CAFFE"], 3),
+        (["engine=CAFFE", "layer[layer].batch_norm_param.use_weight_bias=true", "engine=MKLDNN"], 5),
+        (["name=x"], 5),
+    ],
+)
+@pytest.mark.parametrize("bias_term", ["", "bias_term: false"])
+def test_overrides_say_whether_norms_are_intels(overrides, blobs, bias_term):
+    net = net_text(layer("BatchNorm", f"batch_norm_param {{ {bias_term} }}"), x=SHAPE)
+    if bias_term and blobs == 5:
+        with pytest.raises(ConfigError, match="expected scale and shift, or use_weight_bias: false"):
+            parse_net('engine: "MKLDNN"' + net, "net", overrides)
+        return
+    config = parse_net('engine: "MKLDNN"' + net, "net", overrides)
+    assert len(Net(config).params["layer"]) == blobs
+    assert len(config.notes) == (blobs == 5)
 
 
 def test_intels_norm_with_scale_alone():
