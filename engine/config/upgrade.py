@@ -209,7 +209,8 @@ def upgrade_net(
     nodes = nodes or {}
     notes: list[str] = []
     origins = _places(nodes.get("layer"), len(message.layer))
-    if message.layers:
+    older = bool(message.layers)
+    if older:
         old_origins = _places(nodes.get("layers"), len(message.layers))
         if message.layer:
             raise ConfigError("both 'layer' and the older 'layers' are given", _where(old_origins[0]))
@@ -220,7 +221,7 @@ def upgrade_net(
         notes.append("upgraded its inputs to an Input layer")
         origins = _upgrade_inputs(message, (nodes.get("input") or [None])[0]) + origins
     for layer, origin in zip(message.layer, origins, strict=True):
-        notes += _without_idle_transform(layer)
+        notes += _without_idle_transform(layer, older)
         _upgrade_fields(layer, origin)
         notes += _without_steps_of_others(layer)
     return origins, notes
@@ -365,15 +366,21 @@ def _move_to_transform(layer: proto.LayerParameter, names: Iterable[str], origin
             data.ClearField(name)
 
 
-def _without_idle_transform(layer: proto.LayerParameter) -> list[str]:
+def _without_idle_transform(layer: proto.LayerParameter, older: bool) -> list[str]:
     """Takes out what no Caffe reads: the fields that V1 layers had in place of a transform_param, which are moved
     there, in a current layer; the scale of a WindowData's transform_param, which has one in window_data_param (also
-    where Caffe has moved that of a V1 layer); random_aspect_ratio_param beside Intel's random_resize_param. Returns a
-    note on each."""
+    where Caffe has moved that of an older layer); random_aspect_ratio_param beside Intel's random_resize_param. Returns
+    a note on each."""
     notes, transform = [], layer.transform_param
     if layer.type == "WindowData" and transform.HasField("scale"):
         transform.ClearField("scale")
-        notes.append("transform_param { scale } has no effect on WindowData; expected in window_data_param")
+        if older:
+            notes.append(
+                "scale has no effect on WindowData in the older format, as Caffe keeps it in transform_param, where "
+                "nothing reads it; if it shall have one, write the net in the current format, in window_data_param"
+            )
+        else:
+            notes.append("transform_param { scale } has no effect on WindowData; expected in window_data_param")
     if transform.HasField("random_resize_param") and transform.HasField("random_aspect_ratio_param"):
         transform.ClearField("random_aspect_ratio_param")
         notes.append("random_aspect_ratio_param has no effect beside random_resize_param")

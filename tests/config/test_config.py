@@ -303,6 +303,23 @@ def test_the_transform_within_data_param_counts_in_v1_layers_only(type, old_type
     assert current.notes == [f"net: layer 'd': {param} {{ {ignored} }} has no effect; expected in transform_param"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        'layers { name: "d" type: WINDOW_DATA top: "d" window_data_param { scale: 0.5 } }',
+        'layers { name: "d" type: WINDOW_DATA top: "d" transform_param { scale: 0.5 } }',
+        'layers { layer { name: "d" type: "window_data" scale: 0.5 } top: "d" }',
+    ],
+)
+def test_the_scale_of_windows_in_older_layers(text):
+    config = parse_net(text, "net")
+    assert not config.message.layer[0].transform_param.HasField("scale")
+    assert config.notes[1:] == [
+        "net: layer 'd': scale has no effect on WindowData in the older format, as Caffe keeps it in transform_param, "
+        "where nothing reads it; if it shall have one, write the net in the current format, in window_data_param"
+    ]
+
+
 def test_window_data_has_few_transforms():
     """As in Caffe, which ignores the others without a word: such nets are read."""
     others = "pad: 1 resize_param { height: 9 width: 9 } distort_param { } erase_ratio: 0.5 force_gray: false"
