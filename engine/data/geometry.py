@@ -113,15 +113,16 @@ def _make_fit_and_pad(param: ResizeParameter, where: str | None) -> Callable[...
 
 def make_random_resize(param: RandomResizeParameter, where: str | None) -> Step:
     """random_resize_param: the shorter side becomes a random size in [min_size, max_size]; 0, not given: from the
-    picture's shorter side, up to its longer one. Raises ConfigError."""
+    picture's shorter side, up to its longer one, as far as the limit that is given lets it. Raises ConfigError."""
     low, high = param.min_size, param.max_size
     if max(low, high) > MAX_SIDE or 0 < high < low:
         raise ConfigError(f"random_resize_param needs min_size <= max_size <= {MAX_SIDE}; got {low} and {high}", where)
     choose_filter = _filter_choice(param.resize_param)
 
     def random_resize(image: Picture, random: KeyedRandom) -> Picture:
-        least = low or min(image.width, image.height)
-        most = max(least, high or max(image.width, image.height))
+        shorter, longer = sorted(image.size)
+        least = low or min(shorter, high or shorter)
+        most = high or max(longer, least)
         return _resize_shorter(image, random.integer(least, most), choose_filter(random))
 
     return random_resize

@@ -212,12 +212,14 @@ def test_random_resize_stays_in_its_range():
     [
         ("min_size: 15", {(15, 20, 3), (16, 21, 3)}),
         ("max_size: 13", {(12, 16, 3), (13, 17, 3)}),
-        ("max_size: 4", {(12, 16, 3)}),
+        ("max_size: 4", {(4, 5, 3)}),
+        ("min_size: 4 max_size: 4", {(4, 5, 3)}),
+        ("min_size: 17", {(17, 22, 3)}),
         ("", {(12, 16, 3), (13, 17, 3), (14, 18, 3), (15, 20, 3), (16, 21, 3)}),
     ],
 )
 def test_random_resize_without_a_limit(text, sizes):
-    """As in Intel's Caffe: that of the picture."""
+    """As in Intel's Caffe: that of the picture. The limit that is given holds for pictures beyond it, too."""
     datum = parse_datum(raw_datum(random_pixels(5)))
     transformer = make(f"random_resize_param {{ {text} }}")
     found = {as_array(transformer._prepare(decode(datum), KeyedRandom(1, 0, index))).shape for index in range(80)}
