@@ -127,7 +127,7 @@ class MpiWorld(World):
         self._links: Links | None = None
         self._faults = -1  # the pipe by which faults are told
         self._saved, self._watched = "", 0.0
-        self._left: list[tuple[list[str], list[str]]] = []  # where this rank is killed
+        self._left: dict[tuple[str, ...], list[str]] = {}  # folders -> locks, where this rank is killed
         self._whole, self._is_group = self._mpi.COMM_WORLD.Dup(), launch.size < launch.job_size
         self._places = self._whole.allgather(host_and_cores())
         here = self._whole.Split_type(self._mpi.COMM_TYPE_SHARED)
@@ -165,8 +165,12 @@ class MpiWorld(World):
             super().saved(path)
 
     def leaves(self, locks: list[str], folders: list[str]) -> None:
-        self._left.append((locks, folders))
+        self._left[tuple(folders)] = locks
         super().leaves(locks, folders)
+
+    def keeps(self, folders: list[str]) -> None:
+        self._left.pop(tuple(folders), None)
+        super().keeps(folders)
 
     def hear_faults(self) -> None:
         if self._faults < 0:
@@ -330,8 +334,8 @@ class MpiWorld(World):
             self._sentinel.hear_faults(self._faults)
         if self._saved:
             self._sentinel.saved(self._saved)
-        for locks, folders in self._left:
-            super().leaves(locks, folders)
+        for folders, locks in self._left.items():
+            super().leaves(locks, list(folders))
 
     def _try_to_consist_of(self, comm) -> bool:
         """Collective. Whether it has worked on all ranks of `comm`."""

@@ -85,9 +85,9 @@ class Channel:
 
 
 class World:
-    """One rank. MpiWorld has the same methods for several ranks: all but `abort`, `saved`, `leaves`, `revoke`, `places`
-    and `hosts` are collective there, called by every rank in one order and from one thread; only channels work from
-    threads of their own."""
+    """One rank. MpiWorld has the same methods for several ranks: all but `abort`, `saved`, `leaves`, `keeps`, `revoke`,
+    `places` and `hosts` are collective there, called by every rank in one order and from one thread; only channels work
+    from threads of their own."""
 
     rank = 0
     size = 1
@@ -138,6 +138,11 @@ class World:
         are files that flock() locks."""
         if self._sentinel:
             self._sentinel.leaves(locks, folders)
+
+    def keeps(self, folders: list[str]) -> None:
+        """This rank alone: these folders, which leaves() may have named, are not to be removed."""
+        if self._sentinel:
+            self._sentinel.keeps(folders)
 
     def barrier(self) -> None: ...
 

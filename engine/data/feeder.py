@@ -129,7 +129,8 @@ class Feeder:
         hosts = self._world.hosts()  # known by each rank: a program's net may be of one alone
         mine, names = hosts[self._rank], list(dict.fromkeys(hosts))
         sharing = tuple(rank for rank, host in enumerate(hosts) if host == mine)
-        return Share(sharing.index(self._rank), sharing, names.index(mine), len(names), self._world.leaves)
+        place = sharing.index(self._rank), sharing, names.index(mine), len(names)
+        return Share(*place, self._world.leaves, self._world.keeps)
 
     def shapes_for(self, size: int) -> Callable[[proto.LayerParameter, str], list[Shape]]:
         """shapes_of() for a net like the one whose sources are open, with batches of `size`."""

@@ -56,6 +56,7 @@ class Share:
     host: int = 0
     hosts: int = 1
     leaves: Callable[[list[str], list[str]], None] = lambda locks, folders: None  # see World.leaves()
+    keeps: Callable[[list[str]], None] = lambda folders: None  # see World.keeps()
 
 
 def staged(
@@ -97,9 +98,12 @@ def staged(
         raise DataError(f"stage {stage}: there is no folder {parent}; make it, or name another place", where)
     with _errors(stage, where):
         Path(stage).mkdir(exist_ok=True)
-    if not keep and not _held.get(copy, (0, False))[1]:
+    folders = [str(copy), str(_partial(copy))]
+    if keep:
+        share.keeps(folders)
+    elif not _held.get(copy, (0, False))[1]:
         locks = filter(None, (lock_file(_lock_name(copy)), copy / USERS))
-        share.leaves([*map(str, locks)], [str(copy), str(_partial(copy))])
+        share.leaves([*map(str, locks)], folders)
     with host_lock(_lock_name(copy), f"copying {source} to {stage}"):
         with _errors(stage, where):
             if not _is_whole(copy, stamp):

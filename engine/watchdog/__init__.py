@@ -32,6 +32,7 @@ for the run: its sentinel removes them, copies when no other process reads them.
                             watch SECONDS                        0: not at all
                             saved FILE                   rank 0's: where the run could go on
                             leaves [[LOCK, ...], [FOLDER, ...]]  JSON; see World.leaves()
+                            keeps [FOLDER, ...]          JSON; see World.keeps()
                             child PID                    forked by the rank: ends with it, unless it ends well
                             bye
     rank -> hub             rank TOKEN RANK PID HOST             answer: welcome

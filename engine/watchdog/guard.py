@@ -100,6 +100,8 @@ class Guard:
                 self.watch.set_limit(float(rest[0]))
             elif word == "leaves":
                 self.leftovers.note(" ".join(rest))
+            elif word == "keeps":
+                self.leftovers.forget(" ".join(rest))
             elif word == "child":
                 self.children = [child for child in self.children if not has_ended(child)] + [identity(int(rest[0]))]
             elif word == "bye":

@@ -14,23 +14,30 @@ class Leftovers:
     """`note()` while the rank runs, `remove()` when it has ended: well, too, for then there is nothing left."""
 
     def __init__(self) -> None:
-        self._noted: dict[str, tuple[list[str], list[str]]] = {}
+        self._noted: dict[tuple[str, ...], list[str]] = {}  # folders -> locks
 
     def note(self, text: str) -> None:
         """text: JSON of the files whose locks say that a folder is in use, and of the folders."""
         import json
 
-        self._noted[text] = json.loads(text)
+        locks, folders = json.loads(text)
+        self._noted[tuple(folders)] = locks
+
+    def forget(self, text: str) -> None:
+        """text: JSON of the folders of a note(), if there was one: they are to be kept after all."""
+        import json
+
+        self._noted.pop(tuple(json.loads(text)), None)
 
     def remove(self) -> None:
         """All but what another process uses."""
         until = time.monotonic() + SECONDS
-        for locks, folders in self._noted.values():
+        for folders, locks in self._noted.items():
             while any(map(os.path.lexists, folders)) and not _remove(locks, folders) and time.monotonic() < until:
                 time.sleep(PAUSE)
 
 
-def _remove(locks: list[str], folders: list[str]) -> bool:
+def _remove(locks: list[str], folders: tuple[str, ...]) -> bool:
     """Returns whether the locks could be had."""
     with contextlib.ExitStack() as stack:
         for lock in filter(os.path.lexists, locks):

@@ -115,6 +115,10 @@ class Sentinel:
         """See World.leaves()."""
         self._tell(f"leaves {json.dumps([list(map(os.path.abspath, paths)) for paths in (locks, folders)])}")
 
+    def keeps(self, folders: list[str]) -> None:
+        """See World.keeps()."""
+        self._tell(f"keeps {json.dumps(list(map(os.path.abspath, folders)))}")
+
     def outlive(self, others: bool) -> None:
         """Rank 0's: from now on, the others go on when a rank dies, or end."""
         self._tell(f"outlive {int(others)}")

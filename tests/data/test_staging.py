@@ -259,8 +259,10 @@ if {in_copy}:
     staging._write_list = kill
 world = world()
 world.watch(60)
-message = parse_net({net!r}).message.layer[0]
-Feeder(parse_net({net!r}), proto.TRAIN, 1, world).shapes_of(message, "net")
+net = parse_net({net!r})
+feeder = Feeder(net, proto.TRAIN, 1, world)
+for message in net.message.layer:
+    feeder.shapes_of(message, "net")
 world.barrier()
 print("a copy", flush=True)
 if world.rank == world.size - 1:
@@ -271,12 +273,16 @@ time.sleep(60)
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.mpi)])
 @pytest.mark.parametrize("in_copy", [False, True])
-@pytest.mark.parametrize("keep", [False, True])
-def test_ranks_that_are_killed_leave_no_copy(made, tmp_path, ranks, in_copy, keep):
-    """Unless it is to be kept."""
-    stage = tmp_path / "a stage"
-    fields = f'source: "{made("tar")}" batch_size: 2 stage: "{stage}" stage_keep: {str(keep).lower()}'
-    net = f'layer {{ name: "data" type: "Data" top: "x" top: "y" data_param {{ {fields} }} }}'
+@pytest.mark.parametrize("keeps", ["0", "1", "01", "10"])
+def test_ranks_that_are_killed_leave_no_copy(made, tmp_path, ranks, in_copy, keeps):
+    """Unless one of the layers that read it, each with its stage_keep, is to keep it."""
+    stage, source = tmp_path / "a stage", made("tar")
+    net = "".join(
+        f'layer {{ name: "data{number}" type: "Data" top: "x{number}" top: "y{number}" '
+        f'data_param {{ source: "{source}" batch_size: 2 stage: "{stage}" stage_keep: {keep} }} }}\n'
+        for number, keep in enumerate(keeps)
+    )
+    keep = "1" in (keeps[0] if in_copy else keeps)
     program = KILLED.format(in_copy=in_copy, net=net)
     if ranks == 1:
         command = [sys.executable, "-c", program]
