@@ -191,7 +191,7 @@ class _Maker:
     def _add_boxes(self, made: _Made, data: bytes) -> None:
         stored = proto.AnnotatedDatum(type=proto.AnnotatedDatum.BBOX)
         groups: dict[int, proto.AnnotationGroup] = {}
-        stored.datum.CopyFrom(self._output.datum(proto.Datum(encoded=True, data=data)))
+        stored.datum.CopyFrom(self._output.datum(proto.Datum(encoded=True, data=data))[0])
         stored.datum.label = -1  # as create_annoset's: the boxes have labels
         for thing in made.scene.things:
             label = label_of(thing, self._labels, self._path)
@@ -222,7 +222,7 @@ class _Maker:
             drawn = io.BytesIO()
             as_pillow(draw_mask(known, height, width)[:, :, np.newaxis]).save(drawn, "PNG")
             datum.mask = drawn.getvalue()
-        datum = self._output.datum(datum)
+        datum, _ = self._output.datum(datum)
         counts = np.bincount(np.asarray(decode_mask(datum.mask)).ravel())
         made.things = Counter({int(label): int(counts[label]) for label in np.flatnonzero(counts)})
         if unknown := self._names and [label for label in made.things if label not in (*self._names, IGNORED)]:

@@ -22,7 +22,6 @@ from engine.data.decode import (
     decode,
     decode_bytes,
     decode_mask,
-    open_image,
     parse_datum,
     resized,
 )
@@ -41,6 +40,7 @@ FORMATS = ("lmdb", "tar", "tfrecord")
 LABELS = "labels.txt"
 _TELL_EVERY = 16
 _KINDS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "bmp": "BMP"}
+_Stored = tuple[proto.Datum, tuple[int, int, int]]  # and (channels, height, width) of the picture in it
 
 
 @dataclass(frozen=True)
@@ -98,19 +98,20 @@ class Output:
         size = self.size_of(image)
         return image if size == image.size else resized(image, size, Image.Resampling.BILINEAR)
 
-    def datum(self, datum: proto.Datum) -> proto.Datum:
-        """What is stored in place of a Datum, with its labels. Raises ImageError."""
+    def datum(self, datum: proto.Datum) -> _Stored:
+        """What is stored in place of a Datum, with its labels; (channels, height, width) of its picture. Raises
+        ImageError."""
         original = decode_bytes(datum.data) if datum.encoded else decode(datum)
         if isinstance(original, np.ndarray) and not (self.encoded or self.height or self.shorter_side or self.max_side):
             if original.shape[2] == len(GRAY if self.gray else COLOR) or original.dtype != np.uint8:
-                return datum  # numbers that stay as they are
+                return datum, (datum.channels, datum.height, datum.width)  # numbers that stay as they are
         original = as_pillow(original)
         image = self.picture(original)
-        result = proto.Datum()
+        result, shape = proto.Datum(), (len(image.mode), image.height, image.width)
         if self.encoded:
             result.encoded, result.data = True, self._encode(datum, original, image)
         else:
-            result.channels, result.height, result.width = len(image.mode), image.height, image.width
+            result.channels, result.height, result.width = shape
             result.data = b"".join(band.tobytes() for band in reversed(image.split()))  # R, G, B become B, G, R
         if datum.mask:
             mask = decode_mask(datum.mask)
@@ -124,7 +125,7 @@ class Output:
             result.labels.extend(datum.labels)
         elif datum.HasField("label") or not datum.mask:
             result.label = datum.label
-        return result
+        return result, shape
 
     def _encode(self, datum: proto.Datum, original: Image.Image, image: Image.Image) -> bytes:
         """The file's own bytes where they are what is asked for: nothing is lost by a second compression."""
@@ -234,7 +235,7 @@ def convert_imageset(
             raise DataError(f"val_fraction {val_fraction:g} of {len(order)} pictures leaves none for {name}")
     conversion = Conversion(classes=pictures.classes)
 
-    def encode(index: int) -> tuple[int, str, proto.Datum | DataError]:
+    def encode(index: int) -> tuple[int, str, _Stored | DataError]:
         name = ""
         try:
             name, datum = pictures.read(index)
@@ -254,9 +255,9 @@ def convert_imageset(
         conversion.outputs, conversion.labels = Counter(names), {name: Counter() for name in names}
         conversion.outputs.subtract(names)
         shapes: set[tuple[int, ...]] = set()
-        for number, index, name, datum in items:
+        for number, index, name, (datum, shape) in items:
             if check_size:
-                shapes.add(_shape(datum))
+                shapes.add(shape)
                 if len(shapes) > 1:
                     raise DataError(
                         f"{root}/{name}: differs in size from those before it: {sorted(shapes)}; resize_height and "
@@ -277,14 +278,6 @@ def convert_imageset(
             if not conversion.outputs[name]:
                 raise DataError(f"none of the pictures for {name} can be decoded", list_file or root)
     return conversion
-
-
-def _shape(datum: proto.Datum) -> tuple[int, int, int]:
-    """(channels, height, width) of the picture in a Datum. Raises UndecodableImage."""
-    if not datum.encoded:
-        return datum.channels, datum.height, datum.width
-    image = open_image(datum.data)  # of a JPEG, its header alone
-    return len(image.mode), image.height, image.width
 
 
 class _Source:
@@ -327,17 +320,17 @@ class _Listed:
 
 
 def _good(
-    encoded: Iterator[tuple[int, str, proto.Datum | DataError]], conversion: Conversion, skip_bad_images: bool
-) -> Generator[tuple[int, int, str, proto.Datum], None, None]:
-    """(number, index, name, Datum) of each image that could be decoded; counts them."""
-    for number, (index, name, datum) in enumerate(encoded):
-        if isinstance(datum, DataError):
+    encoded: Iterator[tuple[int, str, _Stored | DataError]], conversion: Conversion, skip_bad_images: bool
+) -> Generator[tuple[int, int, str, _Stored], None, None]:
+    """(number, index, name, what is stored) of each image that could be decoded; counts them."""
+    for number, (index, name, stored) in enumerate(encoded):
+        if isinstance(stored, DataError):
             if not skip_bad_images:
-                raise datum
-            conversion.skipped.append((name, str(datum)))
+                raise stored
+            conversion.skipped.append((name, str(stored)))
             continue
         conversion.images += 1
-        yield number, index, name, datum
+        yield number, index, name, stored
 
 
 @contextlib.contextmanager

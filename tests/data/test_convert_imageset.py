@@ -70,6 +70,13 @@ def test_sizes_of_image_files_are_compared_too(name, kind, image_folder, tmp_pat
     convert_imageset(root, None, db, Output(height=8, width=8, encoded=True, encode_type=kind), check_size=True)
 
 
+def test_each_image_file_is_decoded_once(image_folder, tmp_path, monkeypatch):
+    opened, original = [], Image.open
+    monkeypatch.setattr(Image, "open", lambda *args, **kwargs: opened.append(1) or original(*args, **kwargs))
+    report = convert_imageset(str(image_folder), None, str(tmp_path / "db"), Output(encoded=True), check_size=True)
+    assert len(opened) == report.images
+
+
 def test_list_with_spaces_in_names(image_folder, tmp_path):
     shutil.copy(image_folder / "ant/0.png", image_folder / "my ant.png")
     (tmp_path / "list.txt").write_text("my ant.png 7\n\ncat/1.png -1\n")
