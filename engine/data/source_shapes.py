@@ -39,7 +39,7 @@ class SourceShapes:
 
     net: whose layers they are; its losses tell how many labels an item has. absent: takes a line for each file that is
     not here. batch_size: instead of the layers' own, if it is not 0. suppose: of what nothing tells. ranks: of the run
-    whose rank 0 looks, as paths may name them.
+    whose rank 0 looks, as paths may name them. skip_bad_images: the run does.
     """
 
     def __init__(
@@ -50,10 +50,11 @@ class SourceShapes:
         batch_size: int = 0,
         suppose: Supposition = SUPPOSITIONS[0],
         ranks: int = 1,
+        skip_bad_images: bool = False,
     ):
         self._labels = _several_labels(net)
         self._phase, self._absent, self._batch_size, self._suppose = phase, absent, batch_size, suppose
-        self._ranks = ranks
+        self._ranks, self._skip_bad_images = ranks, skip_bad_images
         self.reads = False  # some layer does
         self.supposed = False  # something that nothing told
         self.size, self.own_items = 0, False  # of the first source that is here, as Feeder has them
@@ -100,7 +101,7 @@ class SourceShapes:
 
     def _of_source(self, message: proto.LayerParameter, where: str) -> tuple[Shape, ...]:
         try:
-            source = open_data(message, self._phase, 1, where, ranks=self._ranks)
+            source = open_data(message, self._phase, 1, where, self._skip_bad_images, ranks=self._ranks)
         except ConfigError:
             raise
         except EngineError as error:  # so that it is found together with the other errors of the net

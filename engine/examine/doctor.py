@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from engine.comm.world import World
 
 
-def doctor(world: World, configs: Sequence[SolverConfig] = ()) -> dict[str, Any]:
+def doctor(world: World, configs: Sequence[SolverConfig] = (), *, skip_bad_images: bool = False) -> dict[str, Any]:
     """Collective; the same on all ranks. configs: solvers in a row. Raises CommError and DataError where ranks differ,
     and what reading nets and opening data raises."""
-    check_stages(configs, world)
+    check_stages(configs, world, skip_bad_images)
     for config in configs:
         validate(config.message, config.place)
     found = versions(world)
@@ -43,9 +43,9 @@ def doctor(world: World, configs: Sequence[SolverConfig] = ()) -> dict[str, Any]
         result["MPI"] = _installed_mpi()
     for number, config in enumerate(configs, start=1):
         stage = f" of stage {number}" if len(configs) > 1 else ""
-        result[f"layouts{stage}"] = _layouts(world, config)
+        result[f"layouts{stage}"] = _layouts(world, config, skip_bad_images)
         if world.size > 1:
-            result[f"data{stage}"] = _data(world, config)
+            result[f"data{stage}"] = _data(world, config, skip_bad_images)
     result["JPEGs"] = f"decoded by {jpeg_decoder()}"
     result["link"] = str(world.links()) or "one rank: none"
     result["cores"] = _by_rank(gather_everywhere(world, plan))
@@ -79,13 +79,13 @@ def _core_plan(world: World, config: SolverConfig | None) -> tuple[str, str]:
     )
 
 
-def _layouts(world: World, config: SolverConfig) -> str:
+def _layouts(world: World, config: SolverConfig, skip_bad_images: bool) -> str:
     """Whether the ranks' kernels want the parameters of the train net laid out alike."""
     from engine.data.source_shapes import SourceShapes
     from engine.net import Net, NetOptions
 
     train = net_of_solver(config, proto.TRAIN)
-    shapes = SourceShapes(train.message, proto.TRAIN, lambda note: None)
+    shapes = SourceShapes(train.message, proto.TRAIN, lambda note: None, skip_bad_images=skip_bad_images)
     precision = usable_precision(asked_precision(config.message), world)
     net = Net(train, proto.TRAIN, NetOptions(shapes_of=shapes, precision=precision))
     prints = gather_everywhere(world, net.fingerprint())
@@ -95,7 +95,7 @@ def _layouts(world: World, config: SolverConfig) -> str:
     return f"ranks 0 and {other} have different processors or oneDNN versions: plain layouts would be used"
 
 
-def _data(world: World, config: SolverConfig) -> str:
+def _data(world: World, config: SolverConfig, skip_bad_images: bool) -> str:
     """What training compares of the sources of its nets, but nothing is copied to the hosts (`stage`) for it."""
     nets, sources = nets_of_solver(config), 0
     for net in filter(None, (nets.train, *(nets.tests if tests(config.message) else ()))):
@@ -105,7 +105,7 @@ def _data(world: World, config: SolverConfig) -> str:
             for field in ("stage", "stage_keep", "stage_part"):
                 layer.data_param.ClearField(field)
         net, state = net.with_message(message), message.state
-        with contextlib.closing(Feeder(net, state.phase, 1, world)) as feeder:
+        with contextlib.closing(Feeder(net, state.phase, 1, world, skip_bad_images=skip_bad_images)) as feeder:
             opened = feeder.shapes_of
             build(net, state.phase, level=state.level, stages=state.stage, shapes_of=opened, to_look_at=True)
             compare_data(world, feeder.identities)

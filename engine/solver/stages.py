@@ -69,7 +69,7 @@ def shorten_stages(configs: Sequence[SolverConfig], divisor: int) -> None:
             config.message.weights[number] = path.replace(f"_iter_{found}", f"_iter_{instead}")
 
 
-def check_stages(configs: Sequence[SolverConfig], world: World) -> None:
+def check_stages(configs: Sequence[SolverConfig], world: World, skip_bad_images: bool = False) -> None:
     """Before the first of several stages begins: what would end a later one. Raises ConfigError, ConfigErrors."""
     if len(configs) < 2:
         return
@@ -85,7 +85,8 @@ def check_stages(configs: Sequence[SolverConfig], world: World) -> None:
                 ConfigError(f"snapshot_after_train: expected true; {why}", config.place("snapshot_after_train"))
             )
     if not errors:
-        errors += [*_same_prefixes(configs, world), *_missing_weights(configs, world), *_misfits(configs, world)]
+        errors += [*_same_prefixes(configs, world), *_missing_weights(configs, world)]
+        errors += _misfits(configs, world, skip_bad_images)
     if errors:
         raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
 
@@ -168,7 +169,7 @@ def _iteration(path: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _misfits(configs: Sequence[SolverConfig], world: World) -> Iterator[ConfigError]:
+def _misfits(configs: Sequence[SolverConfig], world: World, skip_bad_images: bool) -> Iterator[ConfigError]:
     """Nets that cannot begin with the weights of the stage before, or of that from which they branch off."""
     prefixes = [snapshot_prefix(config, world) for config in configs]
     shapes: list[dict[str, list[tuple[int, ...]]]] = []
@@ -176,7 +177,9 @@ def _misfits(configs: Sequence[SolverConfig], world: World) -> Iterator[ConfigEr
         try:
             net = net_of_solver(config, proto.TRAIN)
             state = net.message.state
-            shapes_of = SourceShapes(net.message, proto.TRAIN, lambda note: None, ranks=config.ranks)
+            shapes_of = SourceShapes(
+                net.message, proto.TRAIN, lambda note: None, ranks=config.ranks, skip_bad_images=skip_bad_images
+            )
             graph = build(net, proto.TRAIN, level=state.level, stages=state.stage, shapes_of=shapes_of)
             check_goals(config)
         except ConfigError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from engine.verbs.options import OF_RUNS, add_json, add_running
+from engine.verbs.options import OF_RUNS, add_json, add_running, add_skip
 
 ORDER = 80
 RANKS = True
@@ -24,6 +24,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--solver", metavar="A,B", help="a solver, or several in a row: check nets, data and comm_param, too"
     )
+    add_skip(parser)
     add_json(parser)
     add_running(parser)
 
@@ -32,11 +33,12 @@ def run(options: Namespace) -> int:
     from engine.verbs.runtime import asked_solvers, refuse_idle, show, start, write_json
 
     if not options.solver:
-        refuse_idle(options, OF_RUNS, "without --solver")
+        refuse_idle(options, ("--skip_bad_images", *OF_RUNS), "without --solver")
     world = start(output=options.json)
     from engine.examine.doctor import doctor, to_text
 
-    found = doctor(world, asked_solvers(options) if options.solver else [])
+    configs = asked_solvers(options) if options.solver else []
+    found = doctor(world, configs, skip_bad_images=options.skip_bad_images)
     if world.rank == 0:
         show(to_text(found), options.json)
         if options.json:

@@ -165,7 +165,7 @@ def _position(options: Namespace, configs: list[SolverConfig], world: World) -> 
 
     if options.snapshot and len(configs) > 1:
         raise ConfigError("--snapshot continues one solver; --resume auto finds the stage of several, and its snapshot")
-    check_stages(configs, world)
+    check_stages(configs, world, options.skip_bad_images)
     if world.rank == 0:  # which writes
         for config in configs:
             check_snapshots(config.message, config.path, config.where(path="snapshot_prefix"))

@@ -1,8 +1,12 @@
 """engine doctor on one rank: it says which MPI several would use."""
 
+import pytest
+
 from engine.cli import main
 from engine.comm.world import World
 from engine.examine import doctor
+from tests.data.pictures import image_bytes, random_pixels
+from tests.mpi import run_ranks
 
 
 def test_one_rank_says_what_is_installed(monkeypatch):
@@ -45,3 +49,30 @@ def test_a_solver_is_read_as_training_reads_it(tmp_path, monkeypatch, capsys):
     solver.write_text('net: "net_%#_of_%*.prototxt" base_lr: 0.1 lr_policy: "fixed" max_iter: 3')
     assert main(["doctor", "--solver", str(solver)]) == 0
     assert "of 2 parameters, the same on all ranks" in capsys.readouterr().out
+
+
+NET_OF_PICTURES = """
+layer { name: "data" type: "Data" top: "data" top: "label" data_param { source: "pictures" batch_size: 2 } }
+layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 4 } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.mpi)])
+def test_what_the_run_skips_is_skipped(tmp_path, monkeypatch, ranks):
+    monkeypatch.chdir(tmp_path)
+    for name, content in {"a": b"no picture", "b": image_bytes(random_pixels(1))}.items():
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        (tmp_path / "pictures" / name / "0.png").write_bytes(content)
+    (tmp_path / "net.prototxt").write_text(NET_OF_PICTURES)
+    for name in "ab":
+        (tmp_path / name).write_text(
+            f'net: "net.prototxt" base_lr: 1 lr_policy: "fixed" max_iter: 2 snapshot_prefix: "{name}"'
+        )
+    for solvers in ("a", "a,b"):
+        command = ["-m", "engine", "doctor", "--solver", solvers]
+        done = run_ranks(ranks, command)
+        assert done.returncode == 1 and "'a/0.png': cannot decode 10 bytes as an image" in done.stderr, done.stderr
+        done = run_ranks(ranks, [*command, "--skip_bad_images"])
+        assert done.returncode == 0 and "of 2 parameters, the same on all ranks" in done.stdout, done.stderr
+        assert ("of 1 source, the same on all ranks" in done.stdout) == (ranks > 1)

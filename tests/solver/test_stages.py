@@ -20,6 +20,7 @@ from engine.net import Net
 from engine.solver import stages
 from engine.solver.stages import check_stages, digest_of
 from engine.weights import read_caffemodel, read_solverstate
+from tests.data.pictures import image_bytes, random_pixels
 from tests.mpi import ENVIRON, REPO, mpiexec
 from tests.shared import SHARED, needs_shared
 from tests.solver.harness import different, digits_net, learned, make_solver
@@ -325,6 +326,26 @@ def test_nets_that_do_not_fit_are_refused_before_the_first_begins(tmp_path, chan
         configs.append(parse_solver(text, str(tmp_path / f"{number}.prototxt")))
     with pytest.raises(EngineError, match=message):
         check_stages(configs, World())
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_first_picture_that_cannot_be_decoded(tmp_path, monkeypatch, capfd, skip):
+    monkeypatch.chdir(tmp_path)
+    for name, content in {"a": b"no picture", "b": image_bytes(random_pixels(1))}.items():
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        (tmp_path / "pictures" / name / "0.png").write_bytes(content)
+    (tmp_path / "net.prototxt").write_text(
+        'layer { name: "data" type: "Data" top: "data" top: "label" data_param { source: "pictures" batch_size: 2 } }\n'
+        'layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 2 } }\n'
+        'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }'
+    )
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(
+            f'net: "net.prototxt" base_lr: 0.001 lr_policy: "fixed" max_iter: 1 snapshot_prefix: "{name}"'
+        )
+    assert train("--solver", "one,two", *(["--skip_bad_images"] if skip else [])) == (not skip)
+    assert ("Skipped 1 undecodable images" if skip else "'a/0.png': cannot decode") in capfd.readouterr().err
+    assert len(list(tmp_path.glob("*.caffemodel"))) == (2 if skip else 0)
 
 
 def test_one_snapshot_is_not_for_several_solvers(tmp_path, capfd):

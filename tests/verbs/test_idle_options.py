@@ -52,8 +52,9 @@ LINK = ("--latency", "1", "--bandwidth", "10")
             "--ranks, --plot: without effect with --run; leave them out",
         ),
         (
-            ["doctor", "--precision", "bf16", "--python_layers", "--level", "1", "--stage", "a", "--set", "x=1"],
-            "--precision, --python_layers, --level, --stage, --set: without effect without --solver; leave them out",
+            ["doctor", "--skip_bad_images", "--precision", "bf16", "--python_layers", "--level", "1", "--set", "x=1"],
+            "--skip_bad_images, --precision, --python_layers, --level, --set: without effect without --solver; "
+            "leave them out",
         ),
         (
             ["average", "a", "b", "c", "--iterations", "5", "--skip_bad_images", "--precision", "bf16", "--set", "x=1"],
