@@ -127,8 +127,9 @@ class Reader:
 
     @classmethod
     def transform_of(cls, message: proto.LayerParameter, where: str | None) -> proto.TransformationParameter:
-        """With the mean that is subtracted from pictures, and the scale. Raises ConfigError."""
-        return message.transform_param
+        """With the mean that is subtracted from pictures, and the scale; empty for types of layers that have no
+        transform_param. Raises ConfigError."""
+        return proto.TransformationParameter()
 
     @classmethod
     def source_of(cls, message: proto.LayerParameter) -> str:
@@ -154,6 +155,10 @@ class PictureReader(Reader):
     def decode(self, fetched: Any) -> tuple[AnyImage, Any]:
         """(image, its label). Raises ImageError, UndecodableImage."""
         raise NotImplementedError
+
+    @classmethod
+    def transform_of(cls, message: proto.LayerParameter, where: str | None) -> proto.TransformationParameter:
+        return message.transform_param
 
     def identity(self) -> str:
         return f"{super().identity()}, keys '{self._key(0)}' to '{self._key(self.size - 1)}'"

@@ -136,6 +136,10 @@ class HDF5Reader(Reader):
         counts = [len(rows[0]) for _, rows in self._files]
         return f"{self.size} rows, by file {', '.join(map(str, counts))}"
 
+    @classmethod
+    def transform_of(cls, message: proto.LayerParameter, where: str | None) -> proto.TransformationParameter:
+        return message.transform_param
+
     def _fill(self, rows: Sequence[np.ndarray], random: KeyedRandom, out: Sequence[np.ndarray]) -> None:
         """The transformed rows of one sample. Raises ImageError."""
         assert self._transformer is not None and self._masks is not None
