@@ -43,8 +43,9 @@ _GEOMETRY = (
     "expand_param",
 )
 
-# What draws or moves pixels in ways that are not made for masks.
-_WITHOUT_MASKS = (*STRETCHES, "fix_crop", "multi_scale", "erase_ratio", "rand_augment_param", "mix_param")
+# What draws or moves pixels in ways that are not made for masks: in both phases, and where it is switched on in TRAIN.
+_WITHOUT_MASKS = STRETCHES
+_WITHOUT_MASKS_IN_TRAIN = ("fix_crop", "multi_scale", "erase_ratio", "rand_augment_param", "mix_param")
 
 
 class MaskTransformer:
@@ -63,7 +64,10 @@ class MaskTransformer:
             resize.interp_mode.extend([proto.ResizeParameter.NEAREST] * modes)
             del resize.pad_value[:]
         self._transformer = Transformer(mine, phase, where)
-        self._refused = next((field for field in _WITHOUT_MASKS if param.HasField(field)), "")
+        given = [field for field in _WITHOUT_MASKS if param.HasField(field)]
+        if phase == proto.TRAIN:
+            given += [field for field in _WITHOUT_MASKS_IN_TRAIN if param.HasField(field) and getattr(param, field)]
+        self._refused = given[0] if given else ""
         self._where = where
 
     def require(self) -> None:

@@ -250,6 +250,17 @@ def test_steps_that_are_not_made_for_masks(pictures, step):
     assert open_data(layer, proto.TRAIN).shapes == ((1, 8, 8), (5,))
 
 
+@pytest.mark.parametrize("step", ["fix_crop: {}", "multi_scale: {}", "erase_ratio: {}", "rand_augment_param {{ }}"])
+def test_steps_that_are_switched_off_go_with_masks(pictures, step):
+    """By their value, or by the phase."""
+    layer = layer_of(pictures, tops=("bytes", "mask"))
+    text_format.Parse(f"crop_size: 8 {step.format(1)}", layer.transform_param)
+    assert open_data(layer, proto.TEST).shapes == ((1, 8, 8), (1, 8, 8))
+    if "{}" in step:
+        text_format.Merge(step.format(0), layer.transform_param)
+        assert open_data(layer, proto.TRAIN).shapes == ((1, 8, 8), (1, 8, 8))
+
+
 def test_transforms_that_cannot_be(pictures):
     layer = layer_of(pictures, tops=("floats",))
     layer.transform_param.crop_size = 17

@@ -90,6 +90,7 @@ def test_steps_that_are_not_made_for_masks(pairs):
     for step in (*still, mix, "rand_augment_param { }"):
         with pytest.raises(ConfigError, match=r"transform_param.\w+ does not go with masks: take it out"):
             first(layer("ImageData", image_data(pairs), step))
+    assert first(layer("ImageData", image_data(pairs), mix), proto.TEST)[1].shape == (6, 1, 12, 16), "in TRAIN only"
 
 
 def test_masks_are_not_changed_in_value(pairs):
