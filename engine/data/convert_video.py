@@ -231,8 +231,8 @@ def _written(
         return clip
 
     with ThreadPoolExecutor(threads or len(own_cores()), thread_name_prefix="clip") as pool:
-        clips = [pool.submit(write, clip) for clip in todo]
         try:
+            clips = [pool.submit(write, clip) for clip in todo]
             for clip in clips:
                 yield clip.result()
         finally:
