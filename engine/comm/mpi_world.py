@@ -352,7 +352,7 @@ class MpiWorld(World):
 
     def abort(self, message: str | None = None, status: int = 1) -> NoReturn:
         if not self._sentinel.failed():
-            time.sleep(1)  # the rank that failed first is printing its message, and ends this one when it has
+            time.sleep(3)  # the rank that failed first is printing its message, and ends this one when it has
         elif message:
             Output(sys.stderr).write(f"{message}\n")
         for stream in (sys.stdout, sys.stderr):

@@ -78,7 +78,7 @@ class _Slot:
 
 MOST_THREADS = 1024
 _CLOSE_SECONDS = 30.0  # that the end of a run waits for data threads
-_EXIT_SECONDS = 1.0  # that a process waits for data threads on its way out
+_EXIT_SECONDS = 5.0  # that a process waits for data threads on its way out
 _open: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
 
 
