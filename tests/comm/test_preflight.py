@@ -14,7 +14,10 @@ from engine.config.config import texts_of
 from engine.errors import CommError
 from tests.mpi import REPO, run_ranks
 
-TRAIN = "from engine.cli import main\nmain(['train', '--solver', 'solvers/digits.prototxt', '--set', {override}])"
+TRAIN = """
+from engine.cli import main
+main(["train", "--solver", "solvers/digits.prototxt", "--set", "snapshot_after_train=false", "--set", {override}])
+"""
 
 
 def lines_of_engine(done) -> list[str]:

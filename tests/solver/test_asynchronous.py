@@ -258,7 +258,7 @@ def begin(folder, iterations: int, word: str, snapshot: int = 10, mode: str = "A
 @pytest.mark.mpi
 @pytest.mark.parametrize("mode", MODES)
 def test_a_rank_that_is_killed(tmp_path, mode):
-    process = begin(tmp_path, 400, "Iteration 12", mode=mode)
+    process = begin(tmp_path, 10**8, "Iteration 12", mode=mode)
     pid = pid_of_rank(1)
     assert pid
     os.kill(pid, signal.SIGKILL)

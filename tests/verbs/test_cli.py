@@ -24,6 +24,7 @@ from tests.mpi import ENVIRON, run_ranks
 
 REPO = Path(__file__).resolve().parents[2]
 DIGITS = ["--solver", "solvers/digits.prototxt"]
+NO_SNAPSHOT = ["--set", "snapshot_after_train=false"]  # other tests train this solver, too, and a prefix is one run's
 VERBS = verb_names()
 
 
@@ -237,12 +238,12 @@ def test_a_solver_for_a_gpu_is_told_what_computes(tmp_path, capsys):
 def test_errors_are_one_line_each(tmp_path):
     assert "no_such.prototxt" in fails("train", "--solver", "no_such.prototxt")
     assert "did you mean 'base_lr'?" in fails("train", *DIGITS, "--set", "base_lrr=1")
-    assert "did you mean 'step'?" in fails("train", *DIGITS, "--set", "lr_policy=stepp")
+    assert "did you mean 'step'?" in fails("train", *DIGITS, "--set", "lr_policy=stepp", *NO_SNAPSHOT)
     assert f"{tmp_path}/no.caffemodel" in fails(
         "test", "--model", "nets/digits.prototxt", "--weights", tmp_path / "no.caffemodel"
     )
     (tmp_path / "data.mdb").write_bytes(b"x" * 100)
-    line = fails("train", *DIGITS, "--set", f"layer[data@TRAIN].data_param.source={tmp_path}")
+    line = fails("train", *DIGITS, *NO_SNAPSHOT, "--set", f"layer[data@TRAIN].data_param.source={tmp_path}")
     assert f"{tmp_path}" in line and "nets/digits.prototxt:3:1" in line
     assert "no folder /nowhere" in fails("train", *DIGITS, "--set", "snapshot_prefix=/nowhere/digits")
 
@@ -395,7 +396,10 @@ def test_two_ranks_train_and_test(tmp_path, in_repo):
     "arguments, expected",
     [
         (["train", *DIGITS, "--set", "base_lrr=1"], "base_lr"),
-        (["train", *DIGITS, "--set", "layer[data@TRAIN].data_param.source=/nowhere/lmdb"], "/nowhere/lmdb"),
+        (
+            ["train", *DIGITS, *NO_SNAPSHOT, "--set", "layer[data@TRAIN].data_param.source=/nowhere/lmdb"],
+            "/nowhere/lmdb",
+        ),
     ],
 )
 def test_an_error_of_all_ranks_is_printed_once(arguments, expected, in_repo):
@@ -427,7 +431,8 @@ def test_a_verb_of_one_process_is_not_run_by_several(arguments, in_repo):
 def test_an_error_of_one_rank_ends_the_others_and_names_it(tmp_path, in_repo):
     # %# is the rank: rank 1's part of the data does not exist.
     shutil.copytree("examples/digits/digits_train_lmdb", tmp_path / "part0")
-    done = on_ranks(2, "train", *DIGITS, "--set", f"layer[data@TRAIN].data_param.source={tmp_path}/part%#", timeout=30)
+    source = f"layer[data@TRAIN].data_param.source={tmp_path}/part%#"
+    done = on_ranks(2, "train", *DIGITS, *NO_SNAPSHOT, "--set", source)
     assert done.returncode != 0
     lines = [line for line in done.stderr.splitlines() if line.startswith("engine: ")]
     assert len(lines) == 1 and lines[0].startswith("engine: [rank 1] ") and "part1" in lines[0]
