@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-RANDOM = np.random.default_rng(4)
 
-
-def random_boxes(*shape: int, generator: np.random.Generator = RANDOM) -> np.ndarray:
+def random_boxes(generator: np.random.Generator, *shape: int) -> np.ndarray:
     """(*shape, 4): x1, y1, x2, y2 within the image or a little beyond."""
     center, size = generator.uniform(0.1, 0.9, (*shape, 2)), generator.uniform(0.1, 0.5, (*shape, 2))
     return np.concatenate([center - size / 2, center + size / 2], -1).astype(np.float32)
 
 
-def priors(count: int) -> np.ndarray:
+def priors(generator: np.random.Generator, count: int) -> np.ndarray:
     """(1, 2, count * 4): boxes and variances."""
     variances = np.broadcast_to(np.float32([0.1, 0.1, 0.2, 0.3]), (count, 4))
-    return np.stack([random_boxes(count).ravel(), variances.ravel()])[None]
+    return np.stack([random_boxes(generator, count).ravel(), variances.ravel()])[None]
 
 
 def truth_blob(rows: list[tuple], padding: int = 2) -> np.ndarray:

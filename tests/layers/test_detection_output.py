@@ -5,7 +5,6 @@ from engine import proto
 from tests.layers.boxes import decode, overlap, priors
 from tests.layers.harness import error_of, run
 
-RANDOM = np.random.default_rng(6)
 N, P, CLASSES = 2, 40, 4
 
 
@@ -15,10 +14,11 @@ def layer(params=""):
 
 
 def bottoms(location_classes=1):
+    random = np.random.default_rng(6)  # the same for each test, whichever go before
     return {
-        "loc": RANDOM.normal(size=(N, P * location_classes * 4)).astype(np.float32),
-        "conf": RANDOM.random((N, P * CLASSES)).astype(np.float32),
-        "prior": priors(P),
+        "loc": random.normal(size=(N, P * location_classes * 4)).astype(np.float32),
+        "conf": random.random((N, P * CLASSES)).astype(np.float32),
+        "prior": priors(random, P),
     }
 
 

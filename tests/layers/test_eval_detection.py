@@ -52,7 +52,7 @@ def reference(x, truth, threshold, nms, score):
 def test_forward(threshold, nms, score):
     generator = np.random.default_rng(6)  # its own, since the test asks for more than chance grants
     x = generator.normal(size=(3, 2 * (5 + CLASSES), SIDE, SIDE)).astype(np.float32)
-    boxes = random_boxes(len(TRUTH), generator=generator)
+    boxes = random_boxes(generator, len(TRUTH))
     truth = truth_blob([(n, label, box, 0) for (n, label), box in zip(TRUTH, boxes)])
     y = run(layer(f"threshold: {threshold} nms: {nms} score_type: {score}"), proto.TEST, x=x, truth=truth)
     y = y.blobs["y"].data

@@ -4,7 +4,6 @@ import pytest
 from tests.layers.boxes import encode, overlap, priors, random_boxes, truth_blob
 from tests.layers.harness import check_gradients, error_of, make_net, net_text, run
 
-RANDOM = np.random.default_rng(6)
 N, P = 3, 24
 # Two boxes of one image, three of another (one difficult); the last image has none.
 TRUTH = [(0, 1, 0), (0, 2, 0), (1, 3, 0), (1, 1, 1), (1, 2, 0)]
@@ -18,11 +17,12 @@ def layer(params="", classes=4, normalization="VALID", flags=""):
 
 
 def bottoms(classes=4, location_classes=1, agnostic=False):
-    truth = [(n, label, box, difficult) for (n, label, difficult), box in zip(TRUTH, random_boxes(len(TRUTH)))]
+    random = np.random.default_rng(6)  # the same for each test, whichever go before
+    truth = [(n, label, box, difficult) for (n, label, difficult), box in zip(TRUTH, random_boxes(random, len(TRUTH)))]
     return {
-        "loc": 2 * RANDOM.normal(size=(N, P * location_classes * 4)).astype(np.float32),
-        "conf": 2 * RANDOM.normal(size=(N, P * classes)).astype(np.float32),
-        "prior": priors(P),
+        "loc": 2 * random.normal(size=(N, P * location_classes * 4)).astype(np.float32),
+        "conf": 2 * random.normal(size=(N, P * classes)).astype(np.float32),
+        "prior": priors(random, P),
         "truth": truth_blob([(n, 1 if agnostic else c, *rest) for n, c, *rest in truth] if agnostic else truth),
     }
 

@@ -5,7 +5,6 @@ from tests.layers.blocked import run_blocked
 from tests.layers.boxes import Anchors, overlap, random_boxes, sigmoid, softmax, truth_blob
 from tests.layers.harness import error_of, run
 
-RANDOM = np.random.default_rng(6)
 SIDE, CLASSES, BIASES = 3, 4, [1.0, 1.5, 2.0, 0.8]
 TRUTH = [(0, 1), (0, 2), (1, 4)]  # images and labels; the third image has none
 SCALES = {"object_scale": 5, "noobject_scale": 0.7, "class_scale": 1.5, "coord_scale": 2}
@@ -19,8 +18,9 @@ def layer(params="", biases=BIASES):
 
 
 def bottoms():
-    truth = [(n, label, box, 0) for (n, label), box in zip(TRUTH, random_boxes(len(TRUTH)))]
-    x = RANDOM.normal(size=(3, 2 * (5 + CLASSES), SIDE, SIDE)).astype(np.float32)
+    random = np.random.default_rng(6)  # the same for each test, whichever go before
+    truth = [(n, label, box, 0) for (n, label), box in zip(TRUTH, random_boxes(random, len(TRUTH)))]
+    x = random.normal(size=(3, 2 * (5 + CLASSES), SIDE, SIDE)).astype(np.float32)
     return {"x": x, "truth": truth_blob(truth)}
 
 
