@@ -94,14 +94,14 @@ def test_the_next_forward_begins_while_late_layers_are_in_flight(tmp_path):
     program = SLOW + PROGRAM.format(path=path, net=NET).replace("bucket_mb: 1", "bucket_mb: 0.05 priority: true")
     done = run_ranks(2, program, environ={"MLSL_NUM_SERVERS": "1"})
     assert done.returncode == 0, done.stderr
-    for events in spans(path).values():
+    ranks = spans(path)
+    ends = {e["args"]["iteration"]: e["end"] for e in ranks[0] if e["name"] == "conv0 bwd"}  # of rank 0, which chooses
+    for events in ranks.values():
         overlapped = 0
         for iteration in range(2, 7):
             now, then = ([e for e in events if e["args"].get("iteration") == i] for i in (iteration, iteration + 1))
-            backward_ends = next(e["end"] for e in now if e["name"] == "conv0 bwd")
             forward_begins = next(e["ts"] for e in then if e["name"] == "conv1 fwd")
-            late = sorted((e for e in now if "reduce" in e["row"] and e["ts"] > backward_ends), key=lambda e: e["ts"])
-            # Rank 0 may have been a little later, and has chosen something else before.
+            late = sorted((e for e in now if "reduce" in e["row"] and e["ts"] > ends[iteration]), key=lambda e: e["ts"])
             assert len(late) > 8 and any("conv0[0]" in e["name"] for e in late[:4]), "it goes first"
             overlapped += any(e["name"] == "reduce ip[0]" and e["ts"] > forward_begins for e in late)
         assert overlapped >= 4

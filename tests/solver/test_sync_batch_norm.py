@@ -62,20 +62,27 @@ def test_the_same_weights_and_statistics_as_one_rank(ranks):
 
 
 WAITS = """
-import threading, time
+import os, threading, time
 from engine.comm.world import world
 from tests.solver.harness import *
 from tests.solver.test_sync_batch_norm import NET
 world = world()
 solver = make_solver("", NET.replace("BATCH", "8") + "bn_sync: true", world=world)
 solver.feeder.start(0)
-found = []
-if world.rank == 1:
-    time.sleep(4)
-else:
-    threading.Timer(2, lambda: found.append((world.board.waits_for_others(), world.board.text()))).start()
+found, end = [], time.monotonic() + 60
+
+def look():
+    while not world.board.waits_for_others() and time.monotonic() < end:
+        time.sleep(0.01)
+    found.append(world.board.text())
+    open({seen!r}, "w").close()
+
+if world.rank == 0:
+    threading.Thread(target=look).start()
+while world.rank == 1 and not os.path.exists({seen!r}) and time.monotonic() < end:
+    time.sleep(0.01)
 solver.step()
-assert world.rank or found == [(True, "iteration 0, forward of layer bn, waits for the other ranks")], found
+assert world.rank or found == ["iteration 0, forward of layer bn, waits for the other ranks"], found
 solver.close()
 world.close()
 print("fine", flush=True)
@@ -83,8 +90,8 @@ print("fine", flush=True)
 
 
 @pytest.mark.mpi
-def test_the_watchdog_knows_who_waits():
-    all_fine(2, WAITS)
+def test_the_watchdog_knows_who_waits(tmp_path):
+    all_fine(2, WAITS.format(seen=str(tmp_path / "seen")))
 
 
 OTHER_SIZES = """

@@ -21,6 +21,7 @@ from engine.config import read_net
 from engine.verbs.command_line import parse, verb_names
 from engine.weights import write_caffemodel
 from tests.mpi import ENVIRON, run_ranks
+from tests.watchdog.test_supervise import processor_seconds
 
 REPO = Path(__file__).resolve().parents[2]
 DIGITS = ["--solver", "solvers/digits.prototxt"]
@@ -342,7 +343,9 @@ def test_interrupt_ends_with_130():
     heed = functools.partial(signal.signal, signal.SIGINT, signal.default_int_handler)
     process = start("time", "--model", "nets/digits.prototxt", "--iterations", "1000000", preexec_fn=heed)
     try:
-        time.sleep(3)
+        while processor_seconds(process.pid) < 2:
+            assert process.poll() is None
+            time.sleep(0.1)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
     finally:

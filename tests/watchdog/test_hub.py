@@ -226,12 +226,15 @@ from pathlib import Path
 from engine.comm.world import world
 w = world()
 w.barrier()
-time.sleep(0.5)
+def listening():
+    inodes = {os.readlink(entry) for entry in Path(f"/proc/{w._sentinel._process.pid}/fd").iterdir()}
+    lines = [line.split() for line in open("/proc/net/tcp")]
+    return sum(f"socket:[{line[9]}]" in inodes for line in lines if line[3] == "0A")
 if w.rank == 0:
-    pid = w._sentinel._process.pid
-    inodes = {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
-    listening = [line.split() for line in open("/proc/net/tcp") if line.split()[3] == "0A"]
-    print(sum(f"socket:[{line[9]}]" in inodes for line in listening), w._sentinel._connection.getpeername()[0])
+    deadline = time.monotonic() + 10
+    while listening() and time.monotonic() < deadline:  # it hears a moment later that all have come
+        time.sleep(0.05)
+    print(listening(), w._sentinel._connection.getpeername()[0])
 w.barrier()
 w.close()
 """
@@ -250,14 +253,23 @@ def test_deaths_of_which_the_reason_has_been_told_are_no_news(running, capfd):
 
 
 @pytest.fixture
-def late():
-    """The address of a hub that refuses who comes in its first half second."""
-    listener = socket.socket()
+def late(monkeypatch):
+    """The address of a hub that refuses who comes first."""
+    listener, refused, call = socket.socket(), threading.Event(), socket.create_connection
     listener.settimeout(10)  # or a test whose code never comes would wait for it
     listener.bind(("127.0.0.1", 0))
 
+    def told_of(*arguments) -> socket.socket:
+        try:
+            return call(*arguments)
+        except OSError:
+            refused.set()
+            raise
+
+    monkeypatch.setattr(socket, "create_connection", told_of)
+
     def listen() -> None:
-        time.sleep(0.5)
+        refused.wait(10)
         listener.listen()
         connection, _ = listener.accept()
         assert connection.recv(100)
@@ -319,7 +331,7 @@ def test_the_others_are_stopped_when_a_rank_dies_unless_they_outlive_it(running,
     stays, dies, guard = running.enrol(0), running.enrol(1), running.enrol(kind="guard")
     assert stays and dies and guard
     dies.close()
-    guard.settimeout(1.0)
+    guard.settimeout(10 if word else 1)
     try:
         heard = guard.recv(16).decode().strip()
     except TimeoutError:
