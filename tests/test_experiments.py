@@ -40,6 +40,7 @@ def runs_of(work):
     return json.loads(path.read_text())["runs"] if path.exists() else []
 
 
+@pytest.mark.timeout(900)
 def test_a_driver_that_is_killed_goes_on_where_it_was(tmp_path):
     first = driver(tmp_path, "--seeds", "1", "--processes", "1")
     while not (runs_of(tmp_path) and list(tmp_path.glob("ensemble-1/stage1_iter_*.caffemodel"))):

@@ -1,5 +1,6 @@
 """Ranks of a script that part ways: whoever leaves or hangs ends the others, and who takes its time does not."""
 
+import re
 import time
 
 import pytest
@@ -35,7 +36,7 @@ def script(folder, deed: str) -> str:
 def test_an_exit_of_one_rank_ends_all(code, said, tmp_path):
     begin = time.monotonic()
     done = run_ranks(2, script(tmp_path, f"sys.exit({code})"))
-    assert done.returncode == (3 if code == "3" else 1) and time.monotonic() - begin < 30
+    assert done.returncode == (3 if code == "3" else 1) and time.monotonic() - begin < 50
     assert done.stderr.splitlines().count(said) == 1 and "fine" not in done.stdout, done.stderr
 
 
@@ -55,18 +56,19 @@ def test_a_rank_that_leaves_early_is_named(tmp_path):
     done = run_ranks(2, script(tmp_path, "raise SystemExit"), environ={"ENGINE_WATCHDOG": "2"})
     lines = [line for line in done.stderr.splitlines() if line.startswith("engine:")]
     assert done.returncode != 0 and "no progress for 2 s, stopping all ranks: rank 1 (pid " in lines[0], done.stderr
-    assert lines[0].endswith("iteration 1, end of the run") and "rank 0, for 2 s: iteration 2, " in lines[1]
+    assert lines[0].endswith("iteration 1, end of the run")
+    assert re.search(r"rank 0, for \d+ s: iteration 2, ", lines[1])
 
 
-@pytest.mark.parametrize("deed", ["time.sleep(4)", "solver.net.forward()\ntime.sleep(4)"], ids=["", "after a forward"])
+@pytest.mark.parametrize("deed", ["time.sleep(9)", "solver.net.forward()\ntime.sleep(9)"], ids=["", "after a forward"])
 def test_a_script_may_take_as_long_as_it_likes(deed, tmp_path):
     """Where it runs code of its own, as in a test that one rank does for all."""
-    all_fine(2, script(tmp_path, deed), ENGINE_WATCHDOG="2")
+    all_fine(2, script(tmp_path, deed), ENGINE_WATCHDOG="5")
 
 
 def test_a_callback_may_take_as_long_as_it_likes(tmp_path):
-    deed = "solver.add_callback(lambda: None, lambda: time.sleep(4))"
-    all_fine(2, script(tmp_path, deed), ENGINE_WATCHDOG="2")
+    deed = "solver.add_callback(lambda: None, lambda: time.sleep(9))"
+    all_fine(2, script(tmp_path, deed), ENGINE_WATCHDOG="5")
 
 
 ALONE = """
@@ -82,7 +84,7 @@ def test_a_net_of_one_rank_copies_its_source_to_the_host(tmp_path):
     """Without the others, whose script may not have that net."""
     data = f'source: "{DIGITS}/digits_test_lmdb" batch_size: 4 stage: "{tmp_path}/stage"'
     (tmp_path / "net.prototxt").write_text(f'layer {{ name: "data" type: "Data" top: "data" data_param {{ {data} }} }}')
-    all_fine(2, ALONE.format(folder=tmp_path), timeout=20)
+    all_fine(2, ALONE.format(folder=tmp_path))
 
 
 FILES = """
@@ -120,4 +122,4 @@ def test_what_rank_0_cannot_read_or_write_fails_on_all(more, tmp_path):
     (tmp_path / "solver.prototxt").write_text(
         f'{text} snapshot_prefix: "{tmp_path}/run/x" net_param {{ {digits_net(8)} }}'
     )
-    all_fine(2, FILES.format(folder=tmp_path, other=tmp_path / "other_iter_1.solverstate"), timeout=20)
+    all_fine(2, FILES.format(folder=tmp_path, other=tmp_path / "other_iter_1.solverstate"))

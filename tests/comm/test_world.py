@@ -159,7 +159,7 @@ from engine.comm.world import world
 w = world()
 begin = time.monotonic()
 links = w.links()
-assert time.monotonic() - begin < 5
+assert time.monotonic() - begin < 20
 assert w.local_size == 2, "hosts are not made up"
 assert links.slowest is links.between and links.within.bandwidth > 1e6 and links.between.bandwidth > 1e6
 assert len(set(w.gather(str(links)) or [0])) == 1

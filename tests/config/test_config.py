@@ -204,13 +204,13 @@ PROPOSAL = (
     ids=["backslashes", "neighbours", "a layer's text", "errors", "errors of a layer", "refusals", "long name"],
 )
 def test_texts_are_read_in_linear_time(text):
-    begin = time.process_time()
+    begin = time.thread_time()
     try:
         parse_net(text, "x.prototxt")
     except ConfigErrors as errors:
         lines = str(errors).splitlines()
         assert len(lines) == 1 or (len(lines), lines[-1]) == (MOST_ERRORS + 1, "... and more errors")
-    assert time.process_time() - begin < 10
+    assert time.thread_time() - begin < 10
 
 
 def test_files_that_are_something_else(tmp_path):

@@ -476,9 +476,9 @@ def test_a_pax_header_is_read_in_linear_time(tmp_path):
     member = tarfile.TarInfo("x")
     content = header.tobuf(tarfile.USTAR_FORMAT) + records + bytes(-len(records) % 512)
     (tmp_path / "x.tar").write_bytes(content + member.tobuf(tarfile.USTAR_FORMAT) + bytes(1024))
-    begin = time.process_time()
+    begin = time.thread_time()
     (found,) = list_tar(Shards([str(tmp_path / "x.tar")], None), 0)
-    assert found.name == "c/a" and time.process_time() - begin < 5
+    assert found.name == "c/a" and time.thread_time() - begin < 5
 
 
 def test_sparse_members_are_refused(image_folder, tmp_path):
@@ -862,7 +862,7 @@ def test_those_who_wait_see_that_a_source_is_listed(made, large, monkeypatch):
     from engine.data import host_lock
 
     path, found, begun = made("tar"), [], threading.Event()
-    monkeypatch.setattr(host_lock, "PATIENCE", 0.3)
+    monkeypatch.setattr(host_lock, "PATIENCE", 0.8)
     monkeypatch.setattr(host_lock, "_TELL_EVERY", 1)
 
     def build():

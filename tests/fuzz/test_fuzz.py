@@ -26,6 +26,7 @@ def said(tmp_path_factory):
     return done.stdout, reports
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", targets.TARGETS)
 def test_only_clear_errors_come_out(said, name):
     lines, reports = said

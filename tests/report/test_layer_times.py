@@ -13,7 +13,7 @@ from tests.solver.harness import digits_net, make_solver
 world = world()
 reduce = MpiChannel.allreduce
 def slow(self, values, residual=None):
-    time.sleep(0.02)
+    time.sleep(0.06)
     reduce(self, values, residual)
 MpiChannel.allreduce = slow
 text = "max_iter: 6 iter_size: 2 comm_param {{ bucket_mb: 1 }}"
@@ -55,10 +55,10 @@ def test_columns_of_two_ranks(servers):
     for name, row in found.items():
         assert row["forward"] > 0, name
         assert (row["reduce"] > 0) == (name in (*learn, "total")), name
-    # One bucket or two, each of which takes 20 ms; conv reads the last first, and waits.
-    assert found["total"]["reduce"] >= 20 and found["total"]["update"] > 0
+    # One bucket or two, each of which takes 60 ms; conv reads the last first, and waits.
+    assert found["total"]["reduce"] >= 60 and found["total"]["update"] > 0
     if servers:
-        assert found["conv"]["wait"] > 10
+        assert found["conv"]["wait"] > 20
 
 
 def test_one_rank_has_no_communication():

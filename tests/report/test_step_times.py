@@ -46,7 +46,7 @@ set_up(world.rank)
 solver = make_solver("max_iter: 21 display: 10", digits_net(16), world=world)
 forward = solver._forward
 def slow(*arguments):
-    time.sleep(0.03 * world.rank)
+    time.sleep(0.1 * world.rank)
     return forward(*arguments)
 solver._forward = slow
 solver.solve()
@@ -65,7 +65,7 @@ def test_a_slow_rank_shows_as_skew(servers):
         found = parts(line)
         total = sum(value for name, value in found.items() if name != "whole")
         assert total == pytest.approx(found["whole"], abs=0.05)
-        assert 8 < found["skew"] < 60 and "(rank 1 is " in line, line
+        assert 25 < found["skew"] < 300 and "(rank 1 is " in line, line
 
 
 def test_a_run_that_never_asks_takes_no_more_memory():

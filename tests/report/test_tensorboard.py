@@ -128,7 +128,7 @@ def test_a_full_disk_ends_the_event_files_alone(tmp_path, limit, interval):
     program = FULL.format(limit=limit, interval=interval)
     environ = {**os.environ, "PYTHONPATH": str(REPO)}
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=30
+        [sys.executable, "-c", program], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120
     )
     told = "--tensorboard: the event files in events end here: File too large"
     assert (done.returncode, done.stdout) == (0, "") and done.stderr.count(told) == 1, done.stderr

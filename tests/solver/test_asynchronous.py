@@ -68,7 +68,7 @@ steps = []
 
 def slow():
     steps.append(solver.iteration)
-    time.sleep(0.25 if world.rank == 1 else 0)
+    time.sleep(0.6 if world.rank == 1 else 0)
 
 solver.on_gradients = slow
 assert solver.solve() and solver.iteration == {iterations}

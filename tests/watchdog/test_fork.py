@@ -36,7 +36,7 @@ print("end", flush=True)
 def test_a_forked_child_does_not_hide_the_death_of_its_rank(victim):
     begin = time.monotonic()
     done = run_ranks(2, FORKS.format(victim=victim, killed=True, child="pass"), timeout=40)
-    assert time.monotonic() - begin < 12, "it was hidden until the child ended"
+    assert time.monotonic() - begin < 20, "it was hidden until the child ended"
     named = [line for line in done.stderr.splitlines() if line.startswith(f"engine: rank {victim} (pid ")]
     assert len(named) == 1 and done.returncode != 0, done.stderr
 

@@ -63,8 +63,8 @@ def end(ranks: int, how: str, who: int | None, busy: bool = False) -> tuple[subp
     mark = f"SENTINELS_OF={uuid.uuid4()}"
     begin = time.monotonic()
     environ = dict([mark.split("=")])
-    done = run_ranks(ranks, PROGRAM.format(how=how, who=who, busy=busy), timeout=30, environ=environ)
-    assert time.monotonic() - begin < 15
+    done = run_ranks(ranks, PROGRAM.format(how=how, who=who, busy=busy), timeout=60, environ=environ)
+    assert time.monotonic() - begin < 30
     deadline = time.monotonic() + 6
     while sentinels(mark) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -115,7 +115,7 @@ def test_an_orderly_end_is_quiet():
     done, lines = end(2, "close", 1)
     assert (done.returncode, lines, done.stderr) == (0, [], "")
     assert done.stdout.count("end") == 2
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 30
 
 
 def test_a_sentinel_ends_with_its_rank_without_others():
