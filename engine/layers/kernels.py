@@ -1,8 +1,8 @@
 """Which kernels compute the passes of convolutions and inner products: what there is to choose from, and who asks.
 
 A choice names a kernel for each pass of an op: "direct", oneDNN's in the precision of the blobs; "fp32", the same in
-float32, for blobs in bf16; "winograd"; OWN, for the gradient of weights in bf16. What converts and reorders blobs for it is part of the op. Without a
-choice the rules of thumb hold, those of the layers and those of the ops.
+float32, for blobs in bf16; "winograd"; OWN, for the gradient of weights in bf16. What converts and reorders blobs for
+it is part of the op. Without a choice the rules of thumb hold, those of the layers and those of the ops.
 """
 
 from __future__ import annotations
