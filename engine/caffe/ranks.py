@@ -27,8 +27,10 @@ _left: list[object] = []  # the code of a sys.exit() that nobody has caught
 @functools.cache
 def ranks() -> World:
     """Made on first use, and closed when the script ends. The log goes to stderr, as Caffe's does, unless the script
-    has a handler for the logger "engine"."""
+    has a handler for the logger "engine". In a verb of the command line, whose Python layers may ask, they are its."""
     found = world()
+    if found.is_of_verb:
+        return found
     if not logging.getLogger("engine").handlers:
         set_up(found.rank)
     share_cores(found.places())

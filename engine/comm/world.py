@@ -93,6 +93,7 @@ class World:
     size = 1
     local_rank = 0  # among the ranks of this host
     local_size = 1
+    is_of_verb = False  # the command line has set up its log, cores and watchdog, and closes it
     _sentinel: Sentinel | None = None
 
     @functools.cached_property

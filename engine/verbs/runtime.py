@@ -36,6 +36,7 @@ def start(watched: bool = False, output: str | None = None) -> World:
 
     limit_spinning()
     ranks = world()
+    ranks.is_of_verb = True
     divide_memory(ranks.neighbours)
     if watched:
         ranks.watch(watchdog_seconds())

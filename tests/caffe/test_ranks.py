@@ -87,6 +87,50 @@ def test_a_net_of_one_rank_copies_its_source_to_the_host(tmp_path):
     all_fine(2, ALONE.format(folder=tmp_path))
 
 
+LAYER = """
+import os, time
+import caffe
+
+class Teacher(caffe.Layer):
+    def setup(self, bottom, top):
+        caffe.init_log()
+        self.net = caffe.Net(self.param_str, caffe.TEST)
+        self.count = 0
+
+    def reshape(self, bottom, top):
+        top[0].reshape(1)
+
+    def forward(self, bottom, top):
+        assert self.net.forward()["data"].any()
+        self.count += 1
+        if self.count == 3 and caffe.solver_rank() == caffe.solver_count() - 1:
+            time.sleep(float(os.environ["SLEEP"]))
+        top[0].data[...] = 0
+
+    def backward(self, top, propagate_down, bottom):
+        pass
+"""
+
+
+@pytest.mark.parametrize("hangs", [False, True], ids=["", "that hangs"])
+def test_a_layer_of_the_command_line_leaves_ranks_and_watchdog_to_it(hangs, tmp_path):
+    (tmp_path / "teacher.py").write_text(LAYER)
+    data = f'source: "{DIGITS}/digits_test_lmdb" batch_size: 4'
+    (tmp_path / "net.prototxt").write_text(f'layer {{ name: "data" type: "Data" top: "data" data_param {{ {data} }} }}')
+    param = f'module: "teacher" layer: "Teacher" param_str: "{tmp_path}/net.prototxt"'
+    user = f'layer {{ name: "user" type: "Python" bottom: "ip2" top: "user" python_param {{ {param} }} }}'
+    (tmp_path / "solver.prototxt").write_text(
+        f'base_lr: 0.05 lr_policy: "fixed" max_iter: 4 snapshot_after_train: false comm_param {{ watchdog: 3 }} '
+        f"net_param {{ {digits_net(8)} {user} }}"
+    )
+    command = ["-m", "engine", "train", "--solver", str(tmp_path / "solver.prototxt"), "--python_layers"]
+    done = run_ranks(2, command, environ={"SLEEP": "1000" if hangs else "0"})
+    if hangs:
+        assert done.returncode != 0 and "engine: no progress for 3 s, stopping all ranks" in done.stderr, done.stderr
+    else:
+        assert done.returncode == 0 and "Optimization Done." in done.stderr, done.stderr
+
+
 FILES = """
 import shutil
 import engine.caffe as caffe
