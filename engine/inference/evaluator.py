@@ -196,7 +196,7 @@ class Evaluator:
         net = self.net if batch.size == self.feeder.batch_size else self._net_for(batch.size)
         first_sample = self.feeder.feed(net, batch)
         try:
-            outputs = net.evaluate(Counters(k, first_sample))
+            outputs = self._evaluate(net, Counters(k, first_sample))
         except DataError as error:
             raise DataError(f"test batch {k}: {error}. {self.feeder.describe_batch(error.item)}".strip()) from None
         if self.on_forward is not None:
@@ -205,6 +205,15 @@ class Evaluator:
             name: value if name in self.detectors else self.by_sample.averaged(name, value)
             for name, value in outputs.items()
         }
+
+    def _evaluate(self, net: Net, counters: Counters) -> Outputs:
+        """What ops remember from batch to batch goes through the small net, too."""
+        if net is self.net:
+            return net.evaluate(counters)
+        net.program.succeed(self.net.program)
+        outputs = net.evaluate(counters)
+        self.net.program.succeed(net.program)
+        return outputs
 
     def _net_for(self, size: int) -> Net:
         if self._small is None or self._small[0] != size:

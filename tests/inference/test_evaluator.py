@@ -86,6 +86,21 @@ def test_outputs_by_sample_are_averaged():
     assert prob.shape == (10,) and prob.sum() == pytest.approx(1, abs=1e-5)
 
 
+def test_counts_that_go_on_go_on_through_the_last_batch():
+    """Which is smaller, and runs through a net of its own: in two tests of the whole set all pixels so far count."""
+    more = """layer { name: "seg" type: "SegAccuracy" bottom: "ip2" bottom: "label" top: "seg"
+        seg_accuracy_param { reset: false } }"""
+    text = (REPO / "nets/digits.prototxt").read_text() + more
+    right, seen, sizes, found = 0.0, 0, [200, 160], []
+    with closing(Evaluator(parse_net(text, "digits", ["layer[data@TEST].data_param.batch_size=200"]), World())) as test:
+        for _ in range(2):
+            test.run(None, lambda k, outputs: found.append((k, outputs["accuracy"][0], outputs["seg"].reshape(-1)[0])))
+    for k, accuracy, of_all in found:
+        right, seen = right + accuracy * sizes[k], seen + sizes[k]
+        assert of_all == pytest.approx(right / seen, rel=1e-5)
+    assert seen == 720
+
+
 @pytest.mark.parametrize("as_ensemble", [False, True])
 def test_an_output_that_only_happens_to_be_as_long_as_the_batch(as_ensemble, tmp_path):
     """The two means of a triplet loss, in last batches of 2 samples, and in batches of 2."""
