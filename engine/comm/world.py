@@ -136,7 +136,7 @@ class World:
 
     def leaves(self, locks: list[str], folders: list[str]) -> None:
         """This rank alone: should it be killed, these folders are to be removed once nobody has one of the locks, which
-        are files that flock() locks."""
+        are files that flock() locks. Where there is a sentinel: a single rank has one only if it is watched."""
         if self._sentinel:
             self._sentinel.leaves(locks, folders)
 
