@@ -80,10 +80,11 @@ def _report(error: BaseException, verb: str) -> int:
     if isinstance(error, ReaderGone):
         return _fail("")
     if isinstance(error, EngineError):
-        own = "" if isinstance(error, ConfigError) else _rank_note()
+        of_all = isinstance(error, ConfigError)
+        own = "" if of_all else _rank_note()
         met = verb == "train" and isinstance(error, CommError) and _ranks() is not None  # the ranks did meet
         lines = [f"engine: {own}{line}" for line in str(error).splitlines()]
-        return _fail("\n".join(lines), RANKS_FAILED if met else 1)
+        return _fail("\n".join(lines), RANKS_FAILED if met else 1, of_all)
     if isinstance(error, MemoryError):
         why = f": {error}" if str(error) and "bad_alloc" not in str(error) else ""
         return _fail(_line(f"out of memory{why}"))
@@ -128,9 +129,12 @@ def _close_world() -> None:
         world.close()
 
 
-def _fail(message: str, status: int = 1) -> int:
+def _fail(message: str, status: int = 1, of_all: bool = False) -> int:
     """Prints the message once, unless it is empty, and ends every rank. Of several it ends with the status, which a
-    launcher may not pass on."""
+    launcher may not pass on.
+
+    of_all: all ranks meet this; else, before they know of each other, each host tells what it has met.
+    """
     import re
     import socket
 
@@ -145,9 +149,9 @@ def _fail(message: str, status: int = 1) -> int:
     if world and world.is_shared:
         world.abort(message, status)
     first = is_spokesman()
-    if launch and not first:  # rank 0 has not met this
+    if launch and not first:  # rank 0 has not met this, or its launcher leaves the others running
         named = f"engine: [rank {launch.rank} on {socket.gethostname()}] "
-        message = re.sub("^engine: ", named, message, flags=re.MULTILINE) if speaks_for_host() else ""
+        message = re.sub("^engine: ", named, message, flags=re.MULTILINE) if speaks_for_host() and not of_all else ""
     stderr = Output(sys.stderr)
     stderr.write(f"{message}\n" if message else "")
     stderr.settle()

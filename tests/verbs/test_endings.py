@@ -228,3 +228,22 @@ def test_an_error_that_one_rank_alone_meets_before_mpi_is_told(rank):
     who = f"[rank 1 on {socket.gethostname()}] " if rank else ""
     assert line.startswith(f"engine: {who}started by ") and f" as rank {rank} of 2, but MPI cannot be loaded (" in line
     assert line.endswith(" (exit status 1)") and done.returncode == 1 and not done.stdout
+
+
+WITH_SRUN = """
+import sys
+from engine.cli import main
+from engine.host import launch
+launch.LAUNCHER_KILLS_AFTER = 0.0
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("host", [0, 1])
+@pytest.mark.parametrize("arguments", [["check", "net.prototxt"], ["average", "one", "out"]])
+def test_what_the_command_line_alone_tells_is_told_by_rank_0(host, arguments):
+    """Plain srun leaves the ranks of all hosts running, which meet it, too."""
+    environ = {**os.environ, "SLURM_PROCID": str(host), "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+    command = [sys.executable, "-c", WITH_SRUN, *arguments]
+    done = subprocess.run(command, cwd=REPO, env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stderr.count("engine: ") == 1 - host, done.stderr
