@@ -111,7 +111,7 @@ class Solver:
         self._restored_at: int | None = None  # of a snapshot with this run's own name
         self._saved_at: int | None = None
         self._last_test: tuple[int, list[int]] = -1, []  # its iteration, and the samples of tests before it
-        self._test_to_break_off = ""  # what is said of it, by another thread, which may be late
+        self._stops_by = ""  # what is said of it, by another thread, which may be late; "": the end of the iteration
         self._before = -1  # the last iteration of this rank, where it is not in step with the others
         self._recorder = Recorder(self.observers, self.feeder, self.optimizers, groups)
         self._last_trace: Trace | None = None  # what observers have not seen at the end of the training
@@ -348,7 +348,7 @@ class Solver:
         """Trains until so many iterations are done, with the tests, checks and snapshots that fall due. until_lost: or
         until early_stopping ends it. Returns False if a signal stopped it."""
         self._begin_observing()
-        self._test_to_break_off = ""
+        self._stops_by = ""
         advance = self._advance_apart if self.optimizer.asynchronous else self._advance
         moved = True
         while not self._is_over(until, until_lost):
@@ -426,7 +426,7 @@ class Solver:
 
     def _say_stop(self, name: str) -> None:
         then = ", then a snapshot" if self.param.snapshot_after_train else ""
-        now = self._test_to_break_off or f"finishing iteration {self.iteration}{then}"
+        now = self._stops_by or f"finishing iteration {self.iteration}{then}"
         log(f"{name}: {now}; Ctrl-C ends it at once")
 
     def _obey(self, flags: int) -> bool:
@@ -552,7 +552,8 @@ class Solver:
         before = [evaluator.samples for evaluator in self.evaluators]
         self._last_test = self.iteration, before
         to_save = self.param.snapshot_after_train and self._saved_at != self.iteration
-        self._test_to_break_off = "breaking off the test" + (", then a snapshot" if to_save else "")
+        otherwise = self._stops_by
+        self._stops_by = "breaking off the test" + (", then a snapshot" if to_save else "")
         try:
             records = self._records_of_test()
         except TestInterrupted:
@@ -560,7 +561,7 @@ class Solver:
             for evaluator, samples in zip(self.evaluators, before, strict=True):
                 evaluator.samples = samples
             return False
-        self._test_to_break_off = ""
+        self._stops_by = otherwise
         if self.goals.judge(self.state.goals, self.iteration, records):
             self._tell_saved(self.snapshots.best_name(self.iteration), self.snapshots.write_best(self.iteration))
         return True
@@ -643,6 +644,7 @@ class Solver:
 
     def _finish(self) -> bool:
         """The last snapshot and test. Returns False where a signal has broken that off."""
+        self._stops_by = "the run is ending"
         lost = self.goals.are_lost(self.state.goals)
         if lost:
             log(self.goals.describe_stop(self.state.goals))

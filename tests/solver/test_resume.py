@@ -288,6 +288,23 @@ def test_a_signal_breaks_off_a_test_which_is_made_again(tmp_path, iteration, cap
     assert rest.losses == {at: loss for at, loss in whole.losses.items() if at >= iteration}
 
 
+def test_a_signal_while_the_run_ends_does_not_promise_another_iteration(tmp_path, capfd):
+    """Here it comes with the last snapshot."""
+
+    class Saved(Observer):
+        def saved(self, iteration, path) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            while solver.signals.on_stop:  # another thread tells
+                time.sleep(0.01)
+
+    set_up()
+    solver = make_solver("max_iter: 2", digits_net(), tmp_path, observers=[Saved()])
+    assert solver.solve()
+    solver.close()
+    said = capfd.readouterr().err
+    assert "SIGTERM: the run is ending; Ctrl-C ends it at once\n" in said and "Optimization Done." in said, said
+
+
 @pytest.mark.mpi
 def test_a_signal_to_one_rank_breaks_off_the_test_of_all(tmp_path):
     log = all_fine(
