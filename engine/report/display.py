@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 from engine.report.log import log
 from engine.report.metrics import output_lines
-from engine.report.observer import Observer, Run, StepRecord, TestRecord
+from engine.report.observer import Observer, Run, StepRecord
 from engine.report.progress import Progress
 from engine.report.step_times import StepTimes
 from engine.report.table import duration
 
 
 class Display(Observer):
-    """Lines of the iterations that are `due`, and after each test."""
+    """Lines of the iterations that are `due`."""
 
     def __init__(self, due: Callable[[int], bool]):
         self._due = due
@@ -53,10 +53,6 @@ class Display(Observer):
         begin, first = self._begun
         left = (now - begin) * (self._last - done) / (done - first)
         return f"{duration(now - begin)} have passed" + (f", {duration(left)} are left" if left > 0 else "")
-
-    def test(self, record: TestRecord) -> None:
-        for line in output_lines("Test", record.outputs, record.loss_weights):
-            log(line)
 
 
 class TrainingBar(Observer):

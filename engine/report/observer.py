@@ -150,7 +150,7 @@ class Observer:
         """Called after step(), and after the time that it tells of, where wants_values() has asked for it."""
 
     def test(self, record: TestRecord) -> None:
-        """Called after each test of each test net."""
+        """Called for each test net when all are tested: of a test that is broken off, for none."""
 
     def gone_back(self, iteration: int) -> None:
         """Called when ranks have died: the others train on after so many iterations, some of them for a second time."""

@@ -562,12 +562,15 @@ class Solver:
                 evaluator.samples = samples
             return False
         self._stops_by = otherwise
+        for record in records:
+            for observer in self.observers:
+                observer.test(record)
         if self.goals.judge(self.state.goals, self.iteration, records):
             self._tell_saved(self.snapshots.best_name(self.iteration), self.snapshots.write_best(self.iteration))
         return True
 
     def _records_of_test(self) -> list[TestRecord]:
-        """Of each test net that is tested, which observers see at once. Raises TestInterrupted."""
+        """Of each test net that is tested; the log has its outputs at once. Raises TestInterrupted."""
         records: list[TestRecord] = []
         for index, evaluator in enumerate(self.evaluators):
             log(f"Iteration {self.iteration}, Testing net (#{index})")
@@ -577,10 +580,8 @@ class Solver:
             with self.average.in_use() if self.average else nullcontext():
                 self.model_parallel.copy_to(evaluator.net)
                 values = evaluator.run(count, stop=lambda: bool(self.signals.flags & STOP))
-            record = TestRecord(self.iteration, index, values, evaluator.loss_weights)
-            records.append(record)
-            for observer in self.observers:
-                observer.test(record)
+            evaluator.log_outputs(values)
+            records.append(TestRecord(self.iteration, index, values, evaluator.loss_weights))
         return records
 
     def snapshot(self) -> None:

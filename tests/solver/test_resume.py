@@ -288,6 +288,32 @@ def test_a_signal_breaks_off_a_test_which_is_made_again(tmp_path, iteration, cap
     assert rest.losses == {at: loss for at, loss in whole.losses.items() if at >= iteration}
 
 
+def test_of_two_test_nets_observers_see_both_or_none(tmp_path, capfd):
+    """The first has its lines at once, and is tested again when the second is."""
+
+    class Tests(Observer):
+        def test(self, record) -> None:
+            seen.append((record.iteration, record.index))
+
+    def stop(net, size, keys) -> None:
+        if solver.iteration == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    set_up()
+    text = "max_iter: 4 test_interval: 2 test_iter: 1 test_iter: 3 test_state {} test_state {}"
+    seen: list[tuple[int, int]] = []
+    solver = make_solver(text, digits_net(), tmp_path, observers=[Tests()])
+    solver.evaluators[1].on_forward = stop
+    assert not solver.solve()
+    solver.close()
+    assert seen == [(0, 0), (0, 1)]
+    words = re.findall(r"Testing net \(#\d\)|loss = |Test interrupted", capfd.readouterr().err)
+    both = ["Testing net (#0)", "loss = ", "Testing net (#1)", "loss = "]
+    assert words == [*both, *both[:3], "Test interrupted"]
+    (table,) = tmp_path.glob("*.csv")
+    assert ",0," in table.read_text() and ",2," not in table.read_text()
+
+
 def test_a_signal_while_the_run_ends_does_not_promise_another_iteration(tmp_path, capfd):
     """Here it comes with the last snapshot."""
 
