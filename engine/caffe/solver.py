@@ -129,8 +129,9 @@ class Solver:
     """A solver of its file's type. `net` and `test_nets` are caffe.Nets, their blobs and parameters live; `param` is
     the SolverParameter. Raises EngineErrors: ConfigErrors for files that cannot be built, and what training raises.
 
-    Ctrl-C ends step() and solve() when the iteration is done, on all ranks, and raises KeyboardInterrupt; solve() takes
-    the last snapshot. A second one ends them at once: that iteration is left out. With one rank the solver can go on.
+    Ctrl-C ends step() and solve() when the iteration is done, or breaks off a test, on all ranks, and raises
+    KeyboardInterrupt; solve() takes the last snapshot. A second one ends them at once: that iteration is left out. With
+    one rank the solver can go on.
     """
 
     _type = ""  # of a class that does not go by the file
