@@ -10,7 +10,7 @@ from engine import proto, weights
 from engine.comm.world import World
 from engine.config import SolverConfig, parse_solver
 from engine.errors import EngineError
-from engine.solver.resume import hold_global_batch, newest
+from engine.solver.resume import hold_global_batch, newest, read_whole
 from engine.solver.solver import Solver
 from tests.fuzz import seeds
 from tests.fuzz.target import Run, target
@@ -82,6 +82,8 @@ def go_on(settings: SolverConfig, state: Path) -> None:
     settings, world = deepcopy(settings), World()
     found = newest(settings.message.snapshot_prefix)
     assert found is not None, "the snapshot before is whole"
+    if found.path != str(state):  # restore() reads it so, too: mostly no solver need be built to see what it does
+        read_whole(str(state))
     hold_global_batch(settings, world, found)
     if settings.message.iter_size > MOST_STEPS:
         raise EngineError("too much work to be run here")
