@@ -79,11 +79,11 @@ def snapshot(folder: Path) -> Run:
 
 def go_on(settings: SolverConfig, state: Path) -> None:
     """As --resume auto and --snapshot do."""
-    settings, world = deepcopy(settings), World()
     found = newest(settings.message.snapshot_prefix)
     assert found is not None, "the snapshot before is whole"
     if found.path != str(state):  # restore() reads it so, too: mostly no solver need be built to see what it does
         read_whole(str(state))
+    settings, world = deepcopy(settings), World()
     hold_global_batch(settings, world, found)
     if settings.message.iter_size > MOST_STEPS:
         raise EngineError("too much work to be run here")
