@@ -3,8 +3,10 @@ system would end the process, or another one, without a word."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,13 +42,32 @@ def require_memory(needed: int, what: str, advice: str) -> None:
         raise EngineError(f"{what} needs {size_text(needed)}, {size_text(free)} are free: {advice}")
 
 
+@contextlib.contextmanager
+def at_most(more: int) -> Iterator[None]:
+    """Within it this process may take so many more bytes: a library that a damaged file tells to take all that there is
+    gets none. For the main thread alone, while no other takes much; in others it does nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before, most = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = _pages(5) + more
+    if before != resource.RLIM_INFINITY:
+        limit = min(limit, before)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (before, most))
+
+
 def size_text(count: int) -> str:
     """31_800_000_000 -> "31.8 GB"."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
 def _pages(column: int) -> int:
-    """Bytes, from the columns of proc(5), statm: 0, the addresses of this process; 1, what is resident of it."""
+    """Bytes, from the columns of proc(5), statm: 0, the addresses of this process; 1, what is resident of it; 5, what
+    is its own and can be written."""
     return int(Path("/proc/self/statm").read_text().split()[column]) * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from engine.errors import EngineError, printable
 from engine.files import is_regular, reason
+from engine.host.memory import at_most
 from engine.weights.shapes import MOST_AXES, checked_shape
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ Rows: TypeAlias = "h5py.Dataset | np.ndarray"  # read row by row
 # for each, and a few more.
 _BYTES_FOR_EACH = 100
 _BYTES_MORE = 64 << 20
-_SECONDS = 2  # of the processor's time to find a member: where a file is damaged, libhdf5 may search for ever
+# Of the processor's time, and of memory, to find a member: where a file is damaged, libhdf5 may search for ever, and
+# takes memory for as many parts of a virtual dataset as it says.
+_SECONDS, _BYTES = 2, 1 << 30
 
 
 def most_bytes(path: str | os.PathLike) -> int:
@@ -228,7 +231,8 @@ class H5File:
 
         _core.reading(f"HDF5 file {printable(str(self._path))}", b"", _SECONDS)
         try:
-            yield
+            with at_most(_BYTES):
+                yield
         finally:
             _core.done_reading()
 

@@ -236,22 +236,59 @@ def test_layout_of_hdf5_files(tmp_path, net, blobs):
         assert list(file["history"]) == ["0"]
 
 
-def test_hdf5_that_is_searched_without_end(tmp_path):
-    """libhdf5 goes through the names of a virtual dataset's sources by their lengths: also where one is 0."""
+def virtual_dataset(path, change) -> None:
+    """Writes a file with weights that lie in another one, and changes what it says of them: `change` takes the bytes
+    from the entry of the heap on."""
     h5py = pytest.importorskip("h5py")
-    path = tmp_path / "x.caffemodel.h5"
     with h5py.File(path, "w") as file:
         layout = h5py.VirtualLayout((2,), np.float32)
         layout[:] = h5py.VirtualSource("other.h5", "x", (2,))
         file.create_group("data/conv").create_virtual_dataset("0", layout)
     content = bytearray(path.read_bytes())
-    first = content.index(b"GCOL") + 16
-    content[first : first + 16] = bytes(16)
+    change(memoryview(content)[content.index(b"GCOL") + 16 :])
     path.write_bytes(content)
+
+
+def test_hdf5_that_is_searched_without_end(tmp_path):
+    """libhdf5 goes through the names of a virtual dataset's sources by their lengths: also where one is 0."""
+    path = tmp_path / "x.caffemodel.h5"
+
+    def change(entry):
+        entry[:16] = bytes(16)
+
+    virtual_dataset(path, change)
     command = [sys.executable, "-c", f"from engine.weights import read_caffemodel; read_caffemodel({str(path)!r})"]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=60)
     line = f"engine: HDF5 file {path}: the file is damaged, or has been cut off; copy it again\n"
     assert (done.returncode, done.stderr) == (1, line)
+
+
+TAKEN = """
+import resource
+from engine.errors import EngineError
+from engine.weights import read_caffemodel
+before = resource.getrlimit(resource.RLIMIT_DATA)
+try:
+    read_caffemodel({path!r})
+except EngineError as error:
+    print(error)
+assert resource.getrlimit(resource.RLIMIT_DATA) == before
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def test_hdf5_that_asks_for_gigabytes(tmp_path):
+    """libhdf5 takes memory for as many sources of a virtual dataset as the file says."""
+    path = tmp_path / "x.caffemodel.h5"
+
+    def change(entry):
+        entry[17:25] = (10_000_000).to_bytes(8, "little")
+
+    virtual_dataset(path, change)
+    command = [sys.executable, "-c", TAKEN.format(path=str(path))]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=60)
+    error, kilobytes = done.stdout.splitlines()
+    assert error.startswith(f"{path}: truncated or not a caffemodel (") and int(kilobytes) < 1_500_000, done.stderr
 
 
 def test_hdf5_without_h5py(tmp_path, net, monkeypatch):
