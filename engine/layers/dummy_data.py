@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from engine.layers.builder import Builder
 
 _ZEROS = proto.FillerParameter()
+MOST_SAMPLES = 1 << 16  # of a batch, with per_sample: each one's generator takes 10 us and more
 
 
 @register("DummyData")
@@ -44,6 +45,8 @@ class DummyData(Layer):
                 raise self.error(f"expected dims above 0, got {shape}")
             if param.per_sample and not shape:
                 raise self.error("per_sample: expected a first axis, of samples, got a shape without axes")
+            if param.per_sample and shape[0] > MOST_SAMPLES:
+                raise self.error(f"per_sample: expected at most {MOST_SAMPLES} samples, got {shape[0]}")
         return shapes[:count]
 
     def _for_each_top(self, name: str, values) -> list:

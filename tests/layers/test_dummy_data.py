@@ -43,6 +43,7 @@ def test_random_values_are_new_at_every_step_and_the_same_in_every_run():
             "expected 1 or 2 of dummy_data_param.shape for 2 tops, got 3",
         ),
         ("shape { dim: 0 }", "expected dims above 0, got (0,)"),
+        ("shape { dim: 1048576 } per_sample: true", "per_sample: expected at most 65536 samples, got 1048576"),
         ("shape { } per_sample: true", "per_sample: expected a first axis, of samples, got a shape without axes"),
     ],
 )
