@@ -9,13 +9,19 @@ import numpy as np
 import pytest
 
 from engine import proto
+from engine.host import _core
+from engine.layers.kernels import WEIGHTS
+from engine.net.measure import Trial
 from tests.layers.harness import inputs, make_net, needs_bf16, net_text
 
 pytestmark = needs_bf16
 
-CONVOLUTION = """layer {{ name: "conv" type: "Convolution" bottom: "x" top: "y" convolution_param {{
+BEFORE = """layer {{ name: "before" type: "Convolution" bottom: "x" top: "x_before" convolution_param {{
+  num_output: {} kernel_size: 1 bias_term: false }} }}"""  # its kernel lays its result out as inner blobs are
+CONVOLUTION = """layer {{ name: "conv" type: "Convolution" bottom: "x_before" top: "y" convolution_param {{
   num_output: {outputs} kernel_h: {kernel[0]} kernel_w: {kernel[1]} stride_h: {stride[0]} stride_w: {stride[1]}
-  pad_h: {pad[0]} pad_w: {pad[1]} dilation: {dilation} bias_term: {bias} }} }}"""
+  pad_h: {pad[0]} pad_w: {pad[1]} dilation: {dilation} bias_term: {bias}
+  weight_filler {{ type: "gaussian" std: 1 }} }} }}"""
 RELU = 'layer { name: "relu" type: "ReLU" bottom: "y" top: "y" }'  # the convolution takes it over, backward, too
 USUAL = dict(kernel=(3, 3), stride=(1, 1), pad=(1, 1), dilation=1, bias="false")
 CASES = {
@@ -39,15 +45,28 @@ CASES = {
 }
 
 
+def has_pairs() -> bool:
+    """Whether this processor has that kernel, and inner blobs are laid out for it."""
+    return _core.winograd_lanes("bf16") == 16 and not _core.has_amx()
+
+
+@pytest.mark.parametrize("kernel", ["by rule", "pairs"])
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize("case", CASES)
-def test_gradients_are_exact(case, passes, relu):
+def test_gradients_are_exact(case, passes, relu, kernel):
     given = USUAL | CASES[case]
     shape = given.pop("x")
-    layers = CONVOLUTION.format(**given) + relu * RELU
-    net = make_net(net_text(layers, x=shape), proto.TRAIN, precision="bf16", accumulate=passes > 1)
+    layers = BEFORE.format(shape[1]) + CONVOLUTION.format(**given) + relu * RELU
+    options = dict(precision="bf16", accumulate=passes > 1)
+    net = make_net(net_text(layers, x=shape), proto.TRAIN, **options)
+    (asked,) = (each for each in net.builder.asked if each.layer == "conv")
+    if kernel == "pairs":
+        net = make_net(net_text(layers, x=shape), proto.TRAIN, **options, kernels={asked.key: {WEIGHTS: kernel}})
+        if has_pairs() and shape[1] % 16 == given["outputs"] % 16 == 0:
+            Trial(asked, {WEIGHTS: kernel}, dx=False, dw=True)  # raises where it cannot be had
     assert net.builder.type_of_op.count("ReLU") == 0
+    net.params["before"][0].set(np.eye(shape[1], dtype=np.float32).reshape(shape[1], shape[1], 1, 1))
     generator = np.random.default_rng(2)
     x = generator.integers(-3, 4, shape)
     inputs(net)["x"].set(x.astype(np.float32))
@@ -58,6 +77,7 @@ def test_gradients_are_exact(case, passes, relu):
     for _ in range(passes):
         net.program.backward()
     if relu:
+        assert 0 < (y > 0).mean() < 1
         dy = np.where(y > 0, dy, 0)
     padded = np.pad(x, [(0, 0), (0, 0), *((p, p) for p in given["pad"])])
     spacing, (rows, columns) = given["dilation"], y.shape[2:]
