@@ -1,7 +1,5 @@
 #include "kernels/amx_gradient.h"
 
-#include <omp.h>
-
 #include <algorithm>
 
 #if defined(__x86_64__)
@@ -20,7 +18,6 @@ namespace {
 
 inline int64_t pairs_of(int64_t channels) { return (channels + wide - 1) / wide; }
 inline int64_t chunks_of(int64_t pixels) { return (pixels + wide - 1) / wide; }
-inline int64_t whole_lines(int64_t bytes) { return (bytes + line - 1) / line * line; }
 
 }  // namespace
 
@@ -44,12 +41,9 @@ AmxGradient::AmxGradient(const ConvolutionShape& shape, int64_t threads)
     swapped_ = taps() == 1 && channels < shape.outputs;
     left_ = swapped_ ? channels : shape.outputs;
     right_ = swapped_ ? shape.outputs : channels;
-    // Threads share the pixels, unless their sums would then be larger than what they read.
-    const int64_t bytes = pixels() * (left_ + right_) * int64_t(sizeof(bf16));
-    for (sides_ = 1; sides_ < threads; sides_++)
-        if (threads % sides_ == 0 && threads / sides_ * block_floats() * int64_t(sizeof(float)) <= bytes) break;
-    sides_ = std::min(sides_, pairs_of(right_));
-    parts_ = std::min(threads / sides_, chunks_of(pixels()));
+    sides_ = sides_of(threads, block_floats() * int64_t(sizeof(float)),
+                      shape.pixels() * (left_ + right_) * int64_t(sizeof(bf16)), pairs_of(right_));
+    parts_ = std::min(threads / sides_, chunks_of(shape.pixels()));
     // Both matrices in the first-level cache, if that makes a decent run; else the left one in the second.
     constexpr int64_t first_cache = 40 << 10, second_cache = 640 << 10, decent = 4 * wide, longest = 18 * wide;
     const int64_t pixel = pairs_of(left_) * wide * int64_t(sizeof(bf16));
@@ -138,7 +132,7 @@ struct AmxGradient::Worker {
     }
 
     void run(int64_t part, bool wants_bias) {
-        const int64_t all = chunks_of(job_.pixels()), longest = job_.run_ / wide;
+        const int64_t all = chunks_of(shape_.pixels()), longest = job_.run_ / wide;
         const int64_t begin = all * part / job_.parts_, chunks = all * (part + 1) / job_.parts_ - begin;
         const int64_t runs = (chunks + longest - 1) / longest;
         for (int64_t i = 0; i < runs; i++) {
@@ -180,7 +174,7 @@ private:
 
     // The rows of the pixels from `first` on; zeros behind the last.
     void find_dy(int64_t first, int64_t chunks) {
-        const int64_t pixels = job_.pixels();
+        const int64_t pixels = shape_.pixels();
         for (int64_t i = 0; i < chunks * wide; i++)
             dy_rows_[i] = first + i < pixels ? dy_.passed + (first + i) * shape_.outputs : zeros_;
     }
@@ -255,7 +249,7 @@ private:
         return ahead;
     }
 
-    int64_t within(int64_t pixel) const { return pixel < job_.pixels() ? pixel : job_.pixels(); }
+    int64_t within(int64_t pixel) const { return pixel < shape_.pixels() ? pixel : shape_.pixels(); }
 
     const AmxGradient& job_;
     const ConvolutionShape& shape_;
@@ -336,37 +330,19 @@ void AmxGradient::collect(int64_t thread, const Gradient& weights, const Gradien
         }
     }
     if (thread > 0 || !bias.values) return;
-    for (int64_t output = 0; output < shape_.outputs; output++) {
-        double sum = bias.add ? bias.values[output] : 0;
-        for (int64_t part = 0; part < parts_; part++) {
-            const Room sizes(*this);
-            const char* const at = room(scratch, part * sides_) + sizes.all() - sizes.bias;
-            sum += reinterpret_cast<const double*>(at)[output];
-        }
-        bias.values[output] = float(sum);
-    }
+    const Room sizes(*this);
+    const auto of_part = [&](int64_t part) {
+        return reinterpret_cast<const double*>(room(scratch, part * sides_) + sizes.all() - sizes.bias);
+    };
+    collect_bias(shape_.outputs, parts_, of_part, bias.add, bias.values);
 }
 
 void AmxGradient::run(const bf16* x, const ResultGradient& given, const Gradient& weights, const Gradient& bias,
                       char* scratch) const {
-    // Several threads that read the same pixels cannot each close the ReLU on their way.
-    const bool first_closed = given.result && sides_ > 1;
-    const ResultGradient closed{given.passed, nullptr, given.passed}, &dy = first_closed ? closed : given;
-#pragma omp parallel num_threads(int(threads_))
-    {
-        const int64_t first = omp_get_thread_num(), step = omp_get_num_threads();
-        if (first_closed) {
-            const int64_t all = pixels();
-            for (int64_t thread = first; thread < threads_; thread += step)
-                pass_positive(given, all * thread / threads_ * shape_.outputs,
-                              all * (thread + 1) / threads_ * shape_.outputs);
-#pragma omp barrier
-        }
-        for (int64_t thread = first; thread < threads_; thread += step)
-            work(thread, x, dy, bias.values != nullptr, scratch);
-#pragma omp barrier
-        for (int64_t thread = first; thread < threads_; thread += step) collect(thread, weights, bias, scratch);
-    }
+    share_out(
+        shape_, given, threads_, sides_,
+        [&](int64_t thread, const ResultGradient& dy) { work(thread, x, dy, bias.values != nullptr, scratch); },
+        [&](int64_t thread) { collect(thread, weights, bias, scratch); });
 }
 
 }  // namespace engine

@@ -47,7 +47,6 @@ private:
     }
 
     int64_t taps() const { return shape_.kernel[0] * shape_.kernel[1] / together_; }
-    int64_t pixels() const { return shape_.images * shape_.out[0] * shape_.out[1]; }
     int64_t row_at_edge() const { return shape_.channels * together_; }
     int64_t block_floats() const;
     float* sums(char* scratch, int64_t part) const;

@@ -1,6 +1,10 @@
-// What our own kernels for the gradient of a convolution's weights, in bfloat16, have in common.
+// What our own kernels for the gradient of a convolution's weights, in bfloat16, have in common: each thread sums up a
+// part of the pixels for one side of the channels, and then a share of the parts' sums.
 #pragma once
 
+#include <omp.h>
+
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/bf16.h"
@@ -12,6 +16,8 @@ struct ConvolutionShape {
     int64_t images, channels, outputs;
     int64_t in[2], out[2], kernel[2], stride[2], pad[2];
     int64_t step[2];  // between pixels that the kernel sees: its dilation
+
+    int64_t pixels() const { return images * out[0] * out[1]; }  // of the results
 };
 
 // The gradient of the results. Where they went through a ReLU, `result` is what came out of it, and the gradient in
@@ -20,5 +26,47 @@ struct ResultGradient {
     const bf16 *values, *result;
     bf16* passed;
 };
+
+constexpr int64_t cache_line = 64;  // bytes
+inline int64_t whole_lines(int64_t bytes) { return (bytes + cache_line - 1) / cache_line * cache_line; }
+
+// Threads share the pixels, unless their sums would then be larger than what they read: how many share a part of them.
+inline int64_t sides_of(int64_t threads, int64_t bytes_of_sums, int64_t bytes_read, int64_t most) {
+    int64_t sides = 1;
+    while (sides < threads && (threads % sides || threads / sides * bytes_of_sums > bytes_read)) sides++;
+    return std::min(sides, most);
+}
+
+// Calls work(thread, gradient) for each of `threads`, and when all are done collect(thread), by the team that there is.
+template <typename Work, typename Collect>
+void share_out(const ConvolutionShape& shape, const ResultGradient& given, int64_t threads, int64_t sides,
+               const Work& work, const Collect& collect) {
+    // Several threads that read the same pixels cannot each close the ReLU on their way.
+    const bool first_closed = given.result && sides > 1;
+    const ResultGradient closed{given.passed, nullptr, given.passed}, &dy = first_closed ? closed : given;
+#pragma omp parallel num_threads(int(threads))
+    {
+        const int64_t first = omp_get_thread_num(), step = omp_get_num_threads();
+        if (first_closed) {
+            const int64_t numbers = shape.pixels() * shape.outputs;
+#pragma omp for
+            for (int64_t i = 0; i < numbers; i++)  // bfloat16 are positive where whole numbers of their bits are
+                given.passed[i].bits = int16_t(given.result[i].bits) > 0 ? given.values[i].bits : uint16_t(0);
+        }
+        for (int64_t thread = first; thread < threads; thread += step) work(thread, dy);
+#pragma omp barrier
+        for (int64_t thread = first; thread < threads; thread += step) collect(thread);
+    }
+}
+
+// Adds up what each part has summed up for a bias, of_part(part), into `bias`, or to what is there.
+template <typename OfPart>
+void collect_bias(int64_t outputs, int64_t parts, const OfPart& of_part, bool add, float* bias) {
+    for (int64_t output = 0; output < outputs; output++) {
+        double sum = add ? double(bias[output]) : 0;
+        for (int64_t part = 0; part < parts; part++) sum += of_part(part)[output];
+        bias[output] = float(sum);
+    }
+}
 
 }  // namespace engine

@@ -1,7 +1,5 @@
 #include "kernels/pair_gradient.h"
 
-#include <omp.h>
-
 #include <algorithm>
 
 #if defined(__x86_64__)
@@ -19,11 +17,9 @@ namespace {
 constexpr int64_t block = 16;         // channels
 constexpr int64_t panel = 2 * block;  // outputs whose sums are in registers at a time
 constexpr int64_t piece = 256;        // pixels of which the first-level cache holds a block and a panel
-constexpr int64_t line = 64;          // bytes
 
 // Not std::min: the linker could take what is compiled for AVX-512 for files that must run anywhere.
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-inline int64_t whole_lines(int64_t bytes) { return (bytes + line - 1) / line * line; }
 
 }  // namespace
 
@@ -39,12 +35,9 @@ struct PairGradient::Room {
 };
 
 PairGradient::PairGradient(const ConvolutionShape& shape, int64_t threads) : shape_(shape), threads_(threads) {
-    // Threads share the pixels, unless their sums would then be larger than what they read.
-    const int64_t pixels = shape.images * shape.out[0] * shape.out[1], sum_bytes = floats() * int64_t(sizeof(float));
-    const int64_t bytes = pixels * (shape.channels + shape.outputs) * int64_t(sizeof(bf16));
-    for (sides_ = 1; sides_ < threads; sides_++)
-        if (threads % sides_ == 0 && threads / sides_ * sum_bytes <= bytes) break;
-    sides_ = std::min(sides_, shape.channels / block);
+    const int64_t pixels = shape.pixels(), sum_bytes = floats() * int64_t(sizeof(float));
+    sides_ = sides_of(threads, sum_bytes, pixels * (shape.channels + shape.outputs) * int64_t(sizeof(bf16)),
+                      shape.channels / block);
     // A run and the next one fit into the second-level cache, or are long where the sums leave it from run to run.
     constexpr int64_t cache = 512 << 10, longest = 4 * piece;
     slab_ = std::min((shape.outputs + panel - 1) / panel * panel, cache / longest / int64_t(sizeof(bf16)));
@@ -326,6 +319,14 @@ private:
 
 bool PairGradient::available() { return may_use(Isa::avx512_bf16); }
 
+void PairGradient::work(int64_t thread, const bf16* x, const ResultGradient& dy, float* weights, bool wants_bias,
+                        char* scratch) const {
+    const int64_t part = thread / sides_;
+    if (part >= parts_) return;
+    float* const to = parts_ > 1 ? sums(scratch, part) : weights;
+    Worker(*this, thread, x, dy, to, room(scratch, thread)).run(part, wants_bias);
+}
+
 // Adds up the parts' sums, a share of them in each thread.
 void PairGradient::collect(int64_t thread, float* weights, float* bias, char* scratch) const {
     const int64_t blocks = floats() / block, begin = blocks * thread / threads_, end = blocks * (thread + 1) / threads_;
@@ -336,38 +337,17 @@ void PairGradient::collect(int64_t thread, float* weights, float* bias, char* sc
     }
     if (thread > 0 || !bias) return;
     const Room sizes(*this);
-    for (int64_t output = 0; output < shape_.outputs; output++) {
-        double sum = 0;
-        for (int64_t part = 0; part < parts_; part++) {
-            const char* const at = room(scratch, part * sides_) + sizes.all() - sizes.bias;
-            sum += reinterpret_cast<const double*>(at)[output];
-        }
-        bias[output] = float(sum);
-    }
+    const auto of_part = [&](int64_t part) {
+        return reinterpret_cast<const double*>(room(scratch, part * sides_) + sizes.all() - sizes.bias);
+    };
+    collect_bias(shape_.outputs, parts_, of_part, false, bias);
 }
 
 void PairGradient::run(const bf16* x, const ResultGradient& given, float* weights, float* bias, char* scratch) const {
-    // Several threads that read the same pixels cannot each close the ReLU on their way.
-    const bool first_closed = given.result && sides_ > 1;
-    const ResultGradient closed{given.passed, nullptr, given.passed}, &dy = first_closed ? closed : given;
-#pragma omp parallel num_threads(int(threads_))
-    {
-        const int64_t first = omp_get_thread_num(), step = omp_get_num_threads();
-        if (first_closed) {
-            const int64_t all = shape_.images * shape_.outputs * shape_.out[0] * shape_.out[1];
-#pragma omp for
-            for (int64_t i = 0; i < all; i++)
-                given.passed[i].bits = int16_t(given.result[i].bits) > 0 ? given.values[i].bits : uint16_t(0);
-        }
-        for (int64_t thread = first; thread < threads_; thread += step) {
-            const int64_t part = thread / sides_;
-            if (part >= parts_) continue;
-            float* const to = parts_ > 1 ? sums(scratch, part) : weights;
-            Worker(*this, thread, x, dy, to, room(scratch, thread)).run(part, bias);
-        }
-#pragma omp barrier
-        for (int64_t thread = first; thread < threads_; thread += step) collect(thread, weights, bias, scratch);
-    }
+    share_out(
+        shape_, given, threads_, sides_,
+        [&](int64_t thread, const ResultGradient& dy) { work(thread, x, dy, weights, bias, scratch); },
+        [&](int64_t thread) { collect(thread, weights, bias, scratch); });
 }
 
 }  // namespace engine

@@ -16,11 +16,6 @@ public:
     static bool available();
     // False where blocks of 16 channels would not be full.
     static bool suits(const ConvolutionShape& shape) { return shape.channels % 16 == 0 && shape.outputs % 16 == 0; }
-    // False where oneDNN's kernels are as fast, or faster: too few products want what is brought side by side.
-    static bool pays(const ConvolutionShape& shape) {
-        if (shape.kernel[0] * shape.kernel[1] > 1) return shape.outputs >= 64;
-        return shape.channels >= 32 && shape.outputs >= 32;
-    }
 
     // threads: of the team that will run it.
     PairGradient(const ConvolutionShape& shape, int64_t threads);
@@ -41,6 +36,8 @@ private:
     int64_t pairs_of_run() const { return (rows_ * shape_.out[1] + 1) / 2; }
     float* sums(char* scratch, int64_t part) const;
     char* room(char* scratch, int64_t thread) const;
+    void work(int64_t thread, const bf16* x, const ResultGradient& dy, float* weights, bool wants_bias,
+              char* scratch) const;
     void collect(int64_t thread, float* weights, float* bias, char* scratch) const;
 
     ConvolutionShape shape_;

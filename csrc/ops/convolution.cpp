@@ -7,7 +7,6 @@
 #include <optional>
 
 #include "kernels/amx_gradient.h"
-#include "kernels/isa.h"
 #include "kernels/pair_gradient.h"
 #include "ops/common/winograd_passes.h"
 
@@ -64,10 +63,8 @@ private:
     void lay_out_weights(bool by_amx, bool by_pairs) {
         if (by_amx)
             decide_weights(amx_layout());
-        else if (by_pairs)
-            decide_weights(pairs_layout());
-        else if (by_winograd("weight_gradient"))
-            decide_weights(winograd_weights_layout());
+        else if (by_pairs || by_winograd("weight_gradient"))
+            decide_weights(blocked_weights());
         else if (arithmetic("forward") != memory::data_type::f32 ||
                  arithmetic("weight_gradient") != arithmetic("forward"))
             decide_weights(make_backward_weights(make_forward("weight_gradient")).diff_weights_desc());
@@ -127,28 +124,23 @@ private:
         return result;
     }
 
-    // Whether a kernel of our own is asked for, or could be, for the gradient of weights of this convolution.
-    bool may_be_own(const char* name) const {
-        const std::string asked = kernel("weight_gradient");
-        return (asked.empty() || asked == name) && input(0)->shape.size() == 4 &&
-               input(0)->layout.get_data_type() == memory::data_type::bf16 && spec_.attributes.integer("group", 1) == 1;
+    // Pictures in bf16, without groups: what our own kernels for the gradient of weights are made for.
+    bool suits_own() const {
+        return input(0)->shape.size() == 4 && input(0)->layout.get_data_type() == memory::data_type::bf16 &&
+               spec_.attributes.integer("group", 1) == 1;
     }
 
     bool amx_fits(const forward_pd& pd) const {
-        return may_be_own("amx") && AmxGradient::available() && channels_last(input(0)->layout) &&
-               pd.src_desc() == input(0)->layout && channels_last(pd.dst_desc()) && AmxGradient::suits(shape());
+        const std::string asked = kernel("weight_gradient");
+        return (asked.empty() || asked == "amx") && suits_own() && AmxGradient::available() &&
+               channels_last(input(0)->layout) && pd.src_desc() == input(0)->layout && channels_last(pd.dst_desc()) &&
+               AmxGradient::suits(shape());
     }
 
-    // Where there is AMX, oneDNN uses it, and is faster.
     bool pairs_fit(const std::optional<forward_pd>& forward) const {
-        if (!may_be_own("pairs") || !PairGradient::available()) return false;
-        if (kernel("weight_gradient").empty() && (may_use(Isa::amx) || !PairGradient::pays(shape()))) return false;
-        const Layout seen = input(0)->layout, result = forward ? forward->dst_desc() : blocks_of_16(seen);
-        return seen == blocks_of_16(seen) && result == blocks_of_16(result) && PairGradient::suits(shape());
-    }
-
-    static Layout blocks_of_16(const Layout& like) {
-        return Layout(like.get_dims(), like.get_data_type(), memory::format_tag::nChw16c);
+        return kernel("weight_gradient") == "pairs" && suits_own() && PairGradient::available() &&
+               input(0)->layout == blocked(input(0)->shape) &&
+               (!forward || forward->dst_desc() == blocked(spec_.output_shapes[0])) && PairGradient::suits(shape());
     }
 
     static bool channels_last(const Layout& layout) {
@@ -158,19 +150,10 @@ private:
 
     // Of the weights: a row for every output, and in it the channels side by side.
     Layout amx_layout() const {
-        const Dims dims = weights_dims();
-        if (dims[2] * dims[3] == 1) return plain_layout(dims);
-        return Layout(dims, memory::data_type::f32, memory::format_tag::ohwi);
-    }
-
-    Layout pairs_layout() const {
-        return Layout(weights_dims(), memory::data_type::f32, memory::format_tag::OIhw16i16o);
-    }
-
-    // Of two axes, without groups.
-    Dims weights_dims() const {
         const Dims kernel = spec_.attributes.integers("kernel");
-        return {spec_.output_shapes[0][1], input(0)->shape[1], kernel[0], kernel[1]};
+        const Dims dims{spec_.output_shapes[0][1], input(0)->shape[1], kernel[0], kernel[1]};
+        if (count_of(kernel) == 1) return plain_layout(dims);
+        return Layout(dims, memory::data_type::f32, memory::format_tag::ohwi);
     }
 
     static bf16* numbers(const TensorPtr& tensor) { return static_cast<bf16*>(tensor->buffer->address()); }
@@ -213,7 +196,7 @@ private:
         const PairGradient job(shape(), omp_get_max_threads());
         fresh_scratch();
         const memory room = scratch(plain_layout({job.scratch_bytes()}, memory::data_type::u8));
-        const Target weights = writing_gradient(0, pairs_layout());
+        const Target weights = writing_gradient(0, blocked_weights());
         const Target bias = bias_ ? writing_gradient(1, plain_layout({spec_.output_shapes[0][1]})) : Target{};
         const TensorPtr& x = input(0);
         add_own_gradient([=] {

@@ -198,6 +198,19 @@ class Convolution(Weighted):
             return ()
         return (FORWARD, WEIGHTS) if nearly_whole else (WEIGHTS,)
 
+    def kernels_by_rule(self, dtype: str) -> dict[str, str]:
+        """By pass, the kernel of a rule of thumb; passes without one are the op's to decide. In bf16 the gradient of
+        weights by our own kernel for pairs, where there is no AMX and enough products share what it prepares."""
+        from engine.host import _core
+
+        found = dict.fromkeys(self.winograd_passes(dtype), "winograd")
+        channels, outputs = self.seen[1], self.param.num_output
+        one_pixel = math.prod(self.window["kernel"]) == 1
+        pays = min(channels, outputs) >= 32 if one_pixel else outputs >= 64
+        if dtype == "bf16" and pays and not _core.has_amx():
+            found.setdefault(WEIGHTS, "pairs")
+        return found
+
     def lower(self, builder: Builder) -> None:
         if self.part:
             self.lower_part(builder, self.part)
@@ -207,8 +220,7 @@ class Convolution(Weighted):
             self._lower_one(builder, [builder.tensor(blob) for blob in blobs], top)
 
     def _lower_one(self, builder: Builder, inputs: list[Tensor], top: Blob) -> None:
-        attributes, seen = self.attributes(), top.shape
-        attributes |= dict.fromkeys(self.winograd_passes(inputs[0].dtype), "winograd")
+        attributes, seen = {**self.attributes(), **self.kernels_by_rule(inputs[0].dtype)}, top.shape
         if not self._is_direct:
             spatial = (1,) if len(self.seen) == 2 else ()
             inputs = [builder.view(self, x, (*self.seen, *spatial)) for x in inputs]

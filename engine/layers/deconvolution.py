@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from engine.layers.base import Layer, Parameter, Shape
 from engine.layers.convolution import Convolution, grouped
@@ -46,8 +45,8 @@ class Deconvolution(Convolution):
     def absorb(self, following: Layer) -> bool:
         return False
 
-    def winograd_passes(self, dtype: str) -> Sequence[str]:
-        return ()
+    def kernels_by_rule(self, dtype: str) -> dict[str, str]:
+        return {}
 
     def flops(self) -> int:
         products = math.prod(self.shapes[0]) * math.prod(self.params[0].shape[1:])

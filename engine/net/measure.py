@@ -122,12 +122,9 @@ def measure(asked: Asked) -> Measured:
 
 def _by_rule(asked: Asked, ms: dict[str, dict[str, float]]) -> dict[str, str]:
     """The kernels that an op has without a choice, as far as they could be run."""
-    from engine.host import _core
-
     rules = {name: asked.choice.get(name, "direct") for name in ms}
-    own = "amx" if _core.has_amx() else "pairs"
-    if own in ms.get(WEIGHTS, {}) and WEIGHTS not in asked.choice:
-        rules[WEIGHTS] = own
+    if "amx" in ms.get(WEIGHTS, {}) and WEIGHTS not in asked.choice:
+        rules[WEIGHTS] = "amx"
     return {name: kernel if kernel in ms[name] else "direct" for name, kernel in rules.items()}
 
 

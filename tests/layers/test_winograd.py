@@ -71,12 +71,28 @@ RULE = [(8, 64, 3), (8, 32, 2), (8, 16, 0), (7, 64, 1), (6, 64, 0), (14, 480, 3)
 @pytest.mark.parametrize(("size", "channels", "passes"), RULE)
 def test_the_rule_in_bf16(size, channels, passes):
     """By measurement on processors without AMX: all passes for whole tiles of many channels, or most of them of very
-    many; the gradient of weights for fewer, and forward where tiles are whole."""
+    many; the gradient of weights for fewer, and forward where tiles are whole. What is left of it is for pairs."""
     text = CONV.format(outputs=64, pad=1, group=1, bias="true", algorithm="auto")
     net = make_net(net_text(text, x=(2, channels, size, size)), proto.TRAIN, precision="bf16")
     (op,) = net.builder.asked
-    expected = [(), (kernels.WEIGHTS,), (kernels.FORWARD, kernels.WEIGHTS), kernels.PASSES]
-    assert op.choice == dict.fromkeys(expected[0 if _core.has_amx() else passes], "winograd")
+    of_winograd = [(), (kernels.WEIGHTS,), (kernels.FORWARD, kernels.WEIGHTS), kernels.PASSES][passes]
+    expected = {kernels.WEIGHTS: "pairs"} | dict.fromkeys(of_winograd, "winograd")
+    assert op.choice == ({} if _core.has_amx() else expected)
+
+
+PAIRS = [(1, 32, 32, True), (1, 16, 64, False), (1, 64, 16, False), (3, 16, 64, True), (3, 64, 48, False)]
+
+
+@needs_bf16
+@pytest.mark.parametrize(("kernel", "channels", "outputs", "pays"), PAIRS)
+def test_the_rule_for_pairs(kernel, channels, outputs, pays):
+    """By measurement, too: not where few products share what the kernel prepares."""
+    text = CONV.format(outputs=outputs, pad=1, group=1, bias="true", algorithm="auto").replace(
+        "size: 3", f"size: {kernel}"
+    )
+    net = make_net(net_text(text, x=(2, channels, 5, 5)), proto.TRAIN, precision="bf16")
+    (op,) = net.builder.asked
+    assert op.choice == ({kernels.WEIGHTS: "pairs"} if pays and not _core.has_amx() else {})
 
 
 def test_relu_without_bias():

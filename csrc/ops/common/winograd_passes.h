@@ -39,12 +39,18 @@ protected:
                pad[0] <= 2 && in[1] / group % lanes() == 0 && out[1] / group % lanes() == 0;
     }
 
-    Layout winograd_weights_layout() const {
+    // Of kernels of our own: blobs of two axes, and float32 weights, in blocks of channels.
+    Layout blocked(const Dims& dims) const {
+        const auto tag = lanes() == 16 ? memory::format_tag::nChw16c : memory::format_tag::nChw8c;
+        return Layout(dims, input(0)->layout.get_data_type(), tag);
+    }
+    Layout blocked_weights() const {
         const auto type = memory::data_type::f32;
-        const Dims dims{groups(), y_channels(), x_channels(), 3, 3};
+        const Dims kernel = spec_.attributes.integers("kernel");
+        const Dims dims{groups(), y_channels(), x_channels(), kernel[0], kernel[1]};
         using tag = memory::format_tag;
         if (groups() > 1) return Layout(dims, type, lanes() == 16 ? tag::gOIhw16i16o : tag::gOIhw8i8o);
-        return Layout({y_channels(), x_channels(), 3, 3}, type, lanes() == 16 ? tag::OIhw16i16o : tag::OIhw8i8o);
+        return Layout({dims.begin() + 1, dims.end()}, type, lanes() == 16 ? tag::OIhw16i16o : tag::OIhw8i8o);
     }
 
     void add_winograd_forward() {
@@ -52,8 +58,8 @@ protected:
         const Dims& out = spec_.output_shapes[0];
         output(0, blocked(out));
         const memory x = reading(input(0), blocked(input(0)->shape), forward_calls_);
-        const memory weights = constant_ ? constant_weights(winograd_weights_layout())
-                                         : reading_param(0, winograd_weights_layout(), forward_calls_);
+        const memory weights =
+            constant_ ? constant_weights(blocked_weights()) : reading_param(0, blocked_weights(), forward_calls_);
         if (norm_)
             kept_bias_ = memory(plain_layout({out[1]}), cpu());
         else if (bias_)
@@ -100,7 +106,7 @@ protected:
                 products[add].push_back(
                     {product(room.x.at, room.x.transposed(), room.y.at, room.y.layout(), w.at, add)});
         const Dims& out = spec_.output_shapes[0];
-        const Target weights = writing_gradient(0, winograd_weights_layout());
+        const Target weights = writing_gradient(0, blocked_weights());
         const Target bias = bias_ ? writing_gradient(1, plain_layout({out[1]})) : Target{};
         const memory x = reading(input(0), blocked(input(0)->shape), backward_calls_);
         const memory dy = reading(gradient(), blocked(out), backward_calls_);
@@ -136,7 +142,7 @@ protected:
         std::vector<Calls> products;
         for (const auto& w : room.w)
             products.push_back({product(room.y.at, room.y.layout(), w.at, w.transposed(), room.x.at)});
-        const memory weights = reading_param(0, winograd_weights_layout(), backward_calls_);
+        const memory weights = reading_param(0, blocked_weights(), backward_calls_);
         const memory dy = reading(gradient(), blocked(spec_.output_shapes[0]), backward_calls_);
         const Target dx = writing(input(0)->diff, blocked(input(0)->shape));
         with_type([&](auto number) {
@@ -195,10 +201,6 @@ private:
     int64_t lanes() const { return winograd_lanes(is_bf16()); }
     bool is_bf16() const { return input(0)->layout.get_data_type() == memory::data_type::bf16; }
 
-    Layout blocked(const Dims& dims) const {
-        const auto tag = lanes() == 16 ? memory::format_tag::nChw16c : memory::format_tag::nChw8c;
-        return Layout(dims, input(0)->layout.get_data_type(), tag);
-    }
     static int64_t tiles_along(int64_t size) { return (size + 3) / 4; }
     BlockedImages images(const Dims& dims, int64_t group, int64_t channels) const {
         return {dims[1] / lanes(), dims[2], dims[3], group * channels / lanes(), channels / lanes()};
