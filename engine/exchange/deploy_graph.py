@@ -12,7 +12,7 @@ from engine import proto
 from engine.config import NetConfig
 from engine.data.source_shapes import SourceShapes
 from engine.errors import ConfigError, EngineError, WeightsError, shape_text
-from engine.graph.build import TEST, Graph, build, kept
+from engine.graph.build import TEST, Graph, build, kept, kept_layers
 from engine.layers.base import Blob, Layer, Parameter, Shape
 from engine.layers.data import Data
 from engine.layers.registry import layer_types
@@ -223,12 +223,7 @@ def _choose(graph: Graph, refused: Callable[[Layer], bool], result: DeployGraph)
 def read_weights(graph: DeployGraph, config: NetConfig, path: str) -> dict[Parameter, np.ndarray]:
     """The values of the parameters of a graph's layers, owners only. Raises WeightsError where the file lacks them or
     has others."""
-    state = config.message.state
-    of_phase = [
-        layer
-        for index, layer in enumerate(config.message.layer)
-        if kept(layer, TEST, state.level, set(state.stage), config.where(index))
-    ]
+    of_phase = [config.message.layer[index] for index in kept_layers(config, TEST)]
     blobs = intel.separated(of_phase, read_caffemodel(path), path)
     found: dict[Parameter, np.ndarray] = {}
     for layer in graph.layers:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from engine import proto
 from engine.config import NetConfig
 from engine.errors import ConfigError
-from engine.graph.build import kept
+from engine.graph.build import kept_layers
 
 _SCORES = ("SoftmaxWithLoss", "Accuracy")
 _MEASURES = ("Accuracy", "DetectionEvaluate", "EvalDetection", "SegAccuracy")
@@ -95,9 +95,4 @@ def _needed(layers: list[proto.LayerParameter], blob: str) -> list[proto.LayerPa
 
 def test_layers(config: NetConfig) -> list[proto.LayerParameter]:
     """The layers of a net's phase TEST. Raises ConfigError."""
-    state = config.message.state
-    return [
-        layer
-        for index, layer in enumerate(config.message.layer)
-        if kept(layer, proto.TEST, state.level, set(state.stage), config.where(index))
-    ]
+    return [config.message.layer[index] for index in kept_layers(config, proto.TEST)]

@@ -15,7 +15,7 @@ from engine.config import NetConfig, SolverConfig, nets_of_solver
 from engine.config.suggestions import suggestion
 from engine.data import batch_size_of
 from engine.errors import ConfigError, shape_text
-from engine.graph.build import Graph, ShapesOf, build, kept
+from engine.graph.build import Graph, ShapesOf, build, kept_layers
 from engine.layers.base import Blob, Layer
 from engine.solver.resume import data_layers
 
@@ -93,10 +93,7 @@ def _match_batches(config: NetConfig, batch: int) -> None:
 
 def _kept(config: NetConfig) -> list[int]:
     """Of its layers, those of its phase."""
-    state, layers = config.message.state, config.message.layer
-    return [
-        i for i in range(len(layers)) if kept(layers[i], state.phase, state.level, set(state.stage), config.where(i))
-    ]
+    return kept_layers(config, config.message.state.phase)
 
 
 def _check_names(solver: SolverConfig, generator: NetConfig, discriminator: NetConfig) -> None:

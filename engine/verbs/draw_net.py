@@ -30,19 +30,18 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     from engine.errors import ConfigError
     from engine.examine.summarize import net_graph
-    from engine.graph.build import kept
+    from engine.graph.build import kept_layers
     from engine.report.draw_net import draw_layers, draw_net
     from engine.report.log import log, set_up
     from engine.verbs.runtime import asked_net, phase_of
 
     set_up()
     config = asked_net(options, options.model)
-    phase, state = phase_of(options.phase), config.message.state
+    phase = phase_of(options.phase)
     try:
         draw_net(net_graph(config, phase), options.target, options.rankdir)
     except ConfigError as error:  # a picture may show what is wrong
-        named = [(layer, config.where(index)) for index, layer in enumerate(config.message.layer)]
-        layers = [layer for layer, where in named if kept(layer, phase, state.level, set(state.stage), where)]
+        layers = [config.message.layer[index] for index in kept_layers(config, phase)]
         draw_layers(config.message.name, layers, options.target, options.rankdir)
         config.notes.append(f"the net cannot be built, it is drawn without shapes: {str(error).splitlines()[0]}")
     for note in config.notes:
