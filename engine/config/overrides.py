@@ -16,6 +16,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from engine.config.dialects import Review, refusal
+from engine.config.idle_fields import DATA_PARAMS, MOVED_TO_TRANSFORM
 from engine.config.numbers import position
 from engine.config.phases import PHASES, kept_in
 from engine.config.prototext import fields_of, fill, scalar, scan
@@ -40,8 +41,8 @@ _OUTDATED = {
     "layer.image_data_param.short_side": "transform_param.random_resize_param",
     **{
         f"layer.{param}.{name}": f"transform_param.{name}"
-        for param in ("data_param", "image_data_param", "window_data_param")
-        for name in ("scale", "mean_file", "crop_size", "mirror")
+        for param in dict.fromkeys(DATA_PARAMS.values())
+        for name in MOVED_TO_TRANSFORM
         if (param, name) != ("window_data_param", "scale")  # which WindowData reads
     },
     **dict.fromkeys((f"layer.convolution_param.hole{axis}" for axis in ("", "_h", "_w")), "dilation"),

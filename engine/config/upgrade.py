@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from google.protobuf.message import Message
 
 from engine import proto
+from engine.config.idle_fields import DATA_PARAMS, MOVED_TO_TRANSFORM, without_idle_transform, without_steps_of_others
 from engine.config.prototext import Node
 from engine.config.suggestions import suggestion
 from engine.errors import ConfigError
@@ -43,16 +44,6 @@ _V1_TYPES = {
     "TANH": "TanH",
 }
 
-STRETCHES = (  # the fields of NVIDIA's that ask for a random size
-    "img_rand_resize_lower",
-    "img_rand_resize_upper",
-    "rand_resize_ratio_lower",
-    "rand_resize_ratio_upper",
-    "vertical_stretch_lower",
-    "vertical_stretch_upper",
-    "horizontal_stretch_lower",
-    "horizontal_stretch_upper",
-)
 _V0_PADDING = "padding"
 _V0_TYPES = {
     "accuracy": "Accuracy",
@@ -135,13 +126,6 @@ _V0_ANYWHERE = {
     "mirror": "transform_param.mirror",
 }
 
-_DATA_PARAMS = {
-    "Data": "data_param",
-    "AnnotatedData": "data_param",
-    "ImageData": "image_data_param",
-    "WindowData": "window_data_param",
-}
-_MOVED_TO_TRANSFORM = ("scale", "mean_file", "crop_size", "mirror")
 _RENAMED = (("concat_param", "concat_dim", "axis"), ("slice_param", "slice_dim", "axis"))
 _BATCH_NORM_STATISTICS = 3  # mean sum, variance sum, factor: moved by the layer itself, never by the solver
 
@@ -149,27 +133,6 @@ _BATCH_NORM_STATISTICS = 3  # mean sum, variance sum, factor: moved by the layer
 # Fields of TransformationParameter that only layers of pairs of pictures read (PSPNet's and yjxiong's forks).
 _SEGMENTATION = ("crop_width", "crop_height", "stride", "upper_size", "upper_height", "upper_width")
 _SEGMENTATION_LAYERS = ("DenseImageData", "ImageLabelmapData", "ImageSegData", "SegData", "VideoData")
-
-# What changes pictures, but not those of WindowData, which has steps of its own.
-_NOT_OF_WINDOWS = (
-    "resize_param",
-    "random_resize_param",
-    "random_aspect_ratio_param",
-    "expand_param",
-    "noise_param",
-    "distort_param",
-    "rand_augment_param",
-    "lighting_param",
-    "pad",
-    "crop_h",
-    "crop_w",
-    "center_crop",
-    "fix_crop",
-    "multi_scale",
-    "erase_ratio",
-    "force_gray",
-    *STRETCHES,
-)
 
 # NVIDIA's warm-up -> ours.
 _RAMPUP = (("rampup_interval", "warmup_iter"), ("rampup_lr", "warmup_start_lr"))
@@ -221,9 +184,9 @@ def upgrade_net(
         notes.append("upgraded its inputs to an Input layer")
         origins = _upgrade_inputs(message, (nodes.get("input") or [None])[0]) + origins
     for layer, origin in zip(message.layer, origins, strict=True):
-        notes += _without_idle_transform(layer, older)
+        notes += without_idle_transform(layer, older)
         _upgrade_fields(layer, origin)
-        notes += _without_steps_of_others(layer)
+        notes += without_steps_of_others(layer)
     return origins, notes
 
 
@@ -280,7 +243,7 @@ def _from_v1(old: proto.V1LayerParameter, layer: proto.LayerParameter, origin: N
             _copy(layer, field.name, value, f"layer '{old.name}': ", origin)  # the rest has kept its name
     name = old.LayerType.Name(old.type)
     layer.type = _V1_TYPES.get(name, name.title().replace("_", ""))
-    _move_to_transform(layer, _MOVED_TO_TRANSFORM, origin)
+    _move_to_transform(layer, MOVED_TO_TRANSFORM, origin)
     _params(layer, name=old.param, share_mode=old.blob_share_mode, lr_mult=old.blobs_lr, decay_mult=old.weight_decay)
 
 
@@ -358,52 +321,12 @@ def _upgrade_inputs(message: proto.NetParameter, origin: Node | None) -> list[No
 
 def _move_to_transform(layer: proto.LayerParameter, names: Iterable[str], origin: Node | None) -> None:
     """Moves fields of a data layer to its transform_param."""
-    data_param = _DATA_PARAMS.get(layer.type)
+    data_param = DATA_PARAMS.get(layer.type)
     data = getattr(layer, data_param) if data_param else None
     for name in names:
         if data is not None and data.HasField(name):
             _copy(layer.transform_param, name, getattr(data, name), f"layer '{layer.name}': ", origin)
             data.ClearField(name)
-
-
-def _without_idle_transform(layer: proto.LayerParameter, older: bool) -> list[str]:
-    """Takes out what no Caffe reads: the fields that V1 layers had in place of a transform_param, which are moved
-    there, in a current layer; the scale of a WindowData's transform_param, which has one in window_data_param (also
-    where Caffe has moved that of an older layer); random_aspect_ratio_param beside Intel's random_resize_param. Returns
-    a note on each."""
-    notes, transform = [], layer.transform_param
-    if layer.type == "WindowData" and transform.HasField("scale"):
-        transform.ClearField("scale")
-        if older:
-            notes.append(
-                "scale has no effect on WindowData in the older format, as Caffe keeps it in transform_param, where "
-                "nothing reads it; if it shall have one, write the net in the current format, in window_data_param"
-            )
-        else:
-            notes.append("transform_param { scale } has no effect on WindowData; expected in window_data_param")
-    if transform.HasField("random_resize_param") and transform.HasField("random_aspect_ratio_param"):
-        transform.ClearField("random_aspect_ratio_param")
-        notes.append("random_aspect_ratio_param has no effect beside random_resize_param")
-    if data_param := _DATA_PARAMS.get(layer.type):
-        data = getattr(layer, data_param)
-        read = ("scale",) if layer.type == "WindowData" else ()
-        given = [name for name in _MOVED_TO_TRANSFORM if data.HasField(name) and name not in read]
-        for name in given:
-            data.ClearField(name)
-        if given:
-            notes.append(f"{data_param} {{ {', '.join(given)} }} has no effect; expected in transform_param")
-    return [f"layer '{layer.name}': {note}" for note in notes]
-
-
-def _without_steps_of_others(layer: proto.LayerParameter) -> list[str]:
-    """Takes out what WindowData does not do, as in Caffe. Returns a note on it."""
-    transform = layer.transform_param
-    found = [field.name for field, value in transform.ListFields() if value != field.default_value]
-    idle = [name for name in _NOT_OF_WINDOWS if name in found] if layer.type == "WindowData" else []
-    for name in idle:
-        transform.ClearField(name)
-    fields = ", ".join(idle)
-    return [f"layer '{layer.name}': transform_param {{ {fields} }} has no effect on WindowData"] if idle else []
 
 
 def _upgrade_fields(layer: proto.LayerParameter, origin: Node | None) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine import proto
-from engine.config.upgrade import STRETCHES
+from engine.config.idle_fields import STRETCHES
 from engine.data.decode import AnyImage, ImageError
 from engine.data.keyed_random import KeyedRandom
 from engine.data.transform import Transformer

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from engine import proto
-from engine.config.upgrade import STRETCHES
+from engine.config.idle_fields import STRETCHES
 from engine.data.decode import COLOR, GRAY, AnyImage, ImageError, Picture, as_array, as_picture
 from engine.data.distort import make_distort
 from engine.data.erase import Erasure, make_erase

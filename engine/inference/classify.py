@@ -11,7 +11,7 @@ import numpy as np
 
 from engine import proto
 from engine.config import NetConfig
-from engine.config.upgrade import STRETCHES
+from engine.config.idle_fields import STRETCHES
 from engine.data.convert_imageset import LABELS, labels_file
 from engine.data.decode import COLOR, GRAY, LINEAR, ImageError, as_picture, open_image
 from engine.data.keyed_random import KeyedRandom

@@ -1,0 +1,84 @@
+"""What a data layer says and no Caffe reads there: it is taken out, with a note."""
+
+from __future__ import annotations
+
+from engine import proto
+
+DATA_PARAMS = {
+    "Data": "data_param",
+    "AnnotatedData": "data_param",
+    "ImageData": "image_data_param",
+    "WindowData": "window_data_param",
+}
+MOVED_TO_TRANSFORM = ("scale", "mean_file", "crop_size", "mirror")
+
+STRETCHES = (  # the fields of NVIDIA's that ask for a random size
+    "img_rand_resize_lower",
+    "img_rand_resize_upper",
+    "rand_resize_ratio_lower",
+    "rand_resize_ratio_upper",
+    "vertical_stretch_lower",
+    "vertical_stretch_upper",
+    "horizontal_stretch_lower",
+    "horizontal_stretch_upper",
+)
+# What changes pictures, but not those of WindowData, which has steps of its own.
+_NOT_OF_WINDOWS = (
+    "resize_param",
+    "random_resize_param",
+    "random_aspect_ratio_param",
+    "expand_param",
+    "noise_param",
+    "distort_param",
+    "rand_augment_param",
+    "lighting_param",
+    "pad",
+    "crop_h",
+    "crop_w",
+    "center_crop",
+    "fix_crop",
+    "multi_scale",
+    "erase_ratio",
+    "force_gray",
+    *STRETCHES,
+)
+
+
+def without_idle_transform(layer: proto.LayerParameter, older: bool) -> list[str]:
+    """Takes out what no Caffe reads: the fields that V1 layers had in place of a transform_param, which are moved
+    there, in a current layer; the scale of a WindowData's transform_param, which has one in window_data_param (also
+    where Caffe has moved that of an older layer); random_aspect_ratio_param beside Intel's random_resize_param. Returns
+    a note on each."""
+    notes, transform = [], layer.transform_param
+    if layer.type == "WindowData" and transform.HasField("scale"):
+        transform.ClearField("scale")
+        if older:
+            notes.append(
+                "scale has no effect on WindowData in the older format, as Caffe keeps it in transform_param, where "
+                "nothing reads it; if it shall have one, write the net in the current format, in window_data_param"
+            )
+        else:
+            notes.append("transform_param { scale } has no effect on WindowData; expected in window_data_param")
+    if transform.HasField("random_resize_param") and transform.HasField("random_aspect_ratio_param"):
+        transform.ClearField("random_aspect_ratio_param")
+        notes.append("random_aspect_ratio_param has no effect beside random_resize_param")
+    if data_param := DATA_PARAMS.get(layer.type):
+        data = getattr(layer, data_param)
+        read = ("scale",) if layer.type == "WindowData" else ()
+        given = [name for name in MOVED_TO_TRANSFORM if data.HasField(name) and name not in read]
+        for name in given:
+            data.ClearField(name)
+        if given:
+            notes.append(f"{data_param} {{ {', '.join(given)} }} has no effect; expected in transform_param")
+    return [f"layer '{layer.name}': {note}" for note in notes]
+
+
+def without_steps_of_others(layer: proto.LayerParameter) -> list[str]:
+    """Takes out what WindowData does not do, as in Caffe. Returns a note on it."""
+    transform = layer.transform_param
+    found = [field.name for field, value in transform.ListFields() if value != field.default_value]
+    idle = [name for name in _NOT_OF_WINDOWS if name in found] if layer.type == "WindowData" else []
+    for name in idle:
+        transform.ClearField(name)
+    fields = ", ".join(idle)
+    return [f"layer '{layer.name}': transform_param {{ {fields} }} has no effect on WindowData"] if idle else []
