@@ -240,8 +240,8 @@ class Solver:
         for evaluator, samples in zip(self.evaluators, saved.test_samples, strict=False):
             evaluator.samples = samples
         self._last_test = -1, []
-        if self.world.broadcast_object(Path(path) == self.snapshots.names(saved.iteration)[1]):  # names may have ranks
-            self._restored_at = saved.iteration
+        mine = Path(path) == self.snapshots.names(saved.iteration)[1]  # names may have ranks
+        self._restored_at = saved.iteration if self.world.broadcast_object(mine) else None
         self.goals.take_up(self.state.goals)
         self.find_best()
         if self.every_blob:

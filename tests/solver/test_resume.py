@@ -116,6 +116,20 @@ def test_weights_that_moved_with_their_state(photos, tmp_path):
         solver.restore(str(moved / "net_iter_3.solverstate"))
 
 
+def test_a_run_that_goes_on_from_another_s_snapshot_writes_its_own_last_one(photos, tmp_path):
+    """Also where the script had gone back to its own last one before."""
+    (other := tmp_path / "other").mkdir()
+    text = "max_iter: 6 snapshot: 3 random_seed: 7 "
+    solve(text, photos, tmp_path)
+    solve(text + "base_lr: 0.05", photos, other)
+    solver = make_solver(text.replace("snapshot: 3", ""), photos, tmp_path)
+    solver.restore(str(tmp_path / "net_iter_6.solverstate"))
+    solver.restore(str(other / "net_iter_3.solverstate"))
+    assert solver.solve()
+    assert different(in_files(tmp_path, 6), learned(solver)) == []
+    solver.close()
+
+
 def test_states_of_other_runs_are_refused(photos, tmp_path):
     solve("max_iter: 3 random_seed: 5", photos, tmp_path)
     state = str(tmp_path / "net_iter_3.solverstate")
