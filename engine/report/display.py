@@ -23,7 +23,8 @@ class Display(Observer):
     def begin(self, run: Run) -> None:
         self._world = run.world if run.in_step else None
         self._shown = time.monotonic(), run.first  # when the last lines came, and at which iteration
-        self._begun, self._last = self._shown, run.last
+        self._begun, self._last = time.monotonic(), run.last
+        self._counted_from = self._shown
 
     def wants_figures(self, iteration: int) -> bool:
         return self._due(iteration)
@@ -47,12 +48,13 @@ class Display(Observer):
             log(f"    {self._times_left(now, number + 1)}")
 
     def gone_back(self, iteration: int) -> None:
-        self._times, self._shown = StepTimes(), (time.monotonic(), iteration)
+        self._times = StepTimes()
+        self._shown = self._counted_from = time.monotonic(), iteration
 
     def _times_left(self, now: float, done: int) -> str:
-        begin, first = self._begun
+        begin, first = self._counted_from
         left = (now - begin) * (self._last - done) / (done - first)
-        return f"{duration(now - begin)} have passed" + (f", {duration(left)} are left" if left > 0 else "")
+        return f"{duration(now - self._begun)} have passed" + (f", {duration(left)} are left" if left > 0 else "")
 
 
 class TrainingBar(Observer):

@@ -153,7 +153,8 @@ class Observer:
         """Called for each test net when all are tested: of a test that is broken off, for none."""
 
     def gone_back(self, iteration: int) -> None:
-        """Called when ranks have died: the others train on after so many iterations, some of them for a second time."""
+        """Called when ranks have died, and when a script restores a snapshot: the run goes on after so many iterations,
+        some of them for a second time. Where a script goes back they may be fewer than when the run began."""
 
     def saved(self, iteration: int, path: str) -> None:
         """Called after each snapshot, and when a test has shown the best weights so far; path: of the weights."""

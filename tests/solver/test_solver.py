@@ -105,6 +105,20 @@ def test_a_test_of_no_iterations_tests_nothing(log):
     assert "Test loss" not in log.parse() and log.has("Iteration 2, Testing net (#0)") and log.has("Optimization Done.")
 
 
+def test_a_script_goes_back_before_where_it_began(log, tmp_path):
+    """What is left is told by the iterations since then."""
+    first, other = (small_solver("max_iter: 8 display: 1", folder=tmp_path) for _ in range(2))
+    for until in (3, 6):
+        first.run(until)
+        first.snapshot()
+    other.restore(f"{tmp_path}/net_iter_6.solverstate")
+    other.run(8)
+    other.restore(f"{tmp_path}/net_iter_3.solverstate")
+    log.lines.clear()
+    other.run(8)
+    assert ["left" in line for line in log.lines if "have passed" in line] == [True, True, True, False]
+
+
 def test_average_loss_is_the_mean_of_the_last_ones(log):
     solve("max_iter: 6 display: 1 average_loss: 3", digits_net())
     found = log.parse()
