@@ -64,12 +64,13 @@ class Board:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around a wait for the other ranks."""
+        """Around a wait for the other ranks, which may be part of a longer one."""
+        before = bool(self.numbers[WAITS])
         self.waits(True)
         try:
             yield
         finally:
-            self.waits(False)
+            self.waits(before)
 
     def away(self, on: bool) -> None:
         """Whether a program runs code of its own, which may take as long as it likes."""

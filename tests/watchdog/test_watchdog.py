@@ -226,6 +226,17 @@ def test_a_board_is_read_by_another():
     assert theirs.text() == "iteration 7, the program's own code" and not theirs.waits_for_others()
 
 
+def test_a_wait_within_a_wait_does_not_end_it():
+    """A collective operation may be made of others."""
+    board = Board()
+    board.enter(places.DATA)
+    with board.waiting():
+        with board.waiting():
+            pass
+        assert board.waits_for_others() and board.text().endswith("waits for the other ranks")
+    assert not board.waits_for_others()
+
+
 def test_the_executor_writes_to_the_board():
     text = """layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 } } }
     layer { name: "tanh" type: "TanH" bottom: "x" top: "y" }"""
