@@ -112,6 +112,7 @@ class Solver:
         self._saved_at: int | None = None
         self._last_test: tuple[int, list[int]] = -1, []  # its iteration, and the samples of tests before it
         self._stops_by = ""  # what is said of it, by another thread, which may be late; "": the end of the iteration
+        self._drift_check_is_due = False  # as soon as ranks average, where they update by themselves
         self._before = -1  # the last iteration of this rank, where it is not in step with the others
         self._recorder = Recorder(self.observers, self.feeder, self.optimizers, groups)
         self._last_trace: Trace | None = None  # what observers have not seen at the end of the training
@@ -378,7 +379,8 @@ class Solver:
         asked = self.world.agree(lambda: self.signals.flags) if meets else None
         with self._tuner.iteration() if self._tuner and not self._tuner.is_done else nullcontext():
             self.step()
-        if every and self.iteration % every == 0 and not self.optimizer.apart:
+        self._drift_check_is_due |= every > 0 and self.iteration % every == 0
+        if self._drift_check_is_due and not self.optimizer.apart:
             self._check_drift()
         return asked
 
@@ -633,6 +635,7 @@ class Solver:
 
     def _check_drift(self) -> None:
         """Raises CommError when weights or optimizer state of two ranks are not the same bits."""
+        self._drift_check_is_due = False
         for optimizer in self.optimizers:
             optimizer.wait()
             histories = {} if optimizer.sharding else optimizer.history.named  # each rank has another share

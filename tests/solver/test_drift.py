@@ -46,6 +46,12 @@ HISTORY = "solver.optimizer.history.arrays[0][placed['ip2[1]'].offset] *= -1"
             "iteration 3: rank 3 of 4 differs in Adam's second moment of ip2[1]",
         ),
         ("max_iter: 3", 1, WEIGHT, "iteration 3: rank 1 of 4 differs in the weights of ip1[0]"),  # at the snapshot
+        (  # ranks average after iterations 3, 5 and 7, and a check is due after 2, 4 and 6
+            "comm_param { mode: LOCAL sync_every: 2 sync_start: 1 drift_check: 2 } snapshot_after_train: false",
+            2,
+            WEIGHT,
+            "iteration 3: rank 2 of 4 differs in the weights of ip1[0]",
+        ),
     ],
 )
 def test_one_of_four_ranks(tmp_path, text, rank, fault, message):
