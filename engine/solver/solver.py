@@ -111,7 +111,8 @@ class Solver:
         self._restored_at: int | None = None  # of a snapshot with this run's own name
         self._saved_at: int | None = None
         self._last_test: tuple[int, list[int]] = -1, []  # its iteration, and the samples of tests before it
-        self._stops_by = ""  # what is said of it, by another thread, which may be late; "": the end of the iteration
+        self._stops_by = ""  # what is said of it, by another thread, which may be late; "": the end of an iteration
+        self._asks_in = 0  # the iteration in which a signal that comes now is seen, at the earliest
         self._drift_check_is_due = False  # as soon as ranks average, where they update by themselves
         self._before = -1  # the last iteration of this rank, where it is not in step with the others
         self._recorder = Recorder(self.observers, self.feeder, self.optimizers, groups)
@@ -349,7 +350,7 @@ class Solver:
         """Trains until so many iterations are done, with the tests, checks and snapshots that fall due. until_lost: or
         until early_stopping ends it. Returns False if a signal stopped it."""
         self._begin_observing()
-        self._stops_by = ""
+        self._stops_by, self._asks_in = "", self.iteration
         advance = self._advance_apart if self.optimizer.asynchronous else self._advance
         moved = True
         while not self._is_over(until, until_lost):
@@ -377,6 +378,7 @@ class Solver:
         """One iteration. Returns what signals ask for, where the ranks have met to say so."""
         meets, every = self.optimizer.meets(self.iteration), self.param.comm_param.drift_check
         asked = self.world.agree(lambda: self.signals.flags) if meets else None
+        self._asks_in = self.iteration + (self.world.size > 1)  # one rank is asked at the end
         with self._tuner.iteration() if self._tuner and not self._tuner.is_done else nullcontext():
             self.step()
         self._drift_check_is_due |= every > 0 and self.iteration % every == 0
@@ -428,8 +430,15 @@ class Solver:
 
     def _say_stop(self, name: str) -> None:
         then = ", then a snapshot" if self.param.snapshot_after_train else ""
-        now = self._stops_by or f"finishing iteration {self.iteration}{then}"
+        now = self._stops_by or f"finishing {self._last_if_stopped()}{then}"
         log(f"{name}: {now}; Ctrl-C ends it at once")
+
+    def _last_if_stopped(self) -> str:
+        if self.optimizer.asynchronous:
+            return "the updates that are under way"
+        end = self.param.max_iter
+        last = next((each for each in range(self._asks_in, end) if self.optimizer.meets(each)), end - 1)
+        return f"iteration {last}" + (" at the latest" if self.world.size > 1 else "")  # others may have had it earlier
 
     def _obey(self, flags: int) -> bool:
         """Does what a signal on any rank asked for, at the same step boundary on all; False to stop."""

@@ -1,6 +1,6 @@
 """Trains the net that a solver file names: from scratch, from the weights of an earlier training (--weights) or from a
 snapshot (--snapshot, --resume auto). Under mpiexec, every rank takes its share of the global batch: batch_size in the
-net is per rank. SIGINT and SIGTERM stop after the current iteration, or break off a test, with a snapshot. Several
+net is per rank. SIGINT and SIGTERM stop between two iterations, or break off a test, with a snapshot. Several
 solvers, separated by commas, run in a row, each from the weights that the one before leaves; --resume auto goes on in
 the right one. In a solver, `adversarial` trains a second net against the first, comm_param's `mode` says whether ranks
 wait for each other (SYNC, LOCAL, ASYNC), and its `elastic` lets a run go on when ranks die.

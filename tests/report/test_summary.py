@@ -67,8 +67,7 @@ def test_a_stop_is_said_when_it_is_asked_for(tmp_path, capfd):
     send_at(solver, 3, signal.SIGTERM)
     assert not solver.solve()
     solver.close()
-    said = r"SIGTERM: finishing iteration [34], then a snapshot; Ctrl-C ends it at once"  # by a thread of its own
-    assert any(re.fullmatch(said, line) for line in lines_of(capfd))
+    assert "SIGTERM: finishing iteration 3, then a snapshot; Ctrl-C ends it at once" in lines_of(capfd)
     assert signal.set_wakeup_fd(-1) == -1
     again = make_solver("max_iter: 9", digits_net(), tmp_path)
     again.restore(str(tmp_path / "net_iter_4.solverstate"))

@@ -368,6 +368,33 @@ world().close()
     assert "[5, 5] [[], []]" in done.stdout
 
 
+@pytest.mark.mpi
+@pytest.mark.parametrize(("comm", "last"), [("", 4), ("comm_param { mode: LOCAL sync_every: 4 }", 7)])
+def test_several_ranks_say_after_which_iteration_they_stop(comm, last):
+    """A signal that comes while they are in iteration 3, for which they have agreed already."""
+    program = f"""
+import os, signal, time
+from engine.comm.world import world
+from engine.report.log import set_up
+from tests.solver.harness import *
+set_up(world().rank)
+solver = make_solver("max_iter: 100 {comm}", digits_net(), world=world())
+forward = solver.net.run_forward
+def stop(counters):
+    if (world().rank, solver.iteration) == (0, 3):
+        os.kill(os.getpid(), signal.SIGTERM)
+        while solver.signals.on_stop:  # another thread tells
+            time.sleep(0.01)
+    return forward(counters)
+solver.net.run_forward = stop
+assert not solver.solve() and solver.iteration == {last} + 1, solver.iteration
+solver.close()
+world().close()
+print("fine", flush=True)
+"""
+    assert f"] SIGTERM: finishing iteration {last} at the latest; Ctrl-C" in all_fine(2, program)
+
+
 # Many ranks
 
 STATISTICS = """
