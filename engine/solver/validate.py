@@ -272,6 +272,10 @@ def _schedules(param: proto.SolverParameter) -> Iterator[Complaint]:
         yield "warmup_policy", f"unknown warmup_policy '{param.warmup_policy}'{known}"
     elif param.warmup_policy == "constant" and not (param.HasField("warmup_start_lr") or param.HasField("lr_scaling")):
         yield "warmup_policy", "warmup_policy 'constant' needs warmup_start_lr"
+    elif param.lr_policy == "multifixed" and not param.HasField("base_lr") and param.warmup_policy != "constant":
+        for field in ("warmup_iter", "warmup_epoch"):
+            if getattr(param, field) > 0:
+                yield field, f"{field}: the warm-up rises to base_lr, which this solver does not give; give it"
     if param.HasField("lr_scaling"):
         scaling = param.lr_scaling
         if scaling.base_batch < 1:

@@ -64,6 +64,17 @@ def test_a_bad_field_is_named_with_its_place(more, reason):
     assert str(raised.value).startswith("solver.prototxt:2:")
 
 
+@pytest.mark.parametrize("warmup", ["warmup_iter: 5", "warmup_epoch: 1", 'warmup_iter: 5 warmup_policy: "quadratic"'])
+def test_a_warm_up_without_an_end_is_refused(warmup):
+    """multifixed does without base_lr, to which a warm-up rises: it would be at a rate of 0."""
+    text = 'lr_policy: "multifixed" stagelr: 0.1 stagelr: 0.01 stageiter: 50 stageiter: 100 max_iter: 100'
+    check(text)
+    check(f"{text} base_lr: 0.1 {warmup}")
+    check(f'{text} warmup_iter: 5 warmup_start_lr: 0.01 warmup_policy: "constant"')
+    with pytest.raises(ConfigError, match=r"^solver\.prototxt:2:1: warmup_\w+: .* rises to base_lr, which .* give it"):
+        check(f"{text}\n{warmup}")
+
+
 def test_a_denormal_delta_counts_as_zero(tmp_path):
     """In a process of its own: in this one a test may have said that denormals are read as 0."""
     (tmp_path / "net.prototxt").touch()
