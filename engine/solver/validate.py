@@ -187,6 +187,21 @@ def check_snapshots(param: proto.SolverParameter, path: str, where: str | None =
 
 
 CORRECTED = ("SGD", "Nesterov")  # whose momentum grows with the rate
+# Fields that are read with another alone: that one, and whether it is on.
+READ_WITH: dict[tuple[str, ...], tuple[str, Callable[[proto.SolverParameter], bool]]] = {
+    ("warmup_start_lr", "warmup_policy", "policy_after_warmup"): (
+        "warmup_iter",
+        lambda param: param.warmup_iter > 0 or param.warmup_epoch > 0,
+    ),
+    ("max_momentum",): ('momentum_policy: "opt" or "poly"', lambda param: param.momentum_policy != "fixed"),
+    ("momentum_power",): ('momentum_policy: "poly"', lambda param: param.momentum_policy == "poly"),
+    ("max_weight_decay", "weight_decay_power"): (
+        'weight_decay_policy: "poly"',
+        lambda param: param.weight_decay_policy == "poly",
+    ),
+    ("larc_eta",): ("larc: true", lambda param: param.larc),
+    ("local_gw_ratio",): ("local_lr_auto: true", lambda param: param.local_lr_auto),
+}
 
 
 def notes(param: proto.SolverParameter) -> Iterator[str]:
@@ -195,9 +210,13 @@ def notes(param: proto.SolverParameter) -> Iterator[str]:
         yield "solver_mode: GPU is ignored, this engine computes on the processor"
     if param.HasField("engine"):
         yield "engine is ignored, but for BatchNorms without a Scale, which have scale and shift in Intel's Caffe"
-    for field in ("device_id", "layer_wise_reduce", "debug_info"):
+    for field in ("device_id", "layer_wise_reduce", "debug_info", "test_compute_loss", "test_offset"):
         if param.HasField(field):
             yield f"{field} is ignored"
+    for fields, (other, is_on) in READ_WITH.items():
+        for field in fields if not is_on(param) else ():
+            if param.HasField(field):
+                yield f"{field} is ignored without {other}"
     if 0 in param.test_iter:
         yield "test_iter: 0 tests nothing"
     for field in constants_of_others(param):

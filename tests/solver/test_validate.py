@@ -118,6 +118,30 @@ def test_notes():
         assert [note.split()[0] for note in notes(message)].count("momentum_correction") == count
 
 
+@pytest.mark.parametrize(
+    ("text", "switch"),
+    [
+        ("warmup_start_lr: 0.01", "warmup_iter: 5"),
+        ("warmup_start_lr: 0.01", "warmup_epoch: 1"),
+        ('warmup_policy: "quadratic"', "warmup_iter: 5"),
+        ("policy_after_warmup: true", "warmup_iter: 5"),
+        ("max_momentum: 0.95", 'momentum_policy: "opt"'),
+        ("momentum_power: 2", 'momentum_policy: "poly"'),
+        ("max_weight_decay: 0.1", 'weight_decay_policy: "poly"'),
+        ("weight_decay_power: 2", 'weight_decay_policy: "poly"'),
+        ("larc_eta: 0.01", "larc: true"),
+        ("local_gw_ratio: 0.01", "local_lr_auto: true"),
+        ("test_compute_loss: true", ""),
+        ("test_offset: 3", ""),
+    ],
+)
+def test_fields_that_nothing_reads_are_noted(text, switch):
+    field, name = text.split(":")[0], switch.split(":")[0].replace("_epoch", "_iter")
+    (note,) = notes(parse_solver(f"{GOOD} {text}").message)
+    assert note.startswith(f"{field} is ignored" + (f" without {name}" if switch else ""))
+    assert not switch or not list(notes(parse_solver(f"{GOOD} {text} {switch}").message))
+
+
 @pytest.mark.parametrize("name", ["a" * 250, "a" * 5000, "a/" * 3000 + "a"])
 def test_a_snapshot_prefix_that_is_too_long_for_a_file(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
