@@ -18,6 +18,7 @@ FIELDS = {"LOCAL": {"sync_every": 1, "sync_start": 0}, "ASYNC": {"max_staleness"
 # What needs all ranks, or the whole of the parameters, at once.
 NOT_ASYNC = {
     "comm_param.algorithm": "gradients go to the rank that updates them",
+    "comm_param.priority": "buckets are sent in the order of backward",
     "clip_gradients": "no rank has all gradients of an update",
     "local_lr_auto": "no rank has all gradients of an update",
     "larc": "no rank has all gradients of an update",

@@ -221,6 +221,10 @@ def notes(param: proto.SolverParameter) -> Iterator[str]:
         yield "test_iter: 0 tests nothing"
     for field in constants_of_others(param):
         yield f"{field} is ignored: solver type {param.type} does not read it"
+    comm = param.comm_param
+    for field in ("priority", "affinity") if comm.HasField("servers") and comm.servers == 0 else ():
+        if is_given(comm, field):
+            yield f"comm_param.{field} is ignored without servers (servers: 0)"
     if param.momentum_correction and param.type not in CORRECTED:
         yield f"momentum_correction is ignored: the history of solver type {param.type} does not hold the rate"
     yield from left_out(param)

@@ -286,6 +286,7 @@ BAD = {
     "comm_param { mode: ASYNC shard_updates: true }": "comm_param.shard_updates does not go together with mode: ASYNC",
     "comm_param { mode: ASYNC compression: BF16 }": "comm_param.compression: BF16 does not go together",
     "comm_param { mode: ASYNC algorithm: HIERARCHICAL }": "comm_param.algorithm does not go together with mode: ASYNC",
+    "comm_param { mode: ASYNC priority: true }": "comm_param.priority does not go together with mode: ASYNC",
     "comm_param { mode: ASYNC servers: 0 }": "comm_param.servers: mode: ASYNC has 1, got 0",
     "comm_param { mode: ASYNC } clip_gradients: 1": "clip_gradients does not go together with mode: ASYNC",
     "comm_param { mode: ASYNC } local_lr_auto: true": "local_lr_auto does not go together with mode: ASYNC",

@@ -142,6 +142,15 @@ def test_fields_that_nothing_reads_are_noted(text, switch):
     assert not switch or not list(notes(parse_solver(f"{GOOD} {text} {switch}").message))
 
 
+@pytest.mark.parametrize("field", ["priority: true", "affinity: 3"])
+def test_what_servers_read_is_noted_where_there_are_none(field):
+    def found(comm: str) -> list[str]:
+        return list(notes(parse_solver(f"{GOOD} comm_param {{ {field} {comm} }}").message))
+
+    assert found("") == found("servers: 2") == []
+    assert found("servers: 0") == [f"comm_param.{field.split(':')[0]} is ignored without servers (servers: 0)"]
+
+
 @pytest.mark.parametrize("name", ["a" * 250, "a" * 5000, "a/" * 3000 + "a"])
 def test_a_snapshot_prefix_that_is_too_long_for_a_file(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
