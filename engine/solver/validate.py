@@ -225,6 +225,8 @@ def notes(param: proto.SolverParameter) -> Iterator[str]:
     for field in ("priority", "affinity") if comm.HasField("servers") and comm.servers == 0 else ():
         if is_given(comm, field):
             yield f"comm_param.{field} is ignored without servers (servers: 0)"
+    if comm.mode == comm.LOCAL and param.lr_policy == "plateau":
+        yield "lr_policy 'plateau' reads the loss of all ranks, which wait for each other in every iteration for it"
     if param.momentum_correction and param.type not in CORRECTED:
         yield f"momentum_correction is ignored: the history of solver type {param.type} does not hold the rate"
     yield from left_out(param)

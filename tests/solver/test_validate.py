@@ -151,6 +151,13 @@ def test_what_servers_read_is_noted_where_there_are_none(field):
     assert found("servers: 0") == [f"comm_param.{field.split(':')[0]} is ignored without servers (servers: 0)"]
 
 
+def test_plateau_where_ranks_do_not_wait_for_each_other():
+    text = f"{GOOD.replace('fixed', 'plateau')} gamma: 0.1 plateau_winsize: 5 comm_param {{ mode: "
+    assert list(notes(parse_solver(text + "SYNC }").message)) == []
+    (note,) = notes(parse_solver(text + "LOCAL }").message)
+    assert note.startswith("lr_policy 'plateau' reads the loss of all ranks, which wait for each other")
+
+
 @pytest.mark.parametrize("name", ["a" * 250, "a" * 5000, "a/" * 3000 + "a"])
 def test_a_snapshot_prefix_that_is_too_long_for_a_file(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
