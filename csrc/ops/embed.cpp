@@ -1,8 +1,7 @@
 // Rows of the weights, by number. inputs: row numbers, row-major; outputs: their shape and num_output; params: weights
 // (input_dim, num_output), bias (num_output, with `bias`); attributes: bias.
-#include <algorithm>
-
 #include "kernels/row_index.h"
+#include "kernels/sum_columns.h"
 #include "op.h"
 
 namespace engine {
@@ -15,12 +14,12 @@ public:
           bias_(spec_.attributes.flag("bias")),
           inputs_(param(0)->count() / spec_.output_shapes.at(0).back()),  // another layer's shape may be another
           width_(spec_.output_shapes.at(0).back()),
-          rows_(input(0)->count()),
-          all_bias_(rows_.size(), 0) {
+          rows_(input(0)->count()) {
         for (size_t i = 0; i < spec_.params.size(); i++) plain_param(i);
         output(0, plain_layout(spec_.output_shapes[0]));
         touch(Pass::forward, {input(0), outputs_[0]});
         if (needs_backward() && output_gradient(0)) touch(Pass::backward, outputs_[0]->diff);
+        if (bias_ && param_gradient(1)) of_blocks_ = scratch(plain_layout({blocks_of(int64_t(rows_.size())), width_}));
     }
 
     void forward(const dnnl::stream&) override {
@@ -43,7 +42,8 @@ public:
         }
         if (bias_ && param_gradient(1)) {
             const TensorPtr& diff = param(1)->diff;
-            scatter_rows(given, all_bias_, width_, diff->data(), 1, diff->accumulate);
+            sum_columns(given, int64_t(rows_.size()), width_, static_cast<float*>(of_blocks_.get_data_handle()),
+                        diff->data(), diff->accumulate);
         }
     }
 
@@ -51,7 +51,7 @@ private:
     bool bias_;
     int64_t inputs_, width_;
     std::vector<int64_t> rows_;
-    std::vector<int64_t> all_bias_;  // the bias is one row, which every row of the top reads
+    dnnl::memory of_blocks_;  // sums for the gradient of the bias
 };
 
 static const RegisterOp<Embed> registered("Embed");

@@ -3,8 +3,6 @@
 // or, with `linear_before_reset`, g = tanh(drive_g + r (R_h h' + b)); see recurrence.h.
 // inputs: drive (T N, 3 H) holds that of z, of r and of g one after the other. params: R_z, R_r, R_h (H, H), b (H) with
 // linear_before_reset. attributes: linear_before_reset.
-#include <algorithm>
-
 #include "kernels/add_row.h"
 #include "kernels/squash.h"
 #include "ops/common/recurrence.h"
@@ -75,14 +73,6 @@ class GRU : public Recurrence {
 public:
     explicit GRU(OpSpec spec) : GRU(spec, spec.attributes.flag("linear_before_reset")) {}
 
-    void backward(const dnnl::stream& stream) override {
-        Recurrence::backward(stream);
-        if (!linear_before_reset_ || !param_gradient(3)) return;
-        const TensorPtr& diff = param(3)->diff;
-        if (!diff->accumulate) std::fill_n(diff->data(), hidden_, 0.f);
-        add_result_gradients(1, diff->data());
-    }
-
 protected:
     void advance(size_t k, int64_t t, int64_t n, float* result) override {
         const float keep = cont(t, n), *const old = before(0, t, n);
@@ -123,6 +113,7 @@ private:
         kept_ = workspace("gates", plain_layout({steps_ * batch_, 4 * hidden_}));
         touch(Pass::forward, kept_);
         if (needs_backward()) touch(Pass::backward, kept_);
+        if (linear_before_reset) sum_result_gradients(1, 3);
     }
 
     float* kept(int64_t t, int64_t n) const { return kept_->data() + (t * batch_ + n) * 4 * hidden_; }

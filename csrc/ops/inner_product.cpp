@@ -1,26 +1,13 @@
 // y = x W' + b, over everything from the given axis on.
 // inputs: x (N, ...), where the layer has merged the axes before its own into N; params: weights (O, K), or (K, O) with
 // `transpose`, and bias (O); attributes: bias, transpose, and the kernels of its passes (weighted.h).
-#include <algorithm>
-
-#include "kernels/add_row.h"
-#include "kernels/bf16.h"
+#include "kernels/sum_columns.h"
 #include "ops/common/long_product.h"
 #include "ops/common/parts.h"
 #include "ops/common/weighted.h"
 
 namespace engine {
 namespace {
-
-// Threads share the columns.
-template <typename Number>
-void add_rows(const Number* rows, int64_t count, int64_t length, float* sums) {
-    constexpr int64_t columns = 256;
-#pragma omp parallel for
-    for (int64_t begin = 0; begin < length; begin += columns)
-        for (int64_t i = 0; i < count; i++)
-            add_row(rows + i * length + begin, sums + begin, std::min(columns, length - begin));
-}
 
 class InnerProduct : public Weighted {
 public:
@@ -175,11 +162,15 @@ private:
     // The sums of the columns of dy.
     void add_bias_gradient(int64_t n, int64_t outputs) {
         const bool is_narrow = gradient()->layout.get_data_type() == memory::data_type::bf16;
+        fresh_scratch();
         Call call;
-        call.own = [n, outputs, is_narrow, dy = gradient(), bias = param(1)->diff] {
-            if (!bias->accumulate) std::fill_n(bias->data(), outputs, 0.f);
-            is_narrow ? add_rows(static_cast<const bf16*>(dy->buffer->address()), n, outputs, bias->data())
-                      : add_rows(dy->data(), n, outputs, bias->data());
+        call.own = [n, outputs, is_narrow, dy = gradient(), diff = param(1)->diff,
+                    of_blocks = scratch(plain_layout({blocks_of(n), outputs}))] {
+            const auto sum = [&](const auto* given) {
+                sum_columns(given, n, outputs, static_cast<float*>(of_blocks.get_data_handle()), diff->data(),
+                            diff->accumulate);
+            };
+            is_narrow ? sum(static_cast<const bf16*>(dy->buffer->address())) : sum(dy->data());
         };
         backward_calls_.push_back(std::move(call));
     }

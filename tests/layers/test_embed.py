@@ -38,6 +38,15 @@ def test_forward_and_gradients(shape, inputs, width, bias):
         np.testing.assert_allclose(gradients[1], given.reshape(-1, width).sum(0), rtol=1e-4, atol=1e-4)
 
 
+def test_the_gradient_of_the_bias_is_exact_over_many_rows():
+    net = make_net(net_text(layer(), i=(300_000,)))
+    dy = RANDOM.uniform(0, 1, (300_000, 4)).astype(np.float32)
+    net.forward()
+    net.set_top_diff("y", dy)
+    net.backward()
+    np.testing.assert_allclose(net.params["layer"][1].diff.get(), dy.sum(0, np.float64), rtol=1e-6)
+
+
 def test_differences():
     """Numerically, without moving the row numbers, into which no gradient flows; with a row that nobody reads."""
     text = net_text(layer() + LOSS, i=(2, 3), t=(2, 3, 4)).replace("force_backward: true", "")

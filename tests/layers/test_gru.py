@@ -59,6 +59,19 @@ def test_a_batch_goes_on_where_the_last_one_ended():
     np.testing.assert_allclose(np.concatenate(halves), reference(bottoms, net)[0], atol=1e-6)
 
 
+def test_the_gradient_of_the_inner_bias_is_exact_over_many_rows():
+    """Where all gates are half open and every step begins a sequence, it is a quarter of the top's."""
+    steps, batch = 10, 30_000
+    net = make_net(net_text(layer("GRU", params="linear_before_reset: true"), x=(steps, batch, 2), cont=(steps, batch)))
+    for tensor in net.params["layer"]:
+        tensor.set(np.zeros_like(tensor.get()))
+    net.forward()
+    dy = np.random.default_rng(1).uniform(0, 1, (steps, batch, UNITS)).astype(np.float32)
+    net.set_top_diff("y", dy)
+    net.backward()
+    np.testing.assert_allclose(net.params["layer"][-1].diff.get(), dy.sum((0, 1), np.float64) / 4, rtol=1e-6)
+
+
 def test_parameters():
     net = run(layer("GRU", "x cont s", params="linear_before_reset: true"), **values("x cont s"))
     shapes = [tensor.get().shape for tensor in net.params["layer"]]

@@ -4,6 +4,7 @@
 
 #include "kernels/add_row.h"
 #include "kernels/chunks.h"
+#include "kernels/sum_columns.h"
 #include "kernels/vectorised.h"
 #include "ops/common/long_product.h"
 
@@ -188,6 +189,20 @@ void Recurrence::build_weight_gradient(Multiplication& m) {
     finish_.push_back(std::move(call));
 }
 
+void Recurrence::sum_result_gradients(size_t k, size_t i) {
+    if (!param_gradient(i)) return;
+    const Multiplication& m = multiplications_[k];
+    const int64_t rows = steps_ * batch_;
+    Call call;
+    call.own = [narrow = is_narrow(), rows, outputs = m.outputs, gradients = m.gradients, diff = param(i)->diff,
+                of_blocks = scratch(plain_layout({blocks_of(rows), m.outputs}))] {
+        with_row(narrow, gradients, 0, outputs, [&](const auto* given) {
+            sum_columns(given, rows, outputs, row_of<float>(of_blocks, 0, 0), diff->data(), diff->accumulate);
+        });
+    };
+    finish_.push_back(std::move(call));
+}
+
 uint64_t Recurrence::writes() const {
     uint64_t count = 0;
     for (const auto& each : spec_.params) count += each->writes();
@@ -231,12 +246,6 @@ void Recurrence::set_drive_gradient(int64_t t, int64_t n, int64_t begin, int64_t
     if (!drive_gradients_) return;
     with_row(is_narrow(), drive_gradients_, t * batch_ + n, width_,
              [&](auto* into) { scale_row(1, row, into + begin, length); });
-}
-
-void Recurrence::add_result_gradients(size_t k, float* sums) const {
-    const Multiplication& m = multiplications_[k];
-    for (int64_t i = 0; i < steps_ * batch_; i++)
-        with_row(is_narrow(), m.gradients, i, m.outputs, [&](const auto* row) { add_row(row, sums, m.outputs); });
 }
 
 void Recurrence::begin() {

@@ -64,8 +64,8 @@ protected:
     // The gradient of a part of the drive, where there are several products; a single one's result has the same.
     void set_drive_gradient(int64_t t, int64_t n, int64_t begin, int64_t length, const float* row) const;
 
-    // Adds up those of product k over all steps and sequences, after backward.
-    void add_result_gradients(size_t k, float* sums) const;
+    // Makes the sums of those of product k, over all steps and sequences, the gradient of param i.
+    void sum_result_gradients(size_t k, size_t i);
 
     bool is_narrow() const { return type_ == memory::data_type::bf16; }
 
