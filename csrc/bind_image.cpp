@@ -44,8 +44,8 @@ static void transform_pixels(const py::array& pixels, const CropWindow& window, 
 
 static void transform(const py::array& pixels, int top, int left, int crop_h, int crop_w, bool mirror,
                       const py::object& mean, float scale, FloatArray out) {
-    const bool inside = pixels.ndim() == 3 && top >= 0 && left >= 0 && top + crop_h <= pixels.shape(0) &&
-                        left + crop_w <= pixels.shape(1);
+    const bool inside = pixels.ndim() == 3 && top >= 0 && left >= 0 && crop_h >= 0 && crop_w >= 0 &&
+                        top <= pixels.shape(0) - crop_h && left <= pixels.shape(1) - crop_w;
     if (!inside) throw py::value_error("the crop window must lie inside an image of three axes");
     if (out.size() != pixels.shape(2) * crop_h * crop_w)
         throw py::value_error("out must be (channels, crop_h, crop_w)");
@@ -85,7 +85,8 @@ static Task task_of(int width, int height, const Box& box, const Size& size, int
     task.resizing = {Filter(filter), left, top, right, bottom, out_width, out_height};
     const auto [row, column, rows, columns, mirror] = window;
     task.window = {row, column, rows, columns, mirror};
-    if (row < 0 || column < 0 || rows < 1 || columns < 1 || row + rows > out_height || column + columns > out_width)
+    if (row < 0 || column < 0 || rows < 1 || columns < 1 || row > int64_t(out_height) - rows ||
+        column > int64_t(out_width) - columns)
         throw py::value_error("the crop window must lie inside the resized picture");
     const bool floats = out.dtype().is(py::dtype::of<float>());
     if (!(floats || out.dtype().is(py::dtype::of<uint8_t>())) || out.ndim() != 3 || !out.writeable() ||

@@ -67,8 +67,14 @@ static void bind_queue(py::module_& m) {
         .def("waited_ns", py::overload_cast<int>(&ReadyQueue::waited_ns, py::const_), "bucket"_a);
 }
 
+static void check_range(int64_t begin, int64_t end) {
+    if (begin < 0 || end < begin)
+        throw py::value_error("no range: [" + std::to_string(begin) + ", " + std::to_string(end) + ")");
+}
+
 static void apply_range(const Updater& updater, int bucket, int64_t begin, int64_t end,
                         const std::optional<py::array>& packed, bool keep) {
+    check_range(begin, end);
     const uint16_t* const from = array_pointer<uint16_t>(packed, end - begin, "packed");
     py::gil_scoped_release release;
     updater.apply_range(bucket, begin, end, from, keep);
@@ -76,6 +82,7 @@ static void apply_range(const Updater& updater, int bucket, int64_t begin, int64
 
 static void apply_rows(const Updater& updater, int bucket, int64_t begin, int64_t end, const py::array& rows, int own,
                        const py::array& packed, bool keep) {
+    check_range(begin, end);
     if (rows.ndim() != 2 || end - begin > rows.shape(1) || own < 0 || own >= rows.shape(0))
         throw py::value_error(
             "rows must be (row_count, stride), stride at least the size of the range, own one of them");

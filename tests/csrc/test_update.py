@@ -209,6 +209,12 @@ def test_bad_arguments_are_named():
         arenas.updater.apply(2)
     with pytest.raises(ValueError, match="packed: expected a writable"):
         arenas.updater.apply_range(0, 0, 10, np.zeros(9, np.uint16))
+    rows = np.zeros((2, 10), np.uint16)
+    for begin, end in ((10, 9), (-1, 5), (-(2**63), 2**63 - 1)):
+        with pytest.raises(ValueError, match=rf"no range: \[{begin}, {end}\)"):
+            arenas.updater.apply_range(0, begin, end)
+        with pytest.raises(ValueError, match=rf"no range: \[{begin}, {end}\)"):
+            arenas.updater.apply_rows(0, begin, end, rows, 0, np.zeros(10, np.uint16))
 
 
 def golden_net(parameters, x, labels):

@@ -335,6 +335,8 @@ def test_threads_share_nothing():
         ({"box": (float("nan"), 0, 50, 40)}, "box must lie inside"),
         ({"window": (0, 0, 41, 10, False)}, "window must lie inside"),
         ({"window": (-1, 0, 10, 10, False)}, "window must lie inside"),
+        ({"window": (1, 0, 2**31 - 1, 10, False)}, "window must lie inside"),
+        ({"window": (0, 1, 10, 2**31 - 1, False)}, "window must lie inside"),
         ({"out": np.empty((3, 9, 10), np.float32)}, "out must have the window's size"),
         ({"out": np.empty((2, 10, 10), np.float32)}, "1 or 3 channels"),
         ({"out": np.empty((3, 10, 10), np.float64)}, "float32 or uint8"),
@@ -352,3 +354,12 @@ def test_the_extension_checks_what_it_is_told(changed, words):
         _core.fill_from_jpeg(data, _core.jpeg_header(data), **told)
     with pytest.raises(ValueError, match=words):
         _core.fill_from_pixels(np.zeros((40, 50, 3), np.uint8), **told)
+
+
+@pytest.mark.parametrize(
+    "window", [(-1, 0, 4, 4), (0, 5, 4, 4), (1, 0, 2**31 - 1, 4), (0, 1, 4, 2**31 - 1), (0, 0, -1, -1)]
+)
+def test_a_window_outside_of_the_pixels_is_refused(window):
+    pixels = np.zeros((8, 8, 1), np.uint8)
+    with pytest.raises(ValueError, match="crop window must lie inside"):
+        _core.transform_image(pixels, *window, False, None, 1.0, np.empty(16, np.float32))
