@@ -178,13 +178,16 @@ Op::Target Op::writing(const TensorPtr& tensor, const Layout& described, const L
     return {scratch(wanted), final, add};
 }
 
+[[noreturn]] static void throw_other_shape(const TensorPtr& param, const std::string& op) {
+    throw std::invalid_argument("parameter '" + param->name + "' is laid out as " + layout_name(param->layout) +
+                                " and cannot be shared with '" + op + "', which sees another shape");
+}
+
 // Two layers may describe one parameter with different dims (a shared blob, an inner product over images): that works
 // while the parameter is row-major, where only the count matters.
 static Layout described_as(const TensorPtr& param, const Layout& wanted, const std::string& op) {
     if (param->layout.get_dims() == wanted.get_dims()) return param->layout;
-    if (!is_plain(param->layout))
-        throw std::invalid_argument("parameter '" + param->name + "' is laid out as " + layout_name(param->layout) +
-                                    " and cannot be shared with '" + op + "', which sees another shape");
+    if (!is_plain(param->layout)) throw_other_shape(param, op);
     return plain_layout(wanted.get_dims());
 }
 
@@ -201,7 +204,7 @@ memory Op::reading_param(size_t i, const Layout& wanted, Calls& calls) {
 
 void Op::plain_param(size_t i) {
     if (!param(i)->decided()) param(i)->decide(plain_layout(param(i)->shape));
-    if (!is_plain(param(i)->layout)) described_as(param(i), plain_layout({0}), spec_.name);
+    if (!is_plain(param(i)->layout)) throw_other_shape(param(i), spec_.name);
 }
 
 Op::Target Op::writing_gradient(size_t i, const Layout& wanted) {
