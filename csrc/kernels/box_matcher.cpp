@@ -1,7 +1,5 @@
 #include "kernels/box_matcher.h"
 
-#include <algorithm>
-
 namespace engine {
 
 constexpr float least_overlap = 1e-6f;  // less counts as none

@@ -1,7 +1,6 @@
 // Each pixel of the top is the bottom's at the place that a flow leads to, interpolated bilinearly, or `fill` where
 // that lies outside. inputs: x (N, C, H, W), flow (N, 2, H, W), of x and of y, row-major; attributes: fill (a number).
 #include <algorithm>
-#include <cmath>
 
 #include "kernels/whole.h"
 #include "ops/common/onednn_util.h"

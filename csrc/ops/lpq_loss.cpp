@@ -4,7 +4,6 @@
 // values), values below it, are 0 (FlowNet 2's L1Loss and LpqLoss).
 // inputs: a (N, C, ...), b (as a; 0 where it is not given), row-major; attributes: loss_weight, p, q (one for each
 // episode), begins (of episodes, in iterations), p_epsilon, q_epsilon, scale, by_entries, plateau, by_value.
-#include <algorithm>
 #include <cmath>
 
 #include "ops/common/row_loss.h"

@@ -3,7 +3,6 @@
 // attributes: spatial_scale, from the regions' pixels to those of the features.
 #include <algorithm>
 #include <cmath>
-#include <stdexcept>
 
 #include "kernels/vectorised.h"
 #include "kernels/whole.h"

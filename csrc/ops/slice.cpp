@@ -1,7 +1,5 @@
 // Cuts a blob into parts along an axis.
 // inputs: x, row-major where a cut falls within a block of its layout; outputs: the parts; attributes: axis.
-#include <cstring>
-
 #include "ops/common/elementwise.h"
 #include "ops/common/parts.h"
 
@@ -36,8 +34,7 @@ public:
 
     void backward(const dnnl::stream& stream) override {
         // Parts that lead to no loss have no gradient of their own.
-        if (backward_calls_.size() < outputs_.size() && outputs_.size() > 1)
-            std::memset(input(0)->diff->data(), 0, input(0)->layout.get_size());
+        if (backward_calls_.size() < outputs_.size() && outputs_.size() > 1) Numbers(input(0)->diff->memory).clear();
         run(backward_calls_, stream);
     }
 };

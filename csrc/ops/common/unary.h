@@ -1,7 +1,6 @@
 // Functions of one number that oneDNN has not, or not with Caffe's parameters or values at the edges.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 
 #include "kernels/vectorised.h"
