@@ -60,6 +60,8 @@ static void transform(const py::array& pixels, int top, int left, int crop_h, in
         throw py::value_error("pixels must be uint8 or float32");
 }
 
+namespace {
+
 using Header = std::tuple<int, int, int, int64_t>;
 using Box = std::tuple<double, double, double, double>;
 using Size = std::tuple<int, int>;
@@ -73,6 +75,8 @@ struct Task {
     Target target;
     FloatArray values;
 };
+
+}  // namespace
 
 static Task task_of(int width, int height, const Box& box, const Size& size, int filter, const Window& window,
                     const py::object& mean, float scale, py::array& out) {

@@ -68,7 +68,7 @@ namespace engine {
 
 namespace {
 
-inline void add_rows(Rows rows, int64_t count, int64_t channels, double* sums) {
+inline void add_bias(Rows rows, int64_t count, int64_t channels, double* sums) {
     constexpr int together = 4;  // vectors, whose additions do not wait for each other
     for (int64_t first = 0; first < channels; first += together * 16) {
         __mmask16 masks[together];
@@ -147,7 +147,7 @@ private:
         if (dy_.result)
             pass_positive(dy_, within(first) * shape_.outputs, within(first + chunks * wide) * shape_.outputs);
         find_dy(first, chunks);
-        if (wants_bias) add_rows(dy_rows_, chunks * wide, shape_.outputs, bias_);
+        if (wants_bias) add_bias(dy_rows_, chunks * wide, shape_.outputs, bias_);
         const auto left_rows = job_.swapped_ ? x_rows_ : dy_rows_, right_rows = job_.swapped_ ? dy_rows_ : x_rows_;
         if (job_.swapped_) find_x(first, chunks, 0);
         for (int64_t chunk = 0; chunk < chunks; chunk++)

@@ -111,7 +111,7 @@ void affine_rows(const ChannelRows& rows, const float* x, const float* scale, co
     }
 }
 
-void sum_rows(const ChannelRows& rows, const float* a, const float* b, double* sums) {
+void sum_channels(const ChannelRows& rows, const float* a, const float* b, double* sums) {
     const int64_t blocks = rows.blocks();
 #pragma omp parallel for schedule(static) if (!rows.small())
     for (int64_t panel = 0; panel < rows.panels(); panel++) {

@@ -30,7 +30,7 @@ void affine_rows(const ChannelRows& rows, const float* x, const float* scale, co
 
 // sums (outer, padded_channels): of a[i] over the inner axis, or of a[i] b[i] where b is given. The order of additions
 // does not depend on the number of threads.
-void sum_rows(const ChannelRows& rows, const float* a, const float* b, double* sums);
+void sum_channels(const ChannelRows& rows, const float* a, const float* b, double* sums);
 
 // What plain channels look like in `rows`: `copies` rows of padded_channels(), `missing` without values, zero in
 // padding.

@@ -83,7 +83,7 @@ inline __m256i load(const bf16* pixel, int64_t offset) {
 }
 
 // Pixels to ask memory for, `offset` from others; none if that is null.
-struct Ahead {
+struct PixelsAhead {
     const bf16* const* from;
     int64_t offset;
     void fetch(int64_t i) const { _mm_prefetch(reinterpret_cast<const char*>(from[i] + offset), _MM_HINT_T1); }
@@ -96,8 +96,8 @@ inline __m512i side_by_side(__m256i first, __m256i second) {
 }
 
 template <int channels, int blocks, bool asks>
-inline void multiply(const uint32_t* x, const uint32_t* y, int64_t pairs, const Ahead& ahead, bool fresh, float* sums,
-                     int64_t between) {
+inline void multiply(const uint32_t* x, const uint32_t* y, int64_t pairs, const PixelsAhead& ahead, bool fresh,
+                     float* sums, int64_t between) {
     __m512 total[channels][blocks];
 #pragma GCC unroll 16
     for (int c = 0; c < channels; c++)
@@ -130,8 +130,8 @@ inline void multiply(const uint32_t* x, const uint32_t* y, int64_t pairs, const 
 // Adds x y of `pairs` pairs of pixels to sums, or begins them: so many channels by blocks of outputs, which are
 // `between` apart.
 template <int channels, int blocks>
-inline void multiply(const uint32_t* x, const uint32_t* y, int64_t pairs, const Ahead& ahead, bool fresh, float* sums,
-                     int64_t between) {
+inline void multiply(const uint32_t* x, const uint32_t* y, int64_t pairs, const PixelsAhead& ahead, bool fresh,
+                     float* sums, int64_t between) {
     if (ahead.from)
         multiply<channels, blocks, true>(x, y, pairs, ahead, fresh, sums, between);
     else
@@ -204,7 +204,7 @@ private:
             pack_x(seen, x_offset, count);
             bool wants_x = tap == 0 && output == 0;
             int64_t next_dy = tap == 0 ? first_dy : end_dy;
-            const auto ahead = [&]() -> Ahead {
+            const auto ahead = [&]() -> PixelsAhead {
                 if (wants_x) {
                     wants_x = false;
                     return {seen, x_offset + x_ahead_};

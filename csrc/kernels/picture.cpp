@@ -169,7 +169,7 @@ void resize_row_plain(const uint8_t* pixels, const Axis& axis, int count, uint8_
 }
 
 // A row of which each byte is a sum over rows. rows: an even number of them.
-void sum_rows_plain(const uint8_t* const* rows, const int16_t* weights, int count, int bytes, uint8_t* out) {
+void blend_rows_plain(const uint8_t* const* rows, const int16_t* weights, int count, int bytes, uint8_t* out) {
     for (int i = 0; i < bytes; ++i) {
         int sum = 0;
         for (int k = 0; k < count; ++k) sum += weights[k] * rows[k][i];
@@ -254,8 +254,8 @@ __attribute__((target("avx512f,avx512bw"))) void resize_rows_avx512(const uint8_
 }
 
 // Writes up to 31 bytes more than it is asked for.
-__attribute__((target("avx2"))) void sum_rows_avx2(const uint8_t* const* rows, const int16_t* weights, int count,
-                                                   int bytes, uint8_t* out) {
+__attribute__((target("avx2"))) void blend_rows_avx2(const uint8_t* const* rows, const int16_t* weights, int count,
+                                                     int bytes, uint8_t* out) {
     const __m256i zero = _mm256_setzero_si256(), half = _mm256_set1_epi32(one / 2);
     for (int i = 0; i < bytes; i += 32) {
         __m256i a = half, b = half, c = half, d = half;
@@ -304,12 +304,12 @@ void resize_rows(const uint8_t* const* rows, int number, const Axis& axis, int c
     for (int k = 0; k < number; ++k) resize_row_plain(rows[k], axis, count, outs[k]);
 }
 
-void sum_rows(const uint8_t* const* rows, const int16_t* weights, int count, int bytes, uint8_t* out, bool plain) {
+void blend_rows(const uint8_t* const* rows, const int16_t* weights, int count, int bytes, uint8_t* out, bool plain) {
 #if defined(__x86_64__)
-    if (!plain && may_use(Isa::avx2)) return sum_rows_avx2(rows, weights, count, bytes, out);
+    if (!plain && may_use(Isa::avx2)) return blend_rows_avx2(rows, weights, count, bytes, out);
 #endif
     (void)plain;
-    sum_rows_plain(rows, weights, count, bytes, out);
+    blend_rows_plain(rows, weights, count, bytes, out);
 }
 
 // Pillow's brightness of a colour, in place of the three.
@@ -419,8 +419,8 @@ void Resampler::row(const uint8_t* pixels) {
         }
         for (int k = 0; k < count; ++k) s.sources[std::size_t(k)] = kept(first + k);
         s.sources[std::size_t(count)] = s.sources[0];  // the second of a pair, with the weight 0
-        sum_rows(s.sources.data(), s.y.weights_of(written_), count + count % 2, 4 * window_.width,
-                 reinterpret_cast<uint8_t*>(s.finished.data()), plain_);
+        blend_rows(s.sources.data(), s.y.weights_of(written_), count + count % 2, 4 * window_.width,
+                   reinterpret_cast<uint8_t*>(s.finished.data()), plain_);
         finish(written_, s.finished.data());
     }
 }

@@ -17,7 +17,7 @@ public:
           key_(spec_.name),
           height_(input(0)->shape.at(2)),
           width_(input(0)->shape.at(3)),
-          truths_(input(1)->count() / truth_columns) {
+          truths_(input(1)->count() / true_box_columns) {
         for (const double value : spec_.attributes.reals("anchors")) anchors_.push_back(float(value));
         for (const double value : spec_.attributes.reals("inside_weights")) inside_.push_back(float(value));
         each_ = int64_t(anchors_.size()) / 4;
@@ -66,8 +66,8 @@ private:
             best_[i] = -1;
             largest_[i] = 0;
             for (int64_t g = 0; inside && g < truths_; g++) {
-                if (!(truth[g * truth_columns + 4] > 0)) continue;
-                const double both = overlap(box, truth + g * truth_columns);
+                if (!(truth[g * true_box_columns + 4] > 0)) continue;
+                const double both = overlap(box, truth + g * true_box_columns);
                 if (best_[i] < 0 || both > largest_[i]) {
                     largest_[i] = both;
                     best_[i] = g;
@@ -75,7 +75,7 @@ private:
             }
             if (inside && !clobber && largest_[i] < negative) labels_[i] = 0;
         }
-        for (int64_t g = 0; g < truths_; g++) mark_nearest(truth + g * truth_columns);
+        for (int64_t g = 0; g < truths_; g++) mark_nearest(truth + g * true_box_columns);
         for (int64_t i = 0; i < count; i++) {
             if (labels_[i] == outside) continue;
             if (best_[i] >= 0 && largest_[i] >= positive) labels_[i] = 1;
@@ -122,7 +122,7 @@ private:
             const int64_t pixel = i / each_, which = i % each_;
             outputs_[0]->data()[which * plane + pixel] = float(labels_[i]);
             float offsets[4] = {};
-            if (best_[i] >= 0) box_offsets(&boxes_[i * 4], input(1)->data() + best_[i] * truth_columns, offsets);
+            if (best_[i] >= 0) box_offsets(&boxes_[i * 4], input(1)->data() + best_[i] * true_box_columns, offsets);
             const double outer = labels_[i] == 1 ? of_positive : labels_[i] == 0 ? of_negative : 0;
             for (int64_t k = 0; k < 4; k++) {
                 const int64_t at = (which * 4 + k) * plane + pixel;

@@ -20,7 +20,7 @@ public:
           classes_(spec_.attributes.integer("classes")),
           batch_(spec_.output_shapes.at(0).at(0)),
           regions_(input(0)->count() / 5),
-          truths_(input(1)->count() / truth_columns) {
+          truths_(input(1)->count() / true_box_columns) {
         for (const double value : spec_.attributes.reals("means")) means_.push_back(float(value));
         for (const double value : spec_.attributes.reals("deviations")) deviations_.push_back(float(value));
         for (const double value : spec_.attributes.reals("inside_weights")) inside_.push_back(float(value));
@@ -49,8 +49,8 @@ private:
         for (int64_t i = 0; i < regions_; i++)
             if (regions[i * 5] >= 0) boxes_.insert(boxes_.end(), regions + i * 5 + 1, regions + i * 5 + 5);
         for (int64_t g = 0; g < truths_; g++)
-            if (truth[g * truth_columns + 4] > 0)
-                boxes_.insert(boxes_.end(), truth + g * truth_columns, truth + g * truth_columns + 4);
+            if (truth[g * true_box_columns + 4] > 0)
+                boxes_.insert(boxes_.end(), truth + g * true_box_columns, truth + g * true_box_columns + 4);
     }
 
     void compare() {
@@ -64,8 +64,8 @@ private:
             double largest = 0;
             int64_t best = -1;
             for (int64_t g = 0; g < truths_; g++) {
-                if (!(truth[g * truth_columns + 4] > 0)) continue;
-                const double both = overlap(&boxes_[i * 4], truth + g * truth_columns);
+                if (!(truth[g * true_box_columns + 4] > 0)) continue;
+                const double both = overlap(&boxes_[i * 4], truth + g * true_box_columns);
                 if (best < 0 || both > largest) {
                     largest = both;
                     best = g;
@@ -101,7 +101,7 @@ private:
         region[0] = 0;
         std::copy_n(box, 4, region + 1);
         if (at >= objects_.size()) return;
-        const float* const truth = input(1)->data() + best_[chosen_[at]] * truth_columns;
+        const float* const truth = input(1)->data() + best_[chosen_[at]] * true_box_columns;
         const auto label = whole(std::min(truth[4], float(classes_ - 1)));
         outputs_[1]->data()[row] = float(label);
         float offsets[4];

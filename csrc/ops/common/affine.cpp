@@ -77,7 +77,7 @@ void Affine::backward(const dnnl::stream&) {
     for (const Coefficient* each : {&scale_, &shift_}) {
         if (!each->wants_gradient()) continue;
         const float* const factor = each == &scale_ ? input(0)->data() : nullptr;
-        sum_rows(rows_, given, factor, static_cast<double*>(each->sums.get_data_handle()));
+        sum_channels(rows_, given, factor, static_cast<double*>(each->sums.get_data_handle()));
         write_gradient(*each);
     }
     // Last, because it may be written over `given`.

@@ -11,7 +11,7 @@
 
 namespace engine {
 
-constexpr int64_t truth_columns = 5;  // x1, y1, x2, y2, class; class 0 or below: a row that is not used
+constexpr int64_t true_box_columns = 5;  // x1, y1, x2, y2, class; class 0 or below: a row that is not used
 
 inline double area(const float* box) { return (double(box[2]) - box[0] + 1) * (double(box[3]) - box[1] + 1); }
 
