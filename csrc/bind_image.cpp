@@ -23,13 +23,13 @@ static ImageView<T> view_of(const py::array& pixels) {
 // values: what keeps the mean's numbers alive.
 static Mean mean_of(const py::object& mean, py::ssize_t channels, py::ssize_t height, py::ssize_t width,
                     FloatArray& values) {
-    if (mean.is_none()) return {Mean::Kind::kNone, nullptr};
+    if (mean.is_none()) return {Mean::Kind::none, nullptr};
     values = py::cast<FloatArray>(mean);
     const bool image = values.ndim() == 3;
     const bool fits = image ? values.shape(0) == channels && values.shape(1) == height && values.shape(2) == width
                             : values.size() == channels;
     if (!fits) throw py::value_error("the mean must be one value for each channel or of the image's size");
-    return {image ? Mean::Kind::kImage : Mean::Kind::kChannel, values.data()};
+    return {image ? Mean::Kind::image : Mean::Kind::channel, values.data()};
 }
 
 // One image into one slot of a batch. pixels: (H, W, C) of uint8 or float32 with any strides; out: (C, crop_h, crop_w),
@@ -85,7 +85,7 @@ static Task task_of(int width, int height, const Box& box, const Size& size, int
     const auto [out_width, out_height] = size;
     const bool inside = 0 <= left && left < right && right <= width && 0 <= top && top < bottom && bottom <= height;
     if (!inside) throw py::value_error("the box must lie inside the picture");
-    if (filter < 0 || filter > int(Filter::kLanczos)) throw py::value_error("there is no such filter");
+    if (filter < 0 || filter > int(Filter::lanczos)) throw py::value_error("there is no such filter");
     task.resizing = {Filter(filter), left, top, right, bottom, out_width, out_height};
     const auto [row, column, rows, columns, mirror] = window;
     task.window = {row, column, rows, columns, mirror};
@@ -155,7 +155,7 @@ static void change_pixels(py::array pixels,
     std::vector<Change> wanted(std::size_t(changes.shape(0)));
     for (py::ssize_t i = 0; i < changes.shape(0); ++i) {
         const double* row = changes.data(i, 0);
-        if (!(row[0] >= 0 && row[0] < Change::kKinds)) throw py::value_error("there is no such change");
+        if (!(row[0] >= 0 && row[0] < Change::kinds)) throw py::value_error("there is no such change");
         wanted[std::size_t(i)].kind = Change::Kind(int(row[0]));
         std::copy(row + 1, row + columns, wanted[std::size_t(i)].values);
     }

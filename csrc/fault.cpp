@@ -19,13 +19,13 @@ namespace {
 
 // Cut off, on a page that points outside of the file, in its header, found by an assertion of the library itself, never
 // at an end.
-constexpr int kSignals[] = {SIGBUS, SIGSEGV, SIGFPE, SIGABRT, SIGXCPU};
-struct sigaction former[std::size(kSignals)];
+constexpr int signals[] = {SIGBUS, SIGSEGV, SIGFPE, SIGABRT, SIGXCPU};
+struct sigaction former[std::size(signals)];
 
-constexpr size_t kFileBytes = 2048, kKeyBytes = 1024;
+constexpr size_t file_bytes = 2048, key_bytes = 1024;
 
 struct Place {
-    char file[kFileBytes], key[kKeyBytes];
+    char file[file_bytes], key[key_bytes];
     size_t file_size, key_size;
 };
 
@@ -67,18 +67,18 @@ public:
     }
 
 private:
-    char text_[kFileBytes + 4 * kKeyBytes + 128];
+    char text_[file_bytes + 4 * key_bytes + 128];
     size_t size_ = 0;
 };
 
-constexpr int kAnswerMilliseconds = 1000;
+constexpr int answer_milliseconds = 1000;
 
 bool is_late() {
     constexpr char question[] = "fail\n", late[] = "late";
     char answer[sizeof(late)] = {};
     pollfd asked{watchdog, POLLIN, 0};
     return asked.fd >= 0 && send(asked.fd, question, std::strlen(question), MSG_NOSIGNAL) > 0 &&
-           poll(&asked, 1, kAnswerMilliseconds) > 0 && recv(asked.fd, answer, std::strlen(late), 0) > 0 &&
+           poll(&asked, 1, answer_milliseconds) > 0 && recv(asked.fd, answer, std::strlen(late), 0) > 0 &&
            std::strcmp(answer, late) == 0;
 }
 
@@ -109,7 +109,7 @@ bool is_late() {
 // As if this handler were not there.
 void pass_on(int number, siginfo_t* info, void* context) {
     size_t i = 0;
-    while (kSignals[i] != number) ++i;
+    while (signals[i] != number) ++i;
     const struct sigaction& action = former[i];
     const bool was_sent = info->si_code <= 0;  // by kill(), raise() or abort(); else the instruction fails again
     if (action.sa_flags & SA_SIGINFO) {
@@ -137,7 +137,7 @@ void install() {
     action.sa_sigaction = handle;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     sigemptyset(&action.sa_mask);
-    for (size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &action, &former[i]);
+    for (size_t i = 0; i < std::size(signals); ++i) sigaction(signals[i], &action, &former[i]);
 }
 
 // Sends SIGXCPU to the thread that made it, by the processor's time that it has taken.
@@ -192,8 +192,8 @@ void reading(std::string_view file, std::string_view key, int seconds) {
     static std::once_flag installed;
     std::call_once(installed, install);
     thread_local const auto place = std::make_unique<Place>();
-    place->file_size = file.copy(place->file, kFileBytes);
-    place->key_size = key.copy(place->key, kKeyBytes);
+    place->file_size = file.copy(place->file, file_bytes);
+    place->key_size = key.copy(place->key, key_bytes);
     std::atomic_signal_fence(std::memory_order_seq_cst);
     current = place.get();
     if (seconds) set_timer(seconds);

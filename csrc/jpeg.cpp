@@ -72,9 +72,9 @@ struct Decoder {
     char rest[2048];
 };
 
-constexpr int kBlueGreenRedPadded = 9;  // libjpeg-turbo's colour space of four bytes a pixel
-constexpr int kHeaderRead = 1;
-constexpr int kPermanent = 0;  // the pool of what stays from picture to picture
+constexpr int blue_green_red_padded = 9;  // libjpeg-turbo's colour space of four bytes a pixel
+constexpr int header_read = 1;
+constexpr int permanent = 0;  // the pool of what stays from picture to picture
 constexpr std::size_t vector_bytes = 64;
 
 struct Version {
@@ -162,7 +162,7 @@ bool Reader::create(const Version& version) {
 void* Reader::allocate(Decoder* decoder, int pool, std::size_t bytes) {
     Reader& reader = of(decoder);
     const bool is_table =
-        pool == kPermanent && bytes <= sizeof(Table) && reader.tables_taken_ < std::size(reader.tables_);
+        pool == permanent && bytes <= sizeof(Table) && reader.tables_taken_ < std::size(reader.tables_);
     return is_table ? &reader.tables_[reader.tables_taken_++] : reader.allocate_(decoder, pool, bytes);
 }
 
@@ -178,10 +178,10 @@ bool Reader::read(const uint8_t* data, std::size_t size, const JpegHeader& heade
         library.abort(&decoder_);
         return false;
     }
-    bool whole = library.read_header(&decoder_, 1) == kHeaderRead;
+    bool whole = library.read_header(&decoder_, 1) == header_read;
     whole = whole && int(decoder_.width) == header.width && int(decoder_.height) == header.height &&
             decoder_.components == header.channels;
-    decoder_.out_space = kBlueGreenRedPadded;
+    decoder_.out_space = blue_green_red_padded;
     decoder_.scale_numerator = 1;
     decoder_.scale_denominator = unsigned(shrink);
     whole = whole && library.start(&decoder_) && decoder_.out_components == 4;

@@ -14,9 +14,9 @@
 namespace engine {
 namespace {
 
-constexpr int64_t kTask = 16384;  // floats: 64 KB of each arena, several fit into a second-level cache
-constexpr int64_t kBlock = 4096;  // floats that are unpacked and used while they are in the first-level cache
-constexpr int kLanes = 8;
+constexpr int64_t task_floats = 16384;  // 64 KB of each arena, several fit into a second-level cache
+constexpr int64_t block_floats = 4096;  // are unpacked and used while they are in the first-level cache
+constexpr int lane_count = 8;
 
 // Flush-to-zero and denormals-are-zero in the calling thread, for a server's thread that has no OpenMP team.
 class NoDenormals {
@@ -32,10 +32,11 @@ private:
 
 // In fixed lanes, so that the order of the additions is the same for every vector width.
 ENGINE_VECTORISED double sum_of_squares(const float* __restrict values, int64_t count) {
-    double lanes[kLanes] = {};
-    const int64_t whole = count - count % kLanes;
-    for (int64_t i = 0; i < whole; i += kLanes)
-        for (int lane = 0; lane < kLanes; ++lane) lanes[lane] += double(values[i + lane]) * double(values[i + lane]);
+    double lanes[lane_count] = {};
+    const int64_t whole = count - count % lane_count;
+    for (int64_t i = 0; i < whole; i += lane_count)
+        for (int lane = 0; lane < lane_count; ++lane)
+            lanes[lane] += double(values[i + lane]) * double(values[i + lane]);
     for (int64_t i = whole; i < count; ++i) lanes[i - whole] += double(values[i]) * double(values[i]);
     return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
 }
@@ -70,7 +71,7 @@ void check_range(int64_t begin, int64_t end, int64_t count) {
 const std::map<std::string, UpdateRule>& update_rules() { return registry(); }
 
 RegisterUpdateRule::RegisterUpdateRule(UpdateRule rule) {
-    if (rule.histories.size() > kMostHistories) throw std::logic_error(rule.name + ": too many histories");
+    if (rule.histories.size() > most_histories) throw std::logic_error(rule.name + ": too many histories");
     const std::string name = rule.name;
     if (!registry().emplace(name, std::move(rule)).second) throw std::logic_error("two update rules named " + name);
 }
@@ -105,10 +106,10 @@ Updater::Updater(const std::string& rule, FloatArena weights, FloatArena gradien
                 check_range(range.begin + range.history_shift, range.end + range.history_shift, history.count);
             if (range.parameter < 0) throw std::invalid_argument("the parameter of a range: expected 0 or more");
             local_rates_.resize(std::max(local_rates_.size(), size_t(range.parameter) + 1), 1);
-            for (int64_t begin = range.begin; begin < range.end; begin += kTask) {
+            for (int64_t begin = range.begin; begin < range.end; begin += task_floats) {
                 Task task{range};
                 task.begin = begin;
-                task.end = std::min(begin + kTask, range.end);
+                task.end = std::min(begin + task_floats, range.end);
                 tasks_.back().push_back(task);
             }
         }
@@ -239,7 +240,7 @@ void Updater::apply(int bucket, int threads) const {
 
 void Updater::apply_range(int bucket, int64_t begin, int64_t end, const uint16_t* packed, bool keep) const {
     NoDenormals guard;
-    float buffer[kBlock];
+    float buffer[block_floats];
     for (const Task& task : tasks(bucket)) {
         const int64_t first = std::max(begin, task.begin), last = std::min(end, task.end);
         if (first >= last) continue;
@@ -248,8 +249,8 @@ void Updater::apply_range(int bucket, int64_t begin, int64_t end, const uint16_t
             apply(task, factors, first, last, gradients_ + first);
             continue;
         }
-        for (int64_t at = first; at < last; at += kBlock) {
-            const int64_t next = std::min(at + kBlock, last);
+        for (int64_t at = first; at < last; at += block_floats) {
+            const int64_t next = std::min(at + block_floats, last);
             float* const gradients = keep ? gradients_ + at : buffer;
             unpack_bf16(packed + (at - begin), gradients, next - at);
             apply(task, factors, at, next, gradients);
@@ -260,7 +261,7 @@ void Updater::apply_range(int bucket, int64_t begin, int64_t end, const uint16_t
 void Updater::apply_rows(int bucket, int64_t begin, int64_t end, const uint16_t* rows, int64_t row_count,
                          int64_t stride, int64_t own, uint16_t* packed, bool keep) const {
     NoDenormals guard;
-    float buffer[kBlock];
+    float buffer[block_floats];
     int64_t done = begin;
     for (const Task& task : tasks(bucket)) {
         const int64_t first = std::max(begin, task.begin), last = std::min(end, task.end);
@@ -268,8 +269,8 @@ void Updater::apply_rows(int bucket, int64_t begin, int64_t end, const uint16_t*
         std::fill(packed + (done - begin), packed + (first - begin), uint16_t(0));  // between two parameters
         done = last;
         const Factors factors = this->factors(task);
-        for (int64_t at = first; at < last; at += kBlock) {
-            const int64_t next = std::min(at + kBlock, last);
+        for (int64_t at = first; at < last; at += block_floats) {
+            const int64_t next = std::min(at + block_floats, last);
             float* const gradients = keep ? gradients_ + at : buffer;
             if (!keep) std::copy(gradients_ + at, gradients_ + next, buffer);
             sum_bf16_rows(rows + (at - begin), row_count, stride, own, gradients, next - at);

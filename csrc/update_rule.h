@@ -21,13 +21,13 @@
 
 namespace engine {
 
-constexpr int kMostHistories = 4;
+constexpr int most_histories = 4;
 
 // The memory that a rule works on. Every array is float32[count]; there are as many histories as the rule declares.
 struct Arrays {
     float* weights;
     const float* gradients;
-    float* histories[kMostHistories];
+    float* histories[most_histories];
     int64_t count;
 };
 
@@ -89,7 +89,7 @@ struct UpdateRule {
 const std::map<std::string, UpdateRule>& update_rules();
 
 struct RegisterUpdateRule {
-    // Throws std::logic_error for a name that is taken and for more than kMostHistories.
+    // Throws std::logic_error for a name that is taken and for more than most_histories.
     explicit RegisterUpdateRule(UpdateRule rule);
 };
 

@@ -12,7 +12,7 @@
 namespace engine {
 namespace {
 
-constexpr int64_t kBlock = 2048;  // floats that stay in the first-level cache while rows are added
+constexpr int64_t block_floats = 2048;  // stay in the first-level cache while rows are added
 
 inline __attribute__((always_inline)) float widen(uint16_t value) {
     const uint32_t bits = uint32_t(value) << 16;
@@ -40,7 +40,7 @@ using Words = uint32_t __attribute__((vector_size(64)));
 using Signed = int32_t __attribute__((vector_size(64)));
 using Halves = uint16_t __attribute__((vector_size(32)));
 using Floats = float __attribute__((vector_size(64)));
-constexpr int64_t kLanes = 16, kAhead = 512;  // memory is asked for so far ahead
+constexpr int64_t vector_floats = 16, floats_ahead = 512;  // memory is asked for so far ahead
 
 inline __attribute__((always_inline)) void narrow(const float* values, Words& rounded) {
     Words bits;
@@ -51,9 +51,9 @@ inline __attribute__((always_inline)) void narrow(const float* values, Words& ro
 
 ENGINE_VECTORISED void pack(const float* __restrict values, uint16_t* __restrict packed, int64_t count) {
     int64_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) {
-        __builtin_prefetch(values + i + kAhead);
-        __builtin_prefetch(packed + i + kAhead, 1);
+    for (; i + vector_floats <= count; i += vector_floats) {
+        __builtin_prefetch(values + i + floats_ahead);
+        __builtin_prefetch(packed + i + floats_ahead, 1);
         Words rounded;
         narrow(values + i, rounded);
         const Halves halves = __builtin_convertvector(rounded >> 16, Halves);
@@ -65,8 +65,8 @@ ENGINE_VECTORISED void pack(const float* __restrict values, uint16_t* __restrict
 // As pack() and then add(), but in registers.
 ENGINE_VECTORISED void add_rounded(const float* __restrict values, float* __restrict sum, int64_t count) {
     int64_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) {
-        __builtin_prefetch(values + i + kAhead);
+    for (; i + vector_floats <= count; i += vector_floats) {
+        __builtin_prefetch(values + i + floats_ahead);
         Words rounded;
         narrow(values + i, rounded);
         rounded &= 0xffff0000;
@@ -113,10 +113,10 @@ void pack_bf16(const float* values, float* residual, uint16_t* packed, int64_t c
 
 void sum_bf16(const uint16_t* rows, int64_t row_count, int64_t stride, int64_t own, const float* values,
               float* residual, uint16_t* packed, int64_t count) {
-    float sum[kBlock];
-    uint16_t mine[kBlock];
-    for (int64_t begin = 0; begin < count; begin += kBlock) {
-        const int64_t size = std::min(kBlock, count - begin);
+    float sum[block_floats];
+    uint16_t mine[block_floats];
+    for (int64_t begin = 0; begin < count; begin += block_floats) {
+        const int64_t size = std::min(block_floats, count - begin);
         std::fill(sum, sum + size, 0.f);
         for (int64_t row = 0; row < row_count; ++row) {
             if (row != own) {
@@ -135,9 +135,9 @@ void sum_bf16(const uint16_t* rows, int64_t row_count, int64_t stride, int64_t o
 
 template <typename Row>
 static void sum_into(const Row* rows, int64_t row_count, int64_t stride, int64_t own, float* values, int64_t count) {
-    float sum[kBlock];
-    for (int64_t begin = 0; begin < count; begin += kBlock) {
-        const int64_t size = std::min(kBlock, count - begin);
+    float sum[block_floats];
+    for (int64_t begin = 0; begin < count; begin += block_floats) {
+        const int64_t size = std::min(block_floats, count - begin);
         std::fill(sum, sum + size, 0.f);
         for (int64_t row = 0; row < row_count; ++row) {
             if (row == own)

@@ -35,12 +35,12 @@ template <typename T>
 ENGINE_INLINE void transform(const ImageView<T>& image, const CropWindow& window, const Mean& mean, float scale,
                              float* out) {
     for (int c = 0; c < image.channels; ++c) {
-        const float channel_mean = mean.kind == Mean::Kind::kChannel ? mean.values[c] : 0.0f;
+        const float channel_mean = mean.kind == Mean::Kind::channel ? mean.values[c] : 0.0f;
         for (int y = 0; y < window.height; ++y, out += window.width) {
             const int row = window.top + y;
             const T* source =
                 image.data + c * image.channel_stride + row * image.row_stride + window.left * image.column_stride;
-            if (mean.kind == Mean::Kind::kImage) {
+            if (mean.kind == Mean::Kind::image) {
                 const std::ptrdiff_t line = static_cast<std::ptrdiff_t>(c) * image.height + row;
                 const float* mean_row = mean.values + line * image.width + window.left;
                 transform_row(

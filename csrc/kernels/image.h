@@ -25,7 +25,7 @@ struct CropWindow {
 // What is subtracted: nothing, one value for each channel, or a whole image (channels, height, width), dense and of
 // the source's size, of which the crop window is used.
 struct Mean {
-    enum class Kind { kNone, kChannel, kImage };
+    enum class Kind { none, channel, image };
     Kind kind;
     const float* values;
 };

@@ -72,12 +72,12 @@ double sinc(double x) { return x == 0 ? 1 : sine_of_half_turns(x) / (x * 3.14159
 
 double support_of(Filter filter) {
     switch (filter) {
-        case Filter::kNearest:
-        case Filter::kBox:
+        case Filter::nearest:
+        case Filter::box:
             return 0.5;
-        case Filter::kLinear:
+        case Filter::linear:
             return 1;
-        case Filter::kCubic:
+        case Filter::cubic:
             return 2;
         default:
             return 3;
@@ -85,12 +85,12 @@ double support_of(Filter filter) {
 }
 
 double weight_at(Filter filter, double x) {
-    if (filter == Filter::kBox) return x > -0.5 && x <= 0.5 ? 1 : 0;
+    if (filter == Filter::box) return x > -0.5 && x <= 0.5 ? 1 : 0;
     const double far = std::fabs(x);
     switch (filter) {
-        case Filter::kLinear:
+        case Filter::linear:
             return far < 1 ? 1 - far : 0;
-        case Filter::kCubic:  // Keys, "Cubic convolution interpolation for digital image processing", with a = -0.5
+        case Filter::cubic:  // Keys, "Cubic convolution interpolation for digital image processing", with a = -0.5
             if (far < 1) return (1.5 * far - 2.5) * far * far + 1;
             return far < 2 ? ((-0.5 * far + 2.5) * far - 4) * far + 2 : 0;
         default:
@@ -134,14 +134,14 @@ void make_axis(Filter filter, double low, double high, int length, int size, int
     axis.begin = length;
     axis.end = axis.most = 0;
     double nearest = low + scale * 0.5;  // adds up, as Pillow's does
-    for (int step = 0; filter == Filter::kNearest && step < from; ++step) nearest += scale;
+    for (int step = 0; filter == Filter::nearest && step < from; ++step) nearest += scale;
     for (int step = 0; step < count; ++step, nearest += scale) {
         const int i = mirrored ? count - 1 - step : step;
         const double centre = low + (from + step + 0.5) * scale;
         int first = std::max(0, int(whole(centre - support + 0.5))),
             last = std::min(length, int(whole(centre + support + 0.5)));
         wanted.clear();
-        if (filter == Filter::kNearest) {
+        if (filter == Filter::nearest) {
             first = std::clamp(int(whole(nearest)), 0, length - 1);
             wanted.push_back(1);
         } else {
@@ -352,7 +352,7 @@ int shrink_for(const Resizing& r) {
     // The smaller picture of a JPEG is sharper than a filter's, which must have enough left to do to hide that: from
     // 2.5 times on all but the box do, to half a grey level on average; at 1 the difference is four times as large.
     constexpr double rest = 2.5;
-    if (r.filter == Filter::kNearest || r.filter == Filter::kBox) return 1;
+    if (r.filter == Filter::nearest || r.filter == Filter::box) return 1;
     const double times = std::min((r.right - r.left) / r.width, (r.bottom - r.top) / r.height) / rest;
     return times >= 8 ? 8 : times >= 4 ? 4 : times >= 2 ? 2 : 1;
 }
@@ -436,8 +436,8 @@ void Resampler::finish(int y, const uint32_t* row) const {
     }
     for (int c = 0; c < target_.channels; ++c) {
         float* out = target_.floats + (std::ptrdiff_t(c) * window_.height + y) * width;
-        if (target_.mean.kind != Mean::Kind::kImage) {
-            const float mean = target_.mean.kind == Mean::Kind::kChannel ? target_.mean.values[c] : 0.0f;
+        if (target_.mean.kind != Mean::Kind::image) {
+            const float mean = target_.mean.kind == Mean::Kind::channel ? target_.mean.values[c] : 0.0f;
             less_value(row, 8 * c, width, mean, target_.scale, out);
             continue;
         }

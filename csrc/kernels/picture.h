@@ -31,7 +31,7 @@ protected:
 };
 
 // Pillow's filters, which widen where a picture shrinks; the nearest pixel.
-enum class Filter { kNearest, kBox, kLinear, kCubic, kLanczos };
+enum class Filter { nearest, box, linear, cubic, lanczos };
 
 // Which part of a source is resized to which size. The part has fractions of pixels.
 struct Resizing {
@@ -50,7 +50,7 @@ struct Target {
     float* floats;
     uint8_t* bytes;
     Mean mean;
-    int mean_height, mean_width;  // of a mean of kind kImage: those of the resized picture
+    int mean_height, mean_width;  // of a mean of kind image: those of the resized picture
     float scale;
 };
 

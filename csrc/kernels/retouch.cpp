@@ -309,47 +309,47 @@ void change_one(const Picture& picture, const Change& change) {
     const double a = change.values[0], b = change.values[1];
     const bool coloured = picture.channels == 3;
     switch (change.kind) {
-        case Change::kLinear:
+        case Change::linear:
             return look_up(picture, table_of([=](double p) { return a * p + b; }));
-        case Change::kSteps:
+        case Change::steps:
             return look_up(picture, table_of([=](double p) { return std::floor(p / a) * a + std::floor(a / 2); }));
-        case Change::kBits: {
+        case Change::bits: {
             const double step = double(1 << std::clamp<int64_t>(8 - whole(a), 0, 8));
             return look_up(picture, table_of([=](double p) { return std::floor(p / step) * step; }));
         }
-        case Change::kSolarize:
+        case Change::solarize:
             return look_up(picture, table_of([=](double p) { return p >= a ? 255 - p : p; }));
-        case Change::kContrast:
+        case Change::contrast:
             return contrast(picture, a);
-        case Change::kColour:
+        case Change::colour:
             return coloured ? colour(picture.pixels, picture.count(), float(a)) : void();
-        case Change::kSharpness:
+        case Change::sharpness:
             return sharpen(picture, float(a));
-        case Change::kAutocontrast:
+        case Change::autocontrast:
             return by_histogram(picture, stretched);
-        case Change::kEqualize:
+        case Change::equalize:
             return by_histogram(picture, equalized);
-        case Change::kEqualizeLight:
+        case Change::equalize_light:
             return equalize_light(picture);
-        case Change::kSaturation:
+        case Change::saturation:
             return coloured ? saturation(picture.pixels, picture.count(), float(a)) : void();
-        case Change::kHue: {
+        case Change::hue: {
             const double sixths = a / 60 - 6 * std::floor(a / 360);
             return coloured ? turn_hue(picture.pixels, picture.count(), float(sixths)) : void();
         }
-        case Change::kOrder:
+        case Change::order:
             return coloured ? reorder(picture, change.values) : void();
-        case Change::kBlur:
+        case Change::blur:
             return blur(picture);
-        case Change::kErode:
+        case Change::erode:
             return erode(picture);
-        case Change::kAffine:
+        case Change::affine:
             return move(picture, change.values);
-        case Change::kDots:
+        case Change::dots:
             return dot(picture, change.values);
-        case Change::kHsv:
+        case Change::hsv:
             return coloured ? to_hsv(picture) : void();
-        case Change::kKinds:
+        case Change::kinds:
             return;
     }
 }

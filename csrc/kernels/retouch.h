@@ -9,25 +9,25 @@ namespace engine {
 // One change, and its numbers. p: a byte of a pixel, v: the largest of a pixel's three.
 struct Change {
     enum Kind : int {
-        kLinear,         // a p + b
-        kSteps,          // the middle of its step of `a` values
-        kBits,           // the `a` highest bits of p
-        kSolarize,       // 255 - p, where p is at least `a`
-        kContrast,       // m + a (p - m); m: the whole picture's mean brightness
-        kColour,         // m + a (p - m); m: the pixel's brightness
-        kSharpness,      // m + a (p - m); m: the mean of its neighbourhood, in which it counts five times
-        kAutocontrast,   // from the least to the largest of each channel becomes 0 to 255
-        kEqualize,       // a channel's values become equally frequent, as Pillow does it
-        kEqualizeLight,  // the same of the brightness, as OpenCV does it, which is then added to all three
-        kSaturation,     // v - a (v - p), until one of the three is 0
-        kHue,            // turned by `a` degrees
-        kOrder,          // channels a, b, c
-        kBlur,           // a Gaussian of 7 x 7 pixels, of deviation 1.5
-        kErode,          // the least of a pixel and its four neighbours
-        kAffine,         // the pixel at (a x + b y + c, d x + e y + f), or black
-        kDots,           // of a share `a` of all pixels, drawn by the number b: c, d, e, or, where c < 0, 0 or 255
-        kHsv,            // hue in steps of two degrees, saturation, value
-        kKinds,
+        linear,          // a p + b
+        steps,           // the middle of its step of `a` values
+        bits,            // the `a` highest bits of p
+        solarize,        // 255 - p, where p is at least `a`
+        contrast,        // m + a (p - m); m: the whole picture's mean brightness
+        colour,          // m + a (p - m); m: the pixel's brightness
+        sharpness,       // m + a (p - m); m: the mean of its neighbourhood, in which it counts five times
+        autocontrast,    // from the least to the largest of each channel becomes 0 to 255
+        equalize,        // a channel's values become equally frequent, as Pillow does it
+        equalize_light,  // the same of the brightness, as OpenCV does it, which is then added to all three
+        saturation,      // v - a (v - p), until one of the three is 0
+        hue,             // turned by `a` degrees
+        order,           // channels a, b, c
+        blur,            // a Gaussian of 7 x 7 pixels, of deviation 1.5
+        erode,           // the least of a pixel and its four neighbours
+        affine,          // the pixel at (a x + b y + c, d x + e y + f), or black
+        dots,            // of a share `a` of all pixels, drawn by the number b: c, d, e, or, where c < 0, 0 or 255
+        hsv,             // hue in steps of two degrees, saturation, value
+        kinds,
     } kind;
     double values[6];
 };
