@@ -2,21 +2,19 @@
 // where there is AMX: the kernels that read them want channels last.
 // inputs: x; attributes: bf16 (what x becomes; else float32), keeps_rows (what reads it takes rows, not images).
 #include "kernels/isa.h"
-#include "ops/common/onednn_util.h"
 #include "ops/common/parts.h"
 
 namespace engine {
 namespace {
 
-class Cast : public Op {
+class Cast : public Parts {
 public:
-    explicit Cast(OpSpec spec) : Op(std::move(spec)) {
+    explicit Cast(OpSpec spec) : Parts(std::move(spec)) {
         output(0, wanted_layout());
-        forward_calls_.push_back(copy(input(0)->memory, outputs_[0]->memory));
+        copy(input(0)->memory, outputs_[0]->memory, forward_calls_);
         touch(Pass::forward, {input(0), outputs_[0]});
         if (!input_gradient(0) || !output_gradient(0)) return;
-        fresh_scratch();
-        backward_calls_.push_back(copy(outputs_[0]->diff->memory, input(0)->diff->memory));
+        copy(outputs_[0]->diff->memory, input(0)->diff->memory, backward_calls_);
         touch(Pass::backward, {outputs_[0]->diff, input(0)->diff});
     }
 
@@ -37,13 +35,6 @@ private:
         }
         strides[0] = stride;
         return Layout(dims, type, strides);
-    }
-
-    Call copy(memory from, memory to) {
-        const dnnl::reorder::primitive_desc pd(from, to, user_scratchpad());
-        implementation_ = pd.impl_info_str();
-        return {dnnl::reorder(pd),
-                {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}, {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}};
     }
 };
 

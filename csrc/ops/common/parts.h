@@ -1,4 +1,4 @@
-// Copies between blobs and parts of blobs: what Concat, Crop, Permute and Slice have in common.
+// Copies between blobs and parts of blobs: what Cast, Concat, Crop, Permute, Plain and Slice have in common.
 #pragma once
 
 #include <optional>
