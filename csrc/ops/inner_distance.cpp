@@ -1,8 +1,7 @@
 // The squared distance of every sample from every center, or the sum of magnitudes, L1, or their inner product.
 // inputs: x (M, K); the centers (N, K), unless they are the parameter; with `own_only` the labels (M): a center then
 // learns from the samples of its class only; params: centers (N, K), where they are no input; outputs: (M, N);
-// attributes: kind (0: squares, 1: magnitudes, 2: product), own_only, normalize (the parameter's rows are scaled to
-// length 1, in place, before each forward).
+// attributes: kind (0: squares, 1: magnitudes, 2: product), own_only.
 #include <algorithm>
 #include <cmath>
 
@@ -48,7 +47,6 @@ public:
         : Op(std::move(spec)),
           kind_(Kind(spec_.attributes.integer("kind"))),
           own_only_(spec_.attributes.flag("own_only")),
-          normalizes_(spec_.attributes.flag("normalize")),
           samples_(spec_.output_shapes.at(0).at(0)),
           centers_(spec_.output_shapes.at(0).at(1)),
           size_(input(0)->count() / samples_),
@@ -67,7 +65,6 @@ public:
 
     void forward(const dnnl::stream&) override {
         if (own_only_) labels_.read(spec_.inputs.back()->data());
-        if (normalizes_ && !spec_.params.empty()) normalize();
         const float *const x = input(0)->data(), *const w = centers()->data();
         float* const y = outputs_[0]->data();
 #pragma omp parallel for collapse(2) schedule(static)
@@ -105,19 +102,8 @@ public:
 private:
     const TensorPtr& centers() const { return spec_.params.empty() ? input(1) : param(0); }
 
-    void normalize() const {
-        float* const w = param(0)->data();
-#pragma omp parallel for schedule(static)
-        for (int64_t j = 0; j < centers_; j++) {
-            double sum = 1e-6;
-            for (int64_t k = 0; k < size_; k++) sum += double(w[j * size_ + k]) * double(w[j * size_ + k]);
-            const float factor = float(1 / std::sqrt(sum));
-            for (int64_t k = 0; k < size_; k++) w[j * size_ + k] *= factor;
-        }
-    }
-
     Kind kind_;
-    bool own_only_, normalizes_;
+    bool own_only_;
     int64_t samples_, centers_, size_;
     Labels labels_;
 };

@@ -76,13 +76,11 @@ class InnerDistance(Layer):
 
     def attributes(self) -> Attributes:
         param = self.param
-        return {
-            "kind": _KINDS.index(param.distance_type),
-            "own_only": param.update_center_only,
-            "normalize": param.normalize,
-        }
+        return {"kind": _KINDS.index(param.distance_type), "own_only": param.update_center_only}
 
     def lower(self, builder: Builder) -> None:
+        if self.param.normalize and self.params:
+            builder.op("UnitRows", self, [], params=self.params[:1], tops=[], shapes=[])
         inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
         top = self.tops[0]
         rows = (math.prod(top.shape[:-1]), top.shape[-1])
