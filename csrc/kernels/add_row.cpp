@@ -16,4 +16,14 @@ ENGINE_VECTORISED void add(const Number* x, float* y, int64_t length) {
 void add_row(const float* x, float* y, int64_t length) { add(x, y, length); }
 void add_row(const bf16* x, float* y, int64_t length) { add(x, y, length); }
 
+ENGINE_VECTORISED void add_scaled(float factor, const float* x, float* y, int64_t length) {
+#pragma omp simd
+    for (int64_t i = 0; i < length; i++) y[i] += factor * x[i];
+}
+
+ENGINE_VECTORISED void add_products(const float* a, const float* b, float* y, int64_t length) {
+#pragma omp simd
+    for (int64_t i = 0; i < length; i++) y[i] += a[i] * b[i];
+}
+
 }  // namespace engine

@@ -1,4 +1,4 @@
-// Sums of rows.
+// Rows that are added to others.
 #pragma once
 
 #include <cstdint>
@@ -10,5 +10,9 @@ namespace engine {
 // y += x, in float32.
 void add_row(const float* x, float* y, int64_t length);
 void add_row(const bf16* x, float* y, int64_t length);
+// y += factor x.
+void add_scaled(float factor, const float* x, float* y, int64_t length);
+// y += a b, element by element.
+void add_products(const float* a, const float* b, float* y, int64_t length);
 
 }  // namespace engine

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/add_row.h"
 #include "kernels/vectorised.h"
 #include "ops/common/onednn_util.h"
 
@@ -24,11 +25,6 @@ ENGINE_VECTORISED float difference(const float* a, const float* b, int64_t lengt
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < length; i++) sum += std::abs(a[i] - b[i]);
     return sum;
-}
-
-ENGINE_VECTORISED void add_scaled(float factor, const float* x, float* y, int64_t length) {
-#pragma omp simd
-    for (int64_t i = 0; i < length; i++) y[i] += factor * x[i];
 }
 
 ENGINE_VECTORISED void add_signs(float factor, const float* a, const float* b, float* y, int64_t length) {

@@ -2,16 +2,11 @@
 // windows, row-major; params: weights (O, 1, K, P), bias (1, 1, O, P); outputs: (N, O, P); attributes: bias.
 #include <algorithm>
 
-#include "kernels/vectorised.h"
+#include "kernels/add_row.h"
 #include "ops/common/onednn_util.h"
 
 namespace engine {
 namespace {
-
-ENGINE_VECTORISED void add_products(const float* a, const float* b, float* sums, int64_t length) {
-#pragma omp simd
-    for (int64_t i = 0; i < length; i++) sums[i] += a[i] * b[i];
-}
 
 class Local : public Op {
 public:

@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/vectorised.h"
+#include "kernels/add_row.h"
 #include "ops/common/labels.h"
 #include "ops/common/onednn_util.h"
 
@@ -22,11 +22,6 @@ float length_of(const float* x, int64_t count) {
     double sum = 0;
     for (int64_t i = 0; i < count; i++) sum += double(x[i]) * double(x[i]);
     return float(std::sqrt(sum));
-}
-
-ENGINE_VECTORISED void add_scaled(float factor, const float* x, float* y, int64_t count) {
-#pragma omp simd
-    for (int64_t i = 0; i < count; i++) y[i] += factor * x[i];
 }
 
 float sign(float x) { return float(x > 0) - float(x < 0); }

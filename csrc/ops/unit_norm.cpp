@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/add_row.h"
 #include "kernels/vectorised.h"
 #include "ops/common/onednn_util.h"
 
@@ -22,11 +23,6 @@ ENGINE_VECTORISED void add_magnitudes(const float* x, float* sums, bool l1, int6
 ENGINE_VECTORISED void divide(const float* x, const float* lengths, float* y, int64_t length) {
 #pragma omp simd
     for (int64_t i = 0; i < length; i++) y[i] = x[i] / lengths[i];
-}
-
-ENGINE_VECTORISED void add_products(const float* a, const float* b, float* sums, int64_t length) {
-#pragma omp simd
-    for (int64_t i = 0; i < length; i++) sums[i] += a[i] * b[i];
 }
 
 // g is y's gradient, `along` the sum of g y over the channels minus what arrives at the length.
