@@ -9,9 +9,9 @@
 namespace engine {
 
 // `rows` rows, `step` elements apart, of `lanes` elements each; those of x, which may be part of a larger blob, are
-// `x_step` apart. Coefficients are one per lane. While a row is worked
-// on, the one `lead` rows further on is fetched, up to the `reach`-th, which may belong to the panel that comes next: a
-// core that asks for memory only when it needs it gets two thirds of what there is.
+// `x_step` apart. Coefficients are one per lane. While a row is worked on, the one `lead` rows further on is fetched,
+// up to the `reach`-th, which may belong to the panel that comes next: a core that asks for memory only when it needs
+// it gets two thirds of what there is.
 struct Panel {
     int64_t rows, step, x_step, lanes, lead, reach;
 };

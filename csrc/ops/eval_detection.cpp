@@ -1,9 +1,8 @@
 // Which boxes of a YOLO detector are right.
 // inputs: predictions (N, anchors * (5 + classes), H, W), ground truth (1, 1, M, 8) with labels from 1, both row-major;
 // output: (N, classes + boxes * 4): how many boxes of each class there are, then label (from 0), score, right, wrong of
-// each detection, by label and score, then zeros; attributes: classes, anchors (width and height of each, in
-// pixels of the plane); threshold, nms (negative: none),
-// score (OBJ, PROB, MULTIPLY). Has no backward.
+// each detection, by label and score, then zeros; attributes: classes, anchors (width and height of each, in pixels of
+// the plane); threshold, nms (negative: none), score (OBJ, PROB, MULTIPLY). Has no backward.
 #include <cfloat>
 
 #include "kernels/anchor_grid.h"

@@ -1,9 +1,8 @@
 // The loss of a YOLO detector: the sum of the squares of its gradient before that is divided by N, as in the original,
 // which shows this number and descends along that gradient.
 // inputs: predictions (N, anchors * (5 + classes), H, W), ground truth (1, 1, M, 8) with labels from 1, both row-major;
-// output: (); attributes: classes, anchors (width and height of each, in
-// pixels of the plane); bias_match, object_scale, noobject_scale, class_scale, coord_scale,
-// threshold, loss_weight.
+// output: (); attributes: classes, anchors (width and height of each, in pixels of the plane); bias_match,
+// object_scale, noobject_scale, class_scale, coord_scale, threshold, loss_weight.
 #include "kernels/anchor_grid.h"
 #include "kernels/whole.h"
 #include "ops/common/onednn_util.h"

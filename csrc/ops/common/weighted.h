@@ -1,12 +1,11 @@
 // What Convolution and InnerProduct have in common: a source, weights, an optional bias, and three primitives; and what
 // the graph may have fused in: the addition of a second input and an activation, and, where the attribute `constant`
 // says that parameters change rarely, a normalisation by running statistics. InnerProduct alone knows the attribute
-// `wide`: a top in float32 of a bottom in bf16. params: weights, bias, then with the
-// attribute `norm` those of BatchNorm: mean sum, variance sum, factor, and scale and shift where the attributes say so.
-// The attributes forward, data_gradient and weight_gradient name the kernels of these passes: "direct" (oneDNN's),
-// "fp32" (the same in float32, for blobs in bf16), "winograd", "amx" or "pairs", where an op has them; without a name,
-// or where that kernel cannot be had, the op has a rule of its own, but throws for `exact`, where somebody wants to
-// measure it.
+// `wide`: a top in float32 of a bottom in bf16. params: weights, bias, then with the attribute `norm` those of
+// BatchNorm: mean sum, variance sum, factor, and scale and shift where the attributes say so. The attributes forward,
+// data_gradient and weight_gradient name the kernels of these passes: "direct" (oneDNN's), "fp32" (the same in float32,
+// for blobs in bf16), "winograd", "amx" or "pairs", where an op has them; without a name, or where that kernel cannot
+// be had, the op has a rule of its own, but throws for `exact`, where somebody wants to measure it.
 #pragma once
 
 #include <cmath>
