@@ -255,7 +255,9 @@ private:
         add_parts(slice, sum, squares);
         for (int64_t i = 0; i < slice.count; i++) {
             const double away = sum[i] / count;
-            const double variance = std::max(0.0, squares[i] / count - away * away);
+            // Where x is infinite, the variance is NaN, which std::max keeps as its first argument. With 0 instead,
+            // finite x would become infinite below zero, of which a ReLU makes 0.
+            const double variance = std::max(squares[i] / count - away * away, 0.0);
             set_channel(slice.channel + i, float(values(mean_)[slice.channel + i] + away), float(variance));
         }
     }

@@ -182,6 +182,21 @@ def test_synchronised_with_scale_and_relu(shape):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+def test_an_infinite_value_is_seen_behind_a_relu():
+    """All that its channel's statistics reach is NaN, as in Caffe."""
+    conv = """layer { name: "conv" type: "Convolution" bottom: "x" top: "y"
+      convolution_param { num_output: 16 kernel_size: 1 bias_term: false } }"""
+    text = CHAIN.replace('bottom: "x"', 'bottom: "y"')
+    x = RANDOM.normal(size=(4, 16, 6, 6)).astype(np.float32)
+    x[1, 2, 3, 4] = 1e38
+    net = make_net(net_text(conv + text, x=x.shape))
+    net.params["conv"][0].set(10 * np.eye(16, dtype=np.float32).reshape(16, 16, 1, 1))
+    net.blobs["x"].set(x)
+    assert not np.isfinite(net.forward()["z"]).any()
+    nan = np.isnan(net.blobs["y"].data)
+    assert nan[:, 2].all() and nan.sum() == nan[:, 2].size
+
+
 PADDED_NET = """
 force_backward: true
 layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 4 dim: 6 dim: 8 dim: 6 } } }
