@@ -2,8 +2,11 @@
 // residual block), a ReLU, and the Split of the result between two readers, whose gradients are added on the way.
 // inputs: x (N, C, ...), and what is added; params: mean sum (C), variance sum (C), factor (1), or, for layers of type
 // BN, mean (C) and variance (C), or no statistics at all; then scale (C) and shift (C) where the attributes `scale` and
-// `shift` say so; attributes: eps, moving_average_fraction, use_global_stats, scale, shift, relu. outputs: y, as often
-// as it is read.
+// `shift` say so; attributes: eps, moving_average_fraction, use_global_stats, sync, scale, shift, relu. outputs: y, as
+// often as it is read.
+//
+// With `sync`, statistics are of the batches of all ranks, which have the same size: sums are added up over the ranks
+// in the middle of forward and of backward (OpSpec::ranks).
 //
 // The kernels are our own because memory limits this op: done one after the other, these layers read and write
 // activations three times as often.
@@ -17,6 +20,8 @@
 namespace engine {
 namespace {
 
+constexpr auto nothing = [](auto&&...) {};
+
 class BatchNorm : public Op {
 public:
     explicit BatchNorm(OpSpec spec)
@@ -28,6 +33,7 @@ public:
         eps_ = float(attributes.real("eps"));
         fraction_ = float(attributes.real("moving_average_fraction"));
         global_ = attributes.flag("use_global_stats");
+        synchronised_ = attributes.flag("sync");
         const bool has_scale = attributes.flag("scale"), has_shift = attributes.flag("shift");
         statistics_ = int(spec_.params.size()) - has_scale - has_shift;
         scale_ = has_scale ? statistics_ : -1;
@@ -38,13 +44,14 @@ public:
             *each = workspace("statistics", plain_layout({grid_.channels()}));
             touch(Pass::forward, *each);
         }
+        totals_.resize(size_t(2 * grid_.channels()));
         build_forward();
         if (needs_backward()) build_backward();
     }
 
     void forward(const dnnl::stream& stream) override {
         run(forward_calls_, stream);
-        is_bf16() ? forward_of<bf16>() : forward_of<float>();
+        is_bf16() ? forward_of<bf16>(false) : forward_of<float>(false);
         if (!global_ && statistics_ > 0) update_statistics();
     }
 
@@ -52,8 +59,7 @@ public:
 
     void repeat(const dnnl::stream& stream) override {
         run(forward_calls_, stream);
-        const auto nothing = [](auto&&...) {};
-        is_bf16() ? normalise<bf16>(nothing, nothing) : normalise<float>(nothing, nothing);
+        is_bf16() ? forward_of<bf16>(true) : forward_of<float>(true);
     }
 
     void backward(const dnnl::stream& stream) override {
@@ -162,37 +168,65 @@ private:
                grid_.aligned(sizeof(T), 64) && reinterpret_cast<uintptr_t>(result) % 64 == 0;
     }
 
+    // `again`: by the statistics of the last time.
     template <typename T>
-    void forward_of() {
+    void forward_of(bool again) {
         const NormKernels<T>& kernels = norm_kernels<T>();
-        const T* const x = at<T>(input(0));
-        if (!global_) find_pilot(kernels, x);
-        normalise<T>(
-            [&](int64_t part, int64_t first, int64_t last) {
-                if (!global_) measure(kernels, x, part, first, last);
-            },
-            [&](const ChannelSlice& slice) { global_ ? load_statistics(slice) : gather_statistics(slice); });
+        Normalisation<T> job{};
+        job.x = at<T>(input(0));
+        job.residual = adds() ? at<T>(added_) : nullptr;
+        job.relu = relu_;
+        job.y = at<T>(outputs_[0]);
+        job.past_caches = job.y != job.x && job.y != job.residual && goes_past_caches(job.y);
+        const auto write = [&](int64_t part, int64_t first, int64_t last) {
+            normalise(kernels, job, part, first, last);
+        };
+        if (again) {
+            grid_.run(nothing, nothing, write);
+        } else if (global_) {
+            grid_.run(nothing, [&](const ChannelSlice& slice) { load_statistics(slice); }, write);
+        } else {
+            find_pilot(kernels, job.x);
+            run_grid([&](int64_t part, int64_t first, int64_t last) { measure(kernels, job.x, part, first, last); },
+                     [&](const ChannelSlice& slice) { gather_statistics(slice); }, [&] { share_statistics(); },
+                     [&](const ChannelSlice& slice) { set_statistics(slice); }, write);
+        }
+        clear_padding(rows_, sizeof(T), job.y);
     }
 
-    // After measure(part, slices from, to) of everything and gather(slice), which leave the statistics where they are
-    // read here.
-    template <typename T, typename Measure, typename Gather>
-    void normalise(const Measure& measure, const Gather& gather) {
-        const NormKernels<T>& kernels = norm_kernels<T>();
-        const T* const x = at<T>(input(0));
-        T* const y = at<T>(outputs_[0]);
-        const T* const added = adds() ? at<T>(added_) : nullptr;
-        const bool past_caches = y != x && y != added && goes_past_caches(y);
-        grid_.run(measure, gather, [&](int64_t part, int64_t first, int64_t last) {
-            grid_.panels(part, first, last,
-                         [&](const ChannelSlice& slice, const Panel& panel, int64_t begin, int64_t x_begin) {
-                             const Coefficients mean(slice, of(mean_, slice)), factor(slice, of(factor_, slice)),
-                                 offset(slice, of(offset_, slice));
-                             kernels.normalise(panel, {x + x_begin, added ? added + begin : nullptr, mean, factor,
-                                                       offset, relu_, past_caches, y + begin});
-                         });
-        });
-        clear_padding(rows_, sizeof(T), y);
+    // As NormGrid::run, where the middle is gather(slice), which leaves totals, and finish(slice), which reads them.
+    // Of several ranks, which share() them in between, each ends the first half before any begins the second.
+    template <typename First, typename Gather, typename Share, typename Finish, typename Second>
+    void run_grid(const First& first, const Gather& gather, const Share& share, const Finish& finish,
+                  const Second& second) const {
+        if (ranks() > 1) {
+            grid_.run(first, gather, nothing);
+            share();
+            return grid_.run(nothing, finish, second);
+        }
+        const auto middle = [&](const ChannelSlice& slice) {
+            gather(slice);
+            finish(slice);
+        };
+        grid_.run(first, middle, second);
+    }
+
+    template <typename T>
+    void normalise(const NormKernels<T>& kernels, const Normalisation<T>& job, int64_t part, int64_t first,
+                   int64_t last) const {
+        grid_.panels(part, first, last,
+                     [&](const ChannelSlice& slice, const Panel& panel, int64_t begin, int64_t x_begin) {
+                         const Coefficients mean(slice, of(mean_, slice)), factor(slice, of(factor_, slice)),
+                             offset(slice, of(offset_, slice));
+                         Normalisation<T> piece = job;
+                         piece.x += x_begin;
+                         if (piece.residual) piece.residual += begin;
+                         piece.mean = mean;
+                         piece.scale = factor;
+                         piece.shift = offset;
+                         piece.y += begin;
+                         kernels.normalise(panel, piece);
+                     });
     }
 
     static float* values(const TensorPtr& tensor) { return tensor->data(); }
@@ -249,29 +283,48 @@ private:
             });
     }
 
-    void gather_statistics(const ChannelSlice& slice) {
-        const double count = double(grid_.per_channel());
-        double sum[ChannelSlice::widest], squares[ChannelSlice::widest];
-        add_parts(slice, sum, squares);
-        for (int64_t i = 0; i < slice.count; i++) {
-            const double away = sum[i] / count;
-            // Where x is infinite, the variance is NaN, which std::max keeps as its first argument. With 0 instead,
-            // finite x would become infinite below zero, of which a ReLU makes 0.
-            const double variance = std::max(squares[i] / count - away * away, 0.0);
-            set_channel(slice.channel + i, float(values(mean_)[slice.channel + i] + away), float(variance));
+    double& total(int which, int64_t c) { return totals_[size_t(which * grid_.channels() + c)]; }
+
+    // Totals over all parts, of both rows.
+    void add_parts(const ChannelSlice& slice) {
+        for (int which : {0, 1}) {
+            double* const totals = &total(which, slice.channel);
+            std::fill_n(totals, slice.count, 0.0);
+            for (int64_t part = 0; part < grid_.parts(); part++) {
+                const float* const some = sums(which, part, slice.channel);
+                for (int64_t i = 0; i < slice.count; i++) totals[i] += some[i];
+            }
         }
     }
 
-    // Totals over all parts, of both rows.
-    void add_parts(const ChannelSlice& slice, double* totals, double* others) const {
-        for (double* each : {totals, others}) std::fill_n(each, slice.count, 0.0);
-        for (int64_t part = 0; part < grid_.parts(); part++) {
-            const float *const a = sums(0, part, slice.channel), *const b = sums(1, part, slice.channel);
-            for (int64_t i = 0; i < slice.count; i++) {
-                totals[i] += a[i];
-                others[i] += b[i];
-            }
+    void add_ranks() { spec_.ranks->sum(totals_.data(), int64_t(totals_.size())); }
+
+    int64_t ranks() const { return synchronised_ ? spec_.ranks->count : 1; }
+
+    // Means and variances, in place of the totals.
+    void gather_statistics(const ChannelSlice& slice) {
+        const double count = double(grid_.per_channel());
+        add_parts(slice);
+        for (int64_t c = slice.channel; c < slice.channel + slice.count; c++) {
+            const double away = total(0, c) / count;
+            total(0, c) = values(mean_)[c] + away;
+            total(1, c) = total(1, c) / count - away * away;
         }
+    }
+
+    // Of each rank's means and variances, those of all batches.
+    void share_statistics() {
+        for (int64_t c = 0; c < grid_.channels(); c++) total(1, c) += total(0, c) * total(0, c);
+        add_ranks();
+        for (double& each : totals_) each /= double(ranks());
+        for (int64_t c = 0; c < grid_.channels(); c++) total(1, c) -= total(0, c) * total(0, c);
+    }
+
+    // Where x is infinite, the variance is NaN, which std::max keeps as its first argument. With 0 instead, finite x
+    // would become infinite below zero, of which a ReLU makes 0.
+    void set_statistics(const ChannelSlice& slice) {
+        for (int64_t c = slice.channel; c < slice.channel + slice.count; c++)
+            set_channel(c, float(total(0, c)), float(std::max(total(1, c), 0.0)));
     }
 
     // Sums that were decayed at every step, and the factor to divide them by; or averages.
@@ -292,7 +345,7 @@ private:
     }
 
     void update_statistics() {
-        const int64_t count = grid_.per_channel();
+        const int64_t count = grid_.per_channel() * ranks();
         const float unbiased = sums_up() && count > 1 ? float(count) / float(count - 1) : 1;
         const float share = sums_up() ? 1 : 1 - fraction_;  // of this batch
         float *const mean = values(param(0)), *const variance = values(param(1));
@@ -315,11 +368,12 @@ private:
         job.other = given_.size() == 2 ? at<T>(given_[1]) : nullptr;
         job.y = relu_ && adds() ? at<T>(outputs_[0]) : nullptr;
         job.kept = kept_ ? at<T>(kept_) : nullptr;
-        grid_.run([&](int64_t part, int64_t first, int64_t last) { sum_gradient(kernels, job, part, first, last); },
-                  [&](const ChannelSlice& slice) { finish_sums(slice); },
-                  [&](int64_t part, int64_t first, int64_t last) {
-                      if (input_gradient(0)) write_gradient(kernels, job, part, first, last);
-                  });
+        run_grid([&](int64_t part, int64_t first, int64_t last) { sum_gradient(kernels, job, part, first, last); },
+                 [&](const ChannelSlice& slice) { gather_gradients(slice); }, [&] { add_ranks(); },
+                 [&](const ChannelSlice& slice) { set_means(slice); },
+                 [&](int64_t part, int64_t first, int64_t last) {
+                     if (input_gradient(0)) write_gradient(kernels, job, part, first, last);
+                 });
         if (job.kept) clear_padding(rows_, sizeof(T), job.kept);
         if (input_gradient(0) && input(0)->layout == layout_)  // else its blocks are a larger blob's
             clear_padding(rows_, sizeof(T), at<T>(input(0)->diff));
@@ -353,19 +407,24 @@ private:
                  });
     }
 
-    // Sums over all parts: the gradients of scale and shift, and, in place of the first part's, the means of dx.
-    void finish_sums(const ChannelSlice& slice) {
-        const double count = double(grid_.per_channel());
-        double of_g[ChannelSlice::widest], of_gx[ChannelSlice::widest];
-        add_parts(slice, of_g, of_gx);
-        for (int64_t i = 0; i < slice.count; i++) {
-            const int64_t c = slice.channel + i;
-            const double spread = 1 / std::sqrt(double(values(variance_)[c]) + eps_);
-            if (scale_ >= 0) add_gradient(scale_, c, float(of_gx[i] * spread));
-            if (shift_ >= 0) add_gradient(shift_, c, float(of_g[i]));
+    double spread(int64_t c) const { return 1 / std::sqrt(double(values(variance_)[c]) + eps_); }
+
+    // The gradients of scale and shift: of this rank's batch, averaged over the ranks like all others.
+    void gather_gradients(const ChannelSlice& slice) {
+        add_parts(slice);
+        for (int64_t c = slice.channel; c < slice.channel + slice.count; c++) {
+            if (scale_ >= 0) add_gradient(scale_, c, float(total(1, c) * spread(c)));
+            if (shift_ >= 0) add_gradient(shift_, c, float(total(0, c)));
+        }
+    }
+
+    // The means of dx, in place of the first part's sums.
+    void set_means(const ChannelSlice& slice) {
+        const double count = double(grid_.per_channel() * ranks());
+        for (int64_t c = slice.channel; c < slice.channel + slice.count; c++) {
             const double factor = global_ ? 0 : values(factor_)[c];
-            *sums(0, 0, c) = float(-factor * spread * spread * of_gx[i] / count);
-            *sums(1, 0, c) = float(-factor * of_g[i] / count);
+            *sums(0, 0, c) = float(-factor * spread(c) * spread(c) * total(1, c) / count);
+            *sums(1, 0, c) = float(-factor * total(0, c) / count);
         }
     }
 
@@ -397,11 +456,12 @@ private:
     ChannelRows rows_;  // the same
     NormGrid grid_;
     float eps_, fraction_;
-    bool global_, relu_;
+    bool global_, synchronised_, relu_;
     int statistics_;     // how many parameters hold them
     int scale_, shift_;  // which parameter, or -1
     TensorPtr mean_, variance_, factor_, offset_;
     memory sums_, added_, kept_;
+    std::vector<double> totals_;  // two of each channel, over all parts
     std::vector<TensorPtr> given_;
 };
 

@@ -85,7 +85,7 @@ class BatchNorm(Layer):
         inputs = [builder.tensor(blob) for blob in self.bottoms]
         x, size = inputs[0], self.stats_batch_size
         if not size or size == self.shapes[0][0]:
-            builder.op("SyncBatchNorm" if self.sync else "BatchNorm", self, inputs, self.attributes())
+            builder.op("BatchNorm", self, inputs, self.attributes())
             return
         shape = (size, *self.shapes[0][1:])
         count = self.shapes[0][0] // size
@@ -102,6 +102,7 @@ class BatchNorm(Layer):
             "eps": param.eps,
             "moving_average_fraction": param.moving_average_fraction,
             "use_global_stats": self.use_global_stats,
+            "sync": self.sync,
             "scale": self.scale,
             "shift": self.shift,
             "relu": self.relu or param.relu,

@@ -19,6 +19,7 @@ from engine.graph.passes.recompute import choose
 from engine.graph.prepare import prepare
 from engine.host.memory import SMALLER_BATCH, require_memory
 from engine.layers.base import Blob, Layer, Parameter
+from engine.layers.batch_norm import BatchNorm
 from engine.layers.builder import Builder
 from engine.layers.fillers import fill_parameter
 from engine.net.blobs import BlobView, Placed
@@ -235,7 +236,7 @@ class Net:
     @property
     def synchronised(self) -> bool:
         """Whether some op adds up over the ranks what it computes (program.set_ranks)."""
-        return "SyncBatchNorm" in self.builder.type_of_op
+        return any(isinstance(layer, BatchNorm) and layer.sync for layer in self.graph.layers)
 
     def statistics(self) -> list[np.ndarray]:
         """BatchNorm's running sums, as writable views of where the executor keeps them."""

@@ -167,9 +167,9 @@ def test_stored_statistics_know_no_parts():
 def test_synchronised_on_one_rank(shape):
     x = RANDOM.normal(2, 3, size=shape).astype(np.float32)
     alone, synchronised = run(layer("eps: 1e-3"), x=x), run(layer("eps: 1e-3 sync: true"), x=x)
-    np.testing.assert_allclose(synchronised.blobs["y"].data, alone.blobs["y"].data, atol=1e-5)
+    np.testing.assert_array_equal(synchronised.blobs["y"].data, alone.blobs["y"].data)
     for ours, theirs in zip(synchronised.params["layer"], alone.params["layer"]):
-        np.testing.assert_allclose(ours.get(), theirs.get(), rtol=1e-5)
+        np.testing.assert_array_equal(ours.get(), theirs.get())
     check_gradients(net_text(layer("eps: 1e-3 sync: true"), x=shape), {"x": x})
 
 
@@ -179,14 +179,15 @@ def test_synchronised_with_scale_and_relu(shape):
     nets = [make_net(net_text(text, x=shape)) for text in (CHAIN.replace("eps: 1e-3", "eps: 1e-3 sync: true"), CHAIN)]
     assert [net.synchronised for net in nets] == [True, False]
     for ours, theirs in zip(*(chain_results(net, x) for net in nets)):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(ours, theirs)
 
 
-def test_an_infinite_value_is_seen_behind_a_relu():
+@pytest.mark.parametrize("params", ["", "sync: true"])
+def test_an_infinite_value_is_seen_behind_a_relu(params):
     """All that its channel's statistics reach is NaN, as in Caffe."""
     conv = """layer { name: "conv" type: "Convolution" bottom: "x" top: "y"
       convolution_param { num_output: 16 kernel_size: 1 bias_term: false } }"""
-    text = CHAIN.replace('bottom: "x"', 'bottom: "y"')
+    text = CHAIN.replace('bottom: "x"', 'bottom: "y"').replace("eps: 1e-3", "eps: 1e-3 " + params)
     x = RANDOM.normal(size=(4, 16, 6, 6)).astype(np.float32)
     x[1, 2, 3, 4] = 1e38
     net = make_net(net_text(conv + text, x=x.shape))
