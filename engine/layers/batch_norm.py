@@ -111,7 +111,7 @@ class BatchNorm(Layer):
     def absorb(self, following: Layer) -> bool:
         """Takes over, in this order: a Scale of the channels, with its params; in training, the addition of another
         blob; a ReLU without slope; and in training the Split of the result between two readers."""
-        joins = self.training and not self.sync and self.stats_batch_size in (0, self.shapes[0][0])
+        joins = self.training and self.stats_batch_size in (0, self.shapes[0][0])
         if following.type == "Split":
             return joins and len(following.tops) == 2
         if self.relu or self.message.batch_norm_param.relu:

@@ -108,6 +108,21 @@ def test_in_phase_test_too(precision):
     assert_same_bits(results(chained), results(apart))
 
 
+def test_norms_of_several_ranks_read_parts_too():
+    """Beside a rank that computes the same."""
+    config = dense_block(more="bn_sync: true")
+    chained, apart = (built(config, each) for each in (True, False))
+    assert len(chains(chained)) == 3
+    found = [results(built(dense_block(), True))]
+    for net in (chained, apart):
+        net.program.set_ranks(2, lambda values: np.multiply(values, 2, out=values))
+        found.append(results(net))
+    assert_same_bits(*found[1:])
+    for what, expected in found[0].items():
+        if what != "statistics":  # unbiased by twice as many samples
+            np.testing.assert_allclose(found[1][what], expected, rtol=1e-3, atol=1e-5)
+
+
 def test_a_third_bottom():
     config = dense_block(third='bottom: "c1"')
     assert_same_bits(*(results(built(config, each)) for each in (True, False)))

@@ -20,7 +20,12 @@ layer {{ name: "conv" type: "Convolution" bottom: "data" top: "conv"
 layer {{ name: "bn" type: "BatchNorm" bottom: "conv" top: "conv" batch_norm_param {{ moving_average_fraction: 0.9 }} }}
 layer {{ name: "scale" type: "Scale" bottom: "conv" top: "conv" scale_param {{ bias_term: true }} }}
 layer {{ name: "relu" type: "ReLU" bottom: "conv" top: "conv" }}
-layer {{ name: "ip1" type: "InnerProduct" bottom: "conv" top: "ip1"
+layer {{ name: "conv2" type: "Convolution" bottom: "conv" top: "conv2"
+  convolution_param {{ num_output: 12 kernel_size: 3 pad: 1 bias_term: false weight_filler {{ type: "msra" }} }} }}
+layer {{ name: "bn2" type: "BatchNorm" bottom: "conv2" top: "conv2" }}
+layer {{ name: "sum" type: "Eltwise" bottom: "conv2" bottom: "conv" top: "sum" }}
+layer {{ name: "relu2" type: "ReLU" bottom: "sum" top: "sum" }}
+layer {{ name: "ip1" type: "InnerProduct" bottom: "sum" top: "ip1"
   inner_product_param {{ num_output: 16 bias_term: false weight_filler {{ type: "xavier" }} }} }}
 layer {{ name: "bn1" type: "BatchNorm" bottom: "ip1" top: "bn1" }}
 layer {{ name: "tanh" type: "TanH" bottom: "bn1" top: "bn1" }}
@@ -37,6 +42,7 @@ from tests.solver.test_sync_batch_norm import NET
 world = world()
 net = NET.replace("BATCH", str(16 // world.size)) + "bn_sync: {sync}"
 solver = solve("max_iter: 25 iter_size: 2 momentum: 0.9 random_seed: 3 base_lr: 0.02", net, world=world)
+assert not {{"Eltwise", "ReLU", "Scale", "Split"}} & {{layer.type for layer in solver.net.graph.layers}}
 world.allreduce_mean(solver.net.statistics())
 if world.rank == 0:
     np.savez({path!r}, **learned(solver))

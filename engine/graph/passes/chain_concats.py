@@ -90,6 +90,6 @@ def _may_chain(layer: Layer) -> bool:
 
 def _reads_parts(layer: Layer, blob: Blob) -> bool:
     """Whether it takes the blob as part of a larger one, and sends its gradient by itself."""
-    if type(layer) is not BatchNorm or layer.sync or layer.stats_batch_size:
+    if type(layer) is not BatchNorm or layer.stats_batch_size:
         return False
     return layer.bottoms[0] is blob and layer.bottoms.count(blob) == 1
