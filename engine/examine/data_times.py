@@ -80,9 +80,10 @@ def data_times(
     if world.size > 1:
         raise ConfigError("--data measures one rank's pipeline: start it without mpiexec")
     net = net_of_solver(config, proto.TRAIN)
-    seed = max(1, config.message.random_seed)
+    seed, state = max(1, config.message.random_seed), net.message.state
     with contextlib.closing(Feeder(net, proto.TRAIN, seed, world)) as feeder:
-        build(net, proto.TRAIN, shapes_of=feeder.shapes_of, to_look_at=True)
+        opened = feeder.shapes_of
+        build(net, proto.TRAIN, level=state.level, stages=state.stage, shapes_of=opened, to_look_at=True)
         if not feeder.readers:
             raise ConfigError("the train net has no data layer, so there is nothing to read", net.path)
         layers = [_measure(name, source) for name, source in feeder.data_sources.items()]

@@ -20,6 +20,8 @@ NET = """layer {{ name: "d" type: "Data" top: "x" top: "y" data_param {{ source:
 layer {{ name: "ip" type: "InnerProduct" bottom: "x" top: "s" inner_product_param {{ num_output: 3 }} }}
 layer {{ name: "loss" type: "SoftmaxWithLoss" bottom: "s" bottom: "y" top: "l" }}"""
 
+RULES = 'not_stage: "big"', 'stage: "big" min_level: 2'
+
 
 @pytest.fixture
 def solver(tmp_path, make_lmdb):  # noqa: F811
@@ -74,6 +76,17 @@ def test_the_step_is_that_of_training(solver, monkeypatch):
     kernels = Kernels("default")
     data_times(read_solver(str(solver("raw")), ["memory_budget_mb=1.5"]), World(), "fp32", 1, kernels)
     assert given == [(1_500_000, kernels)]
+
+
+def test_the_state_is_that_of_training(solver):
+    """The layers that train_state keeps, at their batch."""
+    path = solver("raw")
+    net = path.parent / "net.prototxt"
+    data = net.read_text().splitlines(keepends=True)[:2]
+    small, big = ("".join(data).replace('name: "d"', f'name: "d" include {{ {rule} }}') for rule in RULES)
+    net.write_text(net.read_text().replace("".join(data), small + big.replace("batch_size: 4", "batch_size: 6")))
+    found = data_times(read_solver(str(path), ['train_state.stage="big"', "train_state.level=2"]), World(), "fp32", 1)
+    assert [layer.batch for layer in found.layers] == [6]
 
 
 def test_the_phase_is_train(solver, capsys):
