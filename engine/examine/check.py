@@ -16,7 +16,7 @@ from engine.config.label_map import read_label_map
 from engine.data import batch_size_of
 from engine.data.source_shapes import SUPPOSITIONS, SourceShapes, Supposition
 from engine.errors import CODE, FILE, ConfigError, EngineError
-from engine.graph.build import Graph, build, kept
+from engine.graph.build import PHASES, Graph, build, kept
 from engine.graph.costs import LayerCost, Memory, layer_costs, memory
 from engine.graph.model_parallel import model_parts
 from engine.graph.passes.gradients import mark_gradients
@@ -33,7 +33,6 @@ from engine.solver.update import find_rule
 from engine.solver.validate import check_schedules, check_snapshots, check_tests, notes, require_loss, validate
 from engine.solver.wiring import check_wiring, wire
 
-PHASES = {proto.TRAIN: "TRAIN", proto.TEST: "TEST"}
 _SHAPE = re.compile(r"\((\d+, \d+)(?:, \d+)+\)")  # and its first two numbers
 USUAL_CLASSES = 10  # where only data that are not here tell their number
 

@@ -18,7 +18,7 @@ from engine.config import SolverConfig, expand_ranks, net_of_solver
 from engine.data import batch_size_of, set_batch_size
 from engine.errors import ConfigError, EngineError, WeightsError
 from engine.files import TEMPORARY, atomic_write, check_writable, is_regular, opened, read_text, reason, take_in
-from engine.graph.build import kept
+from engine.graph.build import kept_layers
 from engine.report.log import log, warn
 from engine.solver.lock import lock_prefix
 from engine.solver.validate import saves
@@ -289,10 +289,9 @@ def set_iter_size(param: proto.SolverParameter, steps: int) -> None:
 def data_layers(config: SolverConfig) -> list[proto.LayerParameter]:
     """Those of the train net that have a batch_size, in its phase."""
     train = net_of_solver(config, proto.TRAIN)
-    state = train.message.state
     found = []
-    for index, layer in enumerate(train.message.layer):
-        if layer.bottom or not kept(layer, state.phase, state.level, set(state.stage), train.where(index)):
+    for layer in (train.message.layer[index] for index in kept_layers(train, train.message.state.phase)):
+        if layer.bottom:
             continue
         try:
             batch_size_of(layer)
