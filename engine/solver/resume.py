@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Collection, Sequence
@@ -216,9 +217,12 @@ def hold_global_batch(config: SolverConfig, world: World, snapshot: Snapshot) ->
     batch = batch_size_of(layers[0]) if layers else 1
     steps = max(1, config.message.iter_size)
     before = snapshot.global_batch or (snapshot.ranks or world.size) * batch * steps
-    size, new_steps = share(before, world.size, batch, steps, adjustable=bool(layers))
+    slices = _slices(config)
+    multiple = _multiple(layers, slices)
+    size, new_steps = share(before, world.size, batch, steps, adjustable=bool(layers), multiple=multiple)
     if new_steps > 1 and config.message.HasField("adversarial"):  # which trains on one batch at a time
-        fitting = [ranks for ranks in range(1, before + 1) if before % ranks == 0 and before // ranks <= batch]
+        each = {ranks: before // ranks for ranks in range(1, before + 1) if before % ranks == 0}
+        fitting = [ranks for ranks, size in each.items() if size <= batch and size % multiple == 0]
         raise ConfigError(
             f"--resume auto: {world.size} rank{'s' if world.size > 1 else ''} of batch_size {batch} cannot hold the "
             f"snapshot's global batch of {before}, for adversarial goes without iter_size; ranks that can: "
@@ -229,20 +233,36 @@ def hold_global_batch(config: SolverConfig, world: World, snapshot: Snapshot) ->
     if (size, new_steps) == (batch, steps):
         return
     for layer in layers:
-        other, rest = divmod(batch_size_of(layer) * size, batch)
-        if rest:
-            raise ConfigError(
-                f"layer '{layer.name}': batch_size {batch_size_of(layer)} cannot become {size}/{batch} of it"
-            )
-        set_batch_size(layer, other)
+        set_batch_size(layer, batch_size_of(layer) * size // batch)
     set_iter_size(config.message, new_steps)
     log(
         f"Global batch {before} held: {world.size} rank{'s' if world.size > 1 else ''} x {size} x iter_size "
         f"{new_steps} (the files say {batch} x {steps}, ranks of the snapshot: {snapshot.ranks})"
     )
-    train = net_of_solver(config, proto.TRAIN)
-    if size != batch and any(layer.type == "BatchNorm" for layer in train.message.layer):
+    if size != batch and 0 in slices:
         warn(f"BatchNorm takes its statistics from {size} samples now, not {batch}")
+
+
+def _slices(config: SolverConfig) -> set[int]:
+    """How many samples the BatchNorm layers of the train net take statistics from; 0: all of a batch."""
+    train = net_of_solver(config, proto.TRAIN)
+    layers = (train.message.layer[index] for index in kept_layers(train, train.message.state.phase))
+    params = (layer.batch_norm_param for layer in layers if layer.type == "BatchNorm")
+    whole = train.message.bn_stats_batch_size
+    return {param.stats_batch_size or whole for param in params if not param.use_global_stats}
+
+
+def _multiple(layers: Sequence[proto.LayerParameter], slices: Collection[int]) -> int:
+    """What must divide the first data layer's batch_size: mix_param takes pairs, BatchNorm whole slices, and the
+    batch_size of another data layer changes by the same factor."""
+    if not layers:
+        return 1
+    batch = batch_size_of(layers[0])
+    found = [math.gcd(size, batch) for size in slices if size]  # a batch may be that of several data layers together
+    for layer in layers:
+        unit = batch * (2 if layer.transform_param.HasField("mix_param") else 1)
+        found.append(unit // math.gcd(unit, batch_size_of(layer)))
+    return math.lcm(*found)
 
 
 def data_batch(config: SolverConfig) -> int:
@@ -251,31 +271,35 @@ def data_batch(config: SolverConfig) -> int:
     return (batch_size_of(layers[0]) if layers else 1) * max(1, config.message.iter_size)
 
 
-def share(total: int, ranks: int, batch: int, steps: int, adjustable: bool = True) -> tuple[int, int]:
+def share(
+    total: int, ranks: int, batch: int, steps: int, adjustable: bool = True, multiple: int = 1
+) -> tuple[int, int]:
     """(batch_size, iter_size) of each of `ranks` ranks, of which the product is their share of `total` samples: with
-    the batch_size that is nearest to `batch` from below. Raises ConfigError."""
+    the batch_size that is nearest to `batch` from below, and that `multiple` divides. Raises ConfigError."""
     if ranks * batch * steps == total:
         return batch, steps
-    if size := _batch_size(total, ranks, batch, adjustable):
+    step = multiple if adjustable else batch
+    if size := _batch_size(total, ranks, batch, step):
         return size, total // ranks // size
-    fitting = [str(number) for number in range(1, 4 * ranks + 1) if _batch_size(total, number, batch, adjustable)]
+    fitting = [str(number) for number in range(1, 4 * ranks + 1) if _batch_size(total, number, batch, step)]
     can = ", ".join(fitting[-8:]) or f"none up to {4 * ranks}"
     advice = f"ranks that can: {can}; --snapshot goes on with another global batch"
     if total % ranks:
         raise ConfigError(f"--resume auto: {ranks} ranks cannot share the snapshot's global batch of {total}; {advice}")
     wanted = f"{(batch + 1) // 2} to {batch}" if adjustable else str(batch)
+    if multiple > 1:
+        wanted += f" that {multiple} divides, by mix_param, stats_batch_size or another data layer"
     raise ConfigError(
         f"--resume auto: the snapshot's global batch of {total} is {total // ranks} for each of {ranks} ranks, which "
         f"is no multiple of a batch_size of {wanted}; {advice}"
     )
 
 
-def _batch_size(total: int, ranks: int, batch: int, adjustable: bool) -> int:
-    """Of each of `ranks` ranks: the nearest to `batch` from below, 0 where none from the half of it on divides their
-    share."""
+def _batch_size(total: int, ranks: int, batch: int, step: int) -> int:
+    """Of each of `ranks` ranks: the multiple of `step` that is nearest to `batch` from below, 0 where none from the
+    half of it on divides their share."""
     each, rest = divmod(total, ranks)
-    sizes = range(1, min(batch, each) + 1) if adjustable else [batch]
-    size = max((size for size in sizes if each % size == 0), default=0)
+    size = max((size for size in range(step, min(batch, each) + 1, step) if each % size == 0), default=0)
     return 0 if rest or (each > batch and 2 * size < batch) else size
 
 

@@ -13,9 +13,19 @@ from engine import proto
 from engine.cli import main
 from engine.comm.world import World
 from engine.config import parse_solver
+from engine.data import batch_size_of
 from engine.errors import ConfigError, WeightsError
 from engine.solver.lock import unlock_prefix
-from engine.solver.resume import newest, note_known, read_whole, share, take_prefix
+from engine.solver.resume import (
+    Snapshot,
+    data_layers,
+    hold_global_batch,
+    newest,
+    note_known,
+    read_whole,
+    share,
+    take_prefix,
+)
 from engine.solver.stages import resume_stages
 from engine.watchdog.supervise import without
 from engine.weights import read_caffemodel, read_solverstate, write_solverstate
@@ -224,6 +234,34 @@ def test_how_a_global_batch_is_held(total, ranks, batch, steps, expected):
     assert expected[0] * expected[1] * ranks == total
 
 
+MIX = "transform_param { mix_param { mixup_alpha: 1 num_classes: 10 } }"
+NORM = 'layer { name: "bn" type: "BatchNorm" bottom: "d" top: "bn" batch_norm_param { %s } %s }'
+OTHER = 'layer { name: "e" type: "Data" top: "e" data_param { source: "e" batch_size: %d } %s }'
+
+
+@pytest.mark.parametrize(
+    ("transform", "more", "total", "batch", "expected"),
+    [
+        ("", "", 12, 4, (3, 2)),
+        (MIX, "", 12, 4, (2, 3)),  # pairs
+        ("", NORM % ("stats_batch_size: 2", ""), 60, 16, (10, 3)),  # 15 has no slices of 2
+        ("", f"bn_stats_batch_size: 8 {NORM % ('', '')}", 48, 16, (8, 3)),
+        (MIX, NORM % ("stats_batch_size: 3", ""), 60, 12, (6, 5)),
+        ("", f"bn_stats_batch_size: 4 {NORM % ('use_global_stats: true', '')}", 12, 4, (3, 2)),
+        ("", NORM % ("stats_batch_size: 4", "include { phase: TEST }"), 12, 4, (3, 2)),
+        ("", OTHER % (3, ""), 80, 12, (8, 5)),  # the other's becomes 2
+        ("", OTHER % (4, MIX), 24, 8, (4, 3)),  # and here
+    ],
+)
+def test_the_batch_that_holds_it_is_one_that_the_net_takes(tmp_path, transform, more, total, batch, expected):
+    data = f'name: "d" type: "Data" top: "d" data_param {{ source: "d" batch_size: {batch} }} {transform}'
+    config = parse_solver(f'net_param {{ layer {{ {data} }} {more} }} base_lr: 1 lr_policy: "fixed"', "solver.prototxt")
+    world = World()
+    world.size = 2
+    hold_global_batch(config, world, Snapshot("", 1, ranks=3, global_batch=total))
+    assert (batch_size_of(data_layers(config)[0]), config.message.iter_size) == expected
+
+
 def test_what_cannot_be_held_is_refused():
     with pytest.raises(
         ConfigError, match="3 ranks cannot share the snapshot's global batch of 128; ranks that can: 1, 2, 4, 8"
@@ -233,6 +271,8 @@ def test_what_cannot_be_held_is_refused():
         ConfigError, match="254 is 127 for each of 2 ranks, which is no multiple of a batch_size of 16 to 32"
     ):
         share(254, 2, 32, 1)
+    with pytest.raises(ConfigError, match=r"batch_size of 2 to 4 that 2 divides, .*; ranks that can: 1, 2, 3, 6; "):
+        share(12, 4, 4, 1, multiple=2)
     with pytest.raises(ConfigError, match="no multiple of a batch_size of 32"):
         share(96, 2, 32, 1, adjustable=False)
     with pytest.raises(ConfigError, match="batch_size of 16 to 32; ranks that can: none up to 8; "):
