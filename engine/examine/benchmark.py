@@ -39,7 +39,7 @@ def benchmark(
     kernels: Kernels | None = None,
 ) -> Times:
     """Collective. Builds the net, runs one iteration to warm up and `iterations` that count. Raises ConfigErrors."""
-    shapes_of = SourceShapes(config.message, phase, log)
+    shapes_of = SourceShapes(config.message, phase, log, ranks=world.size)
     options = NetOptions(shapes_of=shapes_of, precision=precision, memory_budget=memory_budget)
     kernels = kernels or Kernels()
     net = kernels.build(lambda choices: Net(config, phase, options.replace(kernels=choices)), world)

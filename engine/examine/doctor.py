@@ -19,6 +19,7 @@ from engine.graph.build import build
 from engine.host.cores import all_hosts_and_cores, clash, core_plan, host_and_cores, ranges
 from engine.host.launch import mpiexec
 from engine.host.ranks import gather_everywhere
+from engine.report.log import log
 from engine.report.table import table
 from engine.solver.stages import check_stages, texts_of_stages
 from engine.solver.validate import tests, validate
@@ -85,7 +86,7 @@ def _layouts(world: World, config: SolverConfig, skip_bad_images: bool) -> str:
     from engine.net import Net, NetOptions
 
     train = net_of_solver(config, proto.TRAIN)
-    shapes = SourceShapes(train.message, proto.TRAIN, lambda note: None, skip_bad_images=skip_bad_images)
+    shapes = SourceShapes(train.message, proto.TRAIN, log, ranks=config.ranks, skip_bad_images=skip_bad_images)
     precision = usable_precision(asked_precision(config.message), world)
     net = Net(train, proto.TRAIN, NetOptions(shapes_of=shapes, precision=precision))
     prints = gather_everywhere(world, net.fingerprint())

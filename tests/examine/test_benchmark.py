@@ -1,5 +1,6 @@
 """`engine time` on small nets: what it counts, not how fast it is."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from engine.examine.synthetic import feed_synthetic
 from engine.examine.times import to_json, to_text
 from engine.graph.build import TEST, TRAIN
 from engine.net import Net
+from tests.data.pictures import image_bytes, random_pixels
+from tests.mpi import run_ranks
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -126,3 +129,19 @@ def test_synthetic_labels_fit_the_losses():
     assert set(np.unique(net.blobs["y"].data)) == {0, 1, 2}
     assert len(np.unique(net.blobs["x"].data)) > 100
     assert np.isfinite(net.forward()["loss"])
+
+
+@pytest.mark.mpi
+def test_the_shape_of_a_source_is_that_of_so_many_ranks(tmp_path, monkeypatch):
+    """%* stands for their number."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pictures_2/a").mkdir(parents=True)
+    (tmp_path / "pictures_2/a/0.png").write_bytes(image_bytes(random_pixels(1, 12, 16)))
+    (tmp_path / "net.prototxt").write_text("""
+        layer { name: "data" type: "Data" top: "data" data_param { source: "pictures_%*" batch_size: 2 } }
+        layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 4 } }
+    """)
+    done = run_ranks(2, ["-m", "engine", "time", "--model", "net.prototxt", "--phase", "TEST", "--json", "times.json"])
+    assert done.returncode == 0 and "is not here" not in done.stderr, done.stderr
+    (ip,) = json.loads((tmp_path / "times.json").read_text())["layers"]
+    assert ip["flops"] == 2 * 4 * (2 * 3 * 12 * 16 + 1)

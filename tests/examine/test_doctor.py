@@ -76,3 +76,24 @@ def test_what_the_run_skips_is_skipped(tmp_path, monkeypatch, ranks):
         done = run_ranks(ranks, [*command, "--skip_bad_images"])
         assert done.returncode == 0 and "of 2 parameters, the same on all ranks" in done.stdout, done.stderr
         assert ("of 1 source, the same on all ranks" in done.stdout) == (ranks > 1)
+
+
+@pytest.mark.mpi
+def test_a_source_is_that_of_so_many_ranks(tmp_path, monkeypatch):
+    """%* stands for their number."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pictures_2/a").mkdir(parents=True)
+    (tmp_path / "pictures_2/a/0.png").write_bytes(image_bytes(random_pixels(1, 12, 16)))
+    (tmp_path / "net.prototxt").write_text(NET_OF_PICTURES.replace("pictures", "pictures_%*"))
+    (tmp_path / "solver.prototxt").write_text('net: "net.prototxt" base_lr: 1 lr_policy: "fixed" max_iter: 2')
+    done = run_ranks(2, ["-m", "engine", "doctor", "--solver", "solver.prototxt"])
+    assert done.returncode == 0 and "is not here" not in done.stderr, done.stderr
+
+
+def test_a_shape_that_is_assumed_is_told(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.prototxt").write_text(NET_OF_PICTURES)
+    (tmp_path / "solver.prototxt").write_text('net: "net.prototxt" base_lr: 1 lr_policy: "fixed" max_iter: 2')
+    assert main(["doctor", "--solver", "solver.prototxt"]) == 0
+    told = "net.prototxt:2:1: source pictures is not here; nothing else tells the size of its items, assuming 3 x 224 x"
+    assert told in capfd.readouterr().err
