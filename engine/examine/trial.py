@@ -113,8 +113,9 @@ def _train(trial: Trial, feeder: Callable[..., Feeder]) -> dict[str, np.ndarray]
 
 
 def _one_iteration(config: SolverConfig) -> None:
-    """Without tests and without files."""
+    """On one rank, without tests and without files."""
     param = config.message
+    param.comm_param.ClearField("elastic")
     for name in ("weights", "snapshot_epoch", "display_epoch", "max_epoch", "display", "eval_type"):
         param.ClearField(name)
     leave_tests_out(param)

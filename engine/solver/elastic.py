@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def refuse(solver: Solver) -> None:
-    """Raises ConfigError where what a rank has would be lost with it, and where no start has ranks enough."""
+    """Raises ConfigError where what a rank has would be lost with it."""
     feeders = (solver.feeder, *(evaluator.feeder for evaluator in solver.evaluators))
     lost = "model_parallel, of which each rank holds a part" if solver.model_parallel else ""
     if any(reader.owners is not None for feeder in feeders for reader in feeder.readers.values()):
@@ -39,26 +39,26 @@ def refuse(solver: Solver) -> None:
             f"comm_param.elastic does not go together with {lost}: take one of them out",
             solver.config.place("comm_param.elastic"),
         )
+
+
+def make(solver: Solver) -> Elastic | None:
+    """Collective. What outlives ranks of this run; None if its solver does not ask for it, or nothing can, which is
+    logged. Raises ConfigError where fewer ranks were started than it wants, CommError where some of the stage before
+    have died in its end."""
+    param, size = solver.param.comm_param, solver.world.size
+    if not param.HasField("elastic"):
+        return None
     launch = detect()
-    started, least = launch.size if launch else 1, solver.param.comm_param.elastic.min_ranks
+    started, least = launch.size if launch else 1, param.elastic.min_ranks
     if least > started:
         raise ConfigError(
             f"comm_param.elastic.min_ranks: expected as many ranks as are started, {started}, at most, got {least}",
             solver.config.place("comm_param.elastic.min_ranks"),
         )
-
-
-def make(solver: Solver) -> Elastic | None:
-    """Collective. What outlives ranks of this run; None if its solver does not ask for it, or nothing can, which is
-    logged. Raises CommError where there are too few ranks: of the stage before some may have died in its end."""
-    param, size = solver.param.comm_param, solver.world.size
-    if not param.HasField("elastic"):
-        return None
-    if size < param.elastic.min_ranks:
+    if size < least:
         raise CommError(
             f"there {'are' if size > 1 else 'is'} {size} rank{'s' if size > 1 else ''}, and "
-            f"comm_param.elastic.min_ranks is {param.elastic.min_ranks}: start as many, with --resume auto where some "
-            "have died"
+            f"comm_param.elastic.min_ranks is {least}: start as many, with --resume auto where some have died"
         )
     if size == 1:
         return None

@@ -536,6 +536,15 @@ def test_the_net_of_this_rank(tmp_path):
     with_input(caffe.SGDSolver(path)).step(1)
 
 
+def test_steps_do_without_the_ranks_that_elastic_wants(tmp_path):
+    text = f"{PLAIN_SGD} comm_param {{ elastic {{ min_ranks: 2 }} }}"
+    solver = with_input(caffe.get_solver(write(tmp_path, text, INPUT_NET)))
+    solver.step(1)
+    assert solver.iter == 1
+    with pytest.raises(ConfigError, match="min_ranks: expected as many ranks as are started, 1, at most, got 2"):
+        solver.solve()
+
+
 def test_a_type_that_does_not_exist():
     assert not hasattr(caffe, "LionSolver") and not hasattr(caffe, "lions")
 

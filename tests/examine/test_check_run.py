@@ -55,6 +55,13 @@ def test_a_solver_takes_its_step_and_writes_nothing(folder):
     assert sorted(folder.iterdir()) == before
 
 
+def test_a_solver_that_wants_several_ranks(folder):
+    with open(folder / "solver.prototxt", "a") as solver:
+        solver.write(" comm_param { elastic { min_ranks: 2 } }")
+    (row,) = run(folder / "solver.prototxt")
+    assert row.stage == "runs", row
+
+
 def test_a_solver_whose_net_is_absent(folder):
     (folder / "net.prototxt").unlink()
     (row,) = run(folder / "solver.prototxt")

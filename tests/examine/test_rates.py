@@ -56,6 +56,10 @@ def test_the_curve_of_a_net(tmp_path, solver, capfd):
     plain.close()
 
 
+def test_one_rank_does_for_a_run_that_wants_several(solver):
+    assert main([*solver, "--iterations", "5", "--set", "comm_param.elastic.min_ranks=2"]) == 0
+
+
 def test_momentum_and_decay_stay_what_they_are():
     text = f"""net_param {{ {digits_net()} }} base_lr: 0.1 lr_policy: "fixed" max_iter: 1000 momentum: 0.5
         weight_decay: 0.1 momentum_policy: "poly" weight_decay_policy: "poly" max_momentum: 0.9"""

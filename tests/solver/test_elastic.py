@@ -232,8 +232,10 @@ def test_a_stage_does_not_begin_with_too_few(size, words, monkeypatch):
 def test_more_than_are_started_is_an_error_of_the_solver():
     """Which a restart with as many ranks would meet again."""
     words = r"comm_param\.elastic\.min_ranks: expected as many ranks as are started, 1, at most, got 3"
+    solver = make_solver("comm_param { elastic { min_ranks: 3 } }", digits_net())
     with pytest.raises(ConfigError, match=words):
-        make_solver("comm_param { elastic { min_ranks: 3 } }", digits_net())
+        solver.solve()
+    solver.close()
 
 
 @pytest.mark.parametrize(
