@@ -24,6 +24,7 @@ from engine.graph.passes.split import insert_splits
 from engine.host.memory import SMALLER_BATCH, free_memory, size_text
 from engine.layers.python import ModuleRefused
 from engine.solver.adversarial_param import describe, of_discriminator
+from engine.solver.elastic_param import require_ranks
 from engine.solver.goals import check_goals
 from engine.solver.outline import Outline
 from engine.solver.resolve import in_epochs, resolve
@@ -167,7 +168,12 @@ def _check_solver(config: SolverConfig, report: FileReport) -> None:
     nets = nets_of_solver(config)
     if nets.train is None:
         raise ConfigError("the solver names no net to train; set net or train_net", config.path)
-    model_parts(nets.train, ranks=1)  # raises
+    try:
+        model_parts(nets.train, report.ranks)
+        if report.ranks > 1:  # else it is not known how many there will be
+            require_ranks(config.message, report.ranks, config.place)
+    except ConfigError as error:
+        report.fail(error)
     wrong, sets = bool(report.errors), _sets(config.message, report)
     if config.message.HasField("adversarial"):
         if not wrong:

@@ -21,7 +21,7 @@ from engine.errors import CommError, ConfigError
 from engine.host.launch import detect
 from engine.host.memory import require_memory
 from engine.report.log import set_up, warn
-from engine.solver.elastic_param import divide
+from engine.solver.elastic_param import divide, require_ranks
 from engine.solver.resume import set_iter_size
 
 if TYPE_CHECKING:
@@ -49,13 +49,8 @@ def make(solver: Solver) -> Elastic | None:
     if not param.HasField("elastic"):
         return None
     launch = detect()
-    started, least = launch.size if launch else 1, param.elastic.min_ranks
-    if least > started:
-        raise ConfigError(
-            f"comm_param.elastic.min_ranks: expected as many ranks as are started, {started}, at most, got {least}",
-            solver.config.place("comm_param.elastic.min_ranks"),
-        )
-    if size < least:
+    require_ranks(solver.param, launch.size if launch else 1, solver.config.place)
+    if size < (least := param.elastic.min_ranks):
         raise CommError(
             f"there {'are' if size > 1 else 'is'} {size} rank{'s' if size > 1 else ''}, and "
             f"comm_param.elastic.min_ranks is {least}: start as many, with --resume auto where some have died"

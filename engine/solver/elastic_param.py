@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from engine import proto
+from engine.errors import ConfigError
 from engine.solver.modes import Mode
 
 Batch = proto.ElasticParameter.Batch
@@ -32,6 +33,15 @@ def complaints(param: proto.SolverParameter) -> Iterator[tuple[str, str]]:
     for other, is_there in others.items():
         if is_there:
             yield "comm_param.elastic", f"comm_param.elastic does not go together with {other}: take one of them out"
+
+
+def require_ranks(param: proto.SolverParameter, started: int, place: Callable[[str], str | None]) -> None:
+    """Raises ConfigError, with the field's place, where comm_param.elastic wants more ranks than are started."""
+    elastic, field = param.comm_param.elastic, "comm_param.elastic.min_ranks"
+    if param.comm_param.HasField("elastic") and elastic.min_ranks > started:
+        raise ConfigError(
+            f"{field}: expected as many ranks as are started, {started}, at most, got {elastic.min_ranks}", place(field)
+        )
 
 
 @dataclass(frozen=True)

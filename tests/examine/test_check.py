@@ -244,6 +244,25 @@ def test_paths_that_name_the_ranks(tmp_path):
     assert (report.errors, report.absent_files, report.outline.calendar.size) == ([], [], 1437)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "more", "told"),
+    [
+        (4, "layer[ip].multinode.model_parts=3", "model_parts 3 does not divide the 4 ranks"),
+        (3, "layer[ip].multinode.model_parts=3", ""),
+        (1, "layer[ip].multinode.model_parts=3", ""),
+        (4, "comm_param.elastic.min_ranks=5", "solver.prototxt: comm_param.elastic.min_ranks: expected as many ranks"),
+        (5, "comm_param.elastic.min_ranks=5", ""),
+        (1, "comm_param.elastic.min_ranks=5", ""),
+    ],
+)
+def test_what_so_many_ranks_break(net_file, tmp_path, ranks, more, told):
+    solver = tmp_path / "solver.prototxt"
+    solver.write_text(f'net: "{net_file}" base_lr: 1 lr_policy: "fixed" max_iter: 4')
+    report = check_file(str(solver), [more], ranks=ranks)
+    assert len(report.errors) == bool(told) and told in "".join(report.errors), report.errors
+    assert len(report.nets) == 1  # whatever else is wrong is found, too
+
+
 def test_the_size_of_data_that_is_here(tmp_path):
     solver = tmp_path / "solver.prototxt"
     solver.write_text(f'net: "{REPO}/nets/digits.prototxt" {EPOCHS}')
