@@ -329,8 +329,15 @@ def comm_param(text: str) -> proto.CommParameter:
     errors = fill(message, scan(text, "--comm"), "--comm")
     if errors:
         raise errors[0]
-    if message.mode:
-        raise ConfigError(f"--comm: mode: {message.Mode.Name(message.mode)} cannot be predicted; SYNC can")
+    others = {  # than what simulate.py does
+        f"mode: {message.Mode.Name(message.mode)} cannot be predicted; SYNC can": message.mode != message.SYNC,
+        "algorithm: HIERARCHICAL cannot be predicted; PLAIN can": message.algorithm == message.HIERARCHICAL,
+        "autotune: true cannot be predicted; what it tries can: give servers, bucket_mb, chunk_mb": message.autotune,
+        "elastic cannot be predicted; without it, a run that no rank's death disturbs can": message.HasField("elastic"),
+    }
+    for other, is_there in others.items():
+        if is_there:
+            raise ConfigError(f"--comm: {other}")
     return message
 
 

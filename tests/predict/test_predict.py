@@ -245,8 +245,18 @@ def test_questions_that_cannot_be_answered():
     rate = "--images_per_second", "60"
     said = fails("predict", *model, "--ranks", "2", *given, *rate, "--variation", "measured")
     assert "--variation measured: no variation of steps was measured" in said
-    local = "--comm", "mode: LOCAL"
-    assert "mode: LOCAL cannot be predicted" in fails("predict", *model, "--ranks", "2", *given, *local)
+
+
+@pytest.mark.parametrize(
+    "text", ["mode: LOCAL", "algorithm: HIERARCHICAL", "autotune: true", "elastic { min_ranks: 2 }"]
+)
+def test_what_is_not_simulated_is_refused(text):
+    with pytest.raises(ConfigError, match=f"--comm: {text.split(' {')[0]} cannot be predicted; "):
+        comm_param(f"servers: 2 {text}")
+
+
+def test_what_is_simulated_may_be_said():
+    assert comm_param("mode: SYNC algorithm: PLAIN autotune: false servers: 2").servers == 2
 
 
 PROGRAM = """
