@@ -10,6 +10,7 @@ from pathlib import PurePath
 import numpy as np
 
 from engine import proto
+from engine.config import expand_ranks
 from engine.errors import ConfigError, DataError
 from engine.files import reason
 from engine.weights.h5_file import Dataset, File, H5File, import_h5py
@@ -34,7 +35,7 @@ class HDF5Writer:
             raise ConfigError(
                 f"layer '{message.name}': {ranks} ranks would write one file; put %# (the rank) into file_name", where
             )
-        self._path = name.replace("%#", str(rank)).replace("%*", str(ranks))
+        self._path = expand_ranks(name, rank, ranks)
         self._layer, self._where = message.name, where
         self._h5py = import_h5py("HDF5Output needs", DataError, where)
         self._file: File | None = None

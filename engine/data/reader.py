@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from engine import proto
+from engine.config import expand_ranks
 from engine.data.decode import COLOR, GRAY, AnyImage, ImageError, Picture, UndecodableImage, as_picture
 from engine.data.keyed_random import KeyedRandom
 from engine.data.transform import Transformer
@@ -35,6 +36,14 @@ class Request:
     rank: int = 0
     ranks: int = 1
     share: Share | None = None
+
+    def path(self, source: str) -> str:
+        """Of a source whose name may hold %# and %*."""
+        return expand_ranks(source, self.rank, self.ranks)
+
+    def owners(self, source: str) -> tuple[int, ...] | None:
+        """Reader.owners of a source: this rank alone where it is named by its rank."""
+        return (self.rank,) if "%#" in source else None
 
 
 class Sample(NamedTuple):  # made for each sample: a frozen dataclass takes thrice as long

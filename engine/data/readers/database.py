@@ -30,8 +30,8 @@ class DatabaseReader(PairedReader):
         # Caffe's default is LEVELDB, which nobody means by leaving the field out: what is there tells.
         backend = param.DB.Name(param.backend) if param.HasField("backend") else ""
         self._transformer = Transformer(message.transform_param, request.phase, request.where, self.handled)
-        path = self.source_of(message).replace("%#", str(request.rank)).replace("%*", str(request.ranks))
-        owners = (request.rank,) if "%#" in param.source else None
+        path = request.path(self.source_of(message))
+        owners = request.owners(param.source)
         share, fields = request.share, param.field
         if param.stage_part and owners:
             raise ConfigError(

@@ -40,7 +40,7 @@ class HDF5Reader(Reader):
         param = message.hdf5_data_param
         if not param.source:
             raise ConfigError("hdf5_data_param.source is missing", request.where)
-        self._list = param.source.replace("%#", str(request.rank)).replace("%*", str(request.ranks))
+        self._list = request.path(param.source)
         self._name = str(DataError("HDF5Data", request.where))  # as messages show it
         names = list(message.top)
         self._files = [self._open(path, names) for path in self._paths()]
@@ -50,7 +50,7 @@ class HDF5Reader(Reader):
         self.shuffle = param.shuffle
         if self.shuffle:
             self._warn_of_chunks()
-        self.owners = (request.rank,) if "%#" in param.source else None
+        self.owners = request.owners(param.source)
         self._seed = request.seed
         rows = tuple(tuple(rows.shape[1:]) for rows in self._files[0][1])
         self._transformer = self._masks = None

@@ -46,7 +46,7 @@ class ListedReader(PairedReader):
         if not listing.source:
             raise ConfigError(f"{self.field}.source is missing", request.where)
         self._transformer = Transformer(transform, request.phase, request.where, self.handled)
-        self.name = listing.source.replace("%#", str(request.rank)).replace("%*", str(request.ranks))
+        self.name = request.path(listing.source)
         self._place = f"{request.where}: {self.name}" if request.where else self.name
         self._root, self._size = listing.root, listing.size
         self._color = _color(listing, transform, request.where)
@@ -59,7 +59,7 @@ class ListedReader(PairedReader):
         else:
             self._open_lines(listing.bare, request.where)
         self.shuffle = listing.shuffle
-        self.owners = (request.rank,) if "%#" in listing.source else None
+        self.owners = request.owners(listing.source)
         self.first = random_first(listing.rand_skip, request)
 
     def _open_lines(self, bare: bool, where: str | None) -> None:

@@ -54,7 +54,7 @@ class VideoReader(PictureReader):
         self._param, self._training = param, request.phase == proto.TRAIN
         self._transform = message.transform_param
         self._transformer = Transformer(message.transform_param, request.phase, request.where, ("is_flow",))
-        self.name = param.source.replace("%#", str(request.rank)).replace("%*", str(request.ranks))
+        self.name = request.path(param.source)
         self._place = f"{request.where}: {self.name}" if request.where else self.name
         if message.transform_param.is_flow and message.transform_param.mean_file:
             raise ConfigError("transform_param: is_flow takes mean_value, and no mean_file", request.where)
@@ -64,7 +64,7 @@ class VideoReader(PictureReader):
         self._videos = _read_videos(self.name, request.where)
         self.size = len(self._videos)
         self.shuffle = param.shuffle
-        self.owners = (request.rank,) if "%#" in param.source else None
+        self.owners = request.owners(param.source)
         self.first = random_first(param.rand_skip, request)
         self.shapes = (self._first_stack(), ())
 
