@@ -65,6 +65,16 @@ def only_window(folder, line, window="", transform="crop_size: 8"):
     return first_batch(layer_of(folder, "fg_fraction: 1 " + window, transform))[0][0]
 
 
+def test_rank_and_ranks_in_the_path(pictures):
+    (pictures / "windows.txt").rename(pictures / "windows_1_of_2.txt")
+    layer = layer_of(pictures)
+    layer.window_data_param.source = f"{pictures}/windows_%#_of_%*.txt"
+    source = open_data(layer, proto.TRAIN, rank=1, ranks=2)
+    assert source.reader.size == 4 and source.reader.owners == (1,)
+    with pytest.raises(DataError, match=r"windows_0_of_2\.txt: "):
+        open_data(layer, proto.TRAIN, rank=0, ranks=2)
+
+
 def test_the_list(pictures):
     paths, windows = read_windows(str(pictures / "windows.txt"), "x/", None)
     assert paths == ["x/a.png", "x/b.png"]
