@@ -113,19 +113,12 @@ def convert_annotations(
     check_new(db)
     found = read_annotations(root, annotations, masks)
     wanted = known_labels(label_map) if label_map else label_map_of(found.classes)
-    names = {item.label: item.display_name or item.name for item in wanted.item}
-    if masks and not is_coco(annotations) and not label_map:
-        names = {}  # a palette's numbers have none
-    elif masks:
-        names.setdefault(0, BACKGROUND[1])
+    has_names = not masks or label_map or is_coco(annotations)  # a palette's numbers have none
+    names = _names_of(wanted, masks) if has_names else {}
     labels = {item.name: item.label for item in wanted.item}
     make = _Maker(found, output, masks, labels, names, label_map or annotations)
     order = np.random.RandomState(seed).permutation(len(found.scenes)) if shuffle else np.arange(len(found.scenes))
-    texts = {NAME_SIZE: ""}
-    if not masks:
-        texts[LABEL_MAP] = label_map_text(wanted)
-    elif names:
-        texts[LABELS] = "".join(f"{names.get(label, label)}\n" for label in range(max(names) + 1))
+    texts = {NAME_SIZE: "", **_texts_of(wanted, names, masks)}
     conversion = Conversion(names=names)
     results = ordered_map(make, [found.scenes[index] for index in order], threads or len(own_cores()))
     sizes: list[str] = []
@@ -145,6 +138,23 @@ def convert_annotations(
             raise DataError(f"none of its {len(order)} pictures can be decoded", annotations)
         texts[NAME_SIZE] = "".join(sizes)
     return conversion
+
+
+def _names_of(wanted: proto.LabelMap, masks: bool) -> dict[int, str]:
+    """By label."""
+    names = {item.label: item.display_name or item.name for item in wanted.item}
+    if masks:
+        names.setdefault(0, BACKGROUND[1])
+    return names
+
+
+def _texts_of(wanted: proto.LabelMap, names: dict[int, str], masks: bool) -> dict[str, str]:
+    """What tells the classes of an LMDB, by the name of the file: a label map, or of masks a line for each label."""
+    if not masks:
+        return {LABEL_MAP: label_map_text(wanted)}
+    if not names:
+        return {}
+    return {LABELS: "".join(f"{names.get(label, label)}\n" for label in range(max(names) + 1))}
 
 
 def _count(conversion: Conversion, made: _Made) -> None:

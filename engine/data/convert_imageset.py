@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from PIL import Image
@@ -41,6 +42,7 @@ LABELS = "labels.txt"
 _TELL_EVERY = 16
 _KINDS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "bmp": "BMP"}
 _Stored = tuple[proto.Datum, tuple[int, int, int]]  # and (channels, height, width) of the picture in it
+_Encoded = tuple[int, str, _Stored | DataError]  # index, name, what is stored
 
 
 @dataclass(frozen=True)
@@ -213,39 +215,18 @@ def convert_imageset(
     Raises ConfigError for sizes that no picture can have, and other values that cannot be.
     """
     output = output or Output()
-    output.check()
-    check_within(0, seed, 2**32 - 1, "seed", None)
-    check_within(0, val_fraction, 0.99, "val_fraction", None)
-    if shards and format_of(db) == "lmdb":
-        raise ConfigError("shards are of a tar or TFRecord: name DB x.tar or x.tfrecord")
-    check_within(0, shards, 100_000, "shards", None)
-    names = [db, *([val_name(db)] if val_fraction else [])]
-    for name in names:
-        for file in [*shard_names(name, shards), labels_file(name)]:
-            check_new(file)
+    names = _new_names(db, output, seed, shards, val_fraction)
     if format_of(db) != "lmdb" or output.encode_type:
         output = replace(output, encoded=True)
     pictures = _Listed(root, list_file) if list_file else _Source(root)
     order = np.random.RandomState(seed).permutation(len(pictures)) if shuffle else np.arange(len(pictures))
-    aside = np.zeros(len(pictures), bool)
-    aside[np.random.RandomState([seed, 1]).permutation(len(pictures))[: round(val_fraction * len(pictures))]] = True
+    aside = _set_aside(len(pictures), val_fraction, seed)
     counts = [int(len(order) - aside.sum()), int(aside.sum())]
     for name, count in zip(names, counts, strict=False):
         if not count:
             raise DataError(f"val_fraction {val_fraction:g} of {len(order)} pictures leaves none for {name}")
     conversion = Conversion(classes=pictures.classes)
-
-    def encode(index: int) -> tuple[int, str, _Stored | DataError]:
-        name = ""
-        try:
-            name, datum = pictures.read(index)
-            return index, name, output.datum(datum)
-        except DamagedItem as error:
-            return index, error.key, error
-        except ImageError as error:
-            return index, name, DataError(f"{root}/{name}: {error}")
-
-    encoded = ordered_map(encode, order.tolist(), threads or len(own_cores()))
+    encoded = ordered_map(partial(_encode, pictures, output, root), order.tolist(), threads or len(own_cores()))
     items = _good(encoded, conversion, skip_bad_images)
     with contextlib.closing(items), appearing() as begin, contextlib.ExitStack() as stack:
         writers = [
@@ -258,11 +239,7 @@ def convert_imageset(
         for number, index, name, (datum, shape) in items:
             if check_size:
                 shapes.add(shape)
-                if len(shapes) > 1:
-                    raise DataError(
-                        f"{root}/{name}: differs in size from those before it: {sorted(shapes)}; resize_height and "
-                        "resize_width make them alike"
-                    )
+                _check_alike(shapes, f"{root}/{name}")
             to = int(aside[index])
             writers[to](number, name, datum)
             conversion.outputs[names[to]] += 1
@@ -272,12 +249,48 @@ def convert_imageset(
                 progress(number + 1, len(order))
         if progress:
             progress(len(order), len(order))
-        if not conversion.images:
-            raise DataError(f"none of its {len(order)} pictures can be decoded", list_file or root)
-        for name in names:
-            if not conversion.outputs[name]:
-                raise DataError(f"none of the pictures for {name} can be decoded", list_file or root)
+        _check_decoded(conversion, len(order), list_file or root)
     return conversion
+
+
+def _new_names(db: str, output: Output, seed: int, shards: int, val_fraction: float) -> list[str]:
+    """The names of what is to be written, where nothing is yet. Raises ConfigError, DataError."""
+    output.check()
+    check_within(0, seed, 2**32 - 1, "seed", None)
+    check_within(0, val_fraction, 0.99, "val_fraction", None)
+    if shards and format_of(db) == "lmdb":
+        raise ConfigError("shards are of a tar or TFRecord: name DB x.tar or x.tfrecord")
+    check_within(0, shards, 100_000, "shards", None)
+    names = [db, *([val_name(db)] if val_fraction else [])]
+    for name in names:
+        for file in [*shard_names(name, shards), labels_file(name)]:
+            check_new(file)
+    return names
+
+
+def _set_aside(total: int, fraction: float, seed: int) -> np.ndarray:
+    """Whether each picture (total,) is of the fraction that the seed chooses."""
+    aside = np.zeros(total, bool)
+    aside[np.random.RandomState([seed, 1]).permutation(total)[: round(fraction * total)]] = True
+    return aside
+
+
+def _check_alike(shapes: set[tuple[int, ...]], name: str) -> None:
+    """shapes: up to the picture of this name. Raises DataError where its own is another."""
+    if len(shapes) > 1:
+        raise DataError(
+            f"{name}: differs in size from those before it: {sorted(shapes)}; resize_height and resize_width make them "
+            "alike"
+        )
+
+
+def _check_decoded(conversion: Conversion, total: int, source: str) -> None:
+    """Raises DataError where nothing is left of a source, or for one of the outputs."""
+    if not conversion.images:
+        raise DataError(f"none of its {total} pictures can be decoded", source)
+    for name, count in conversion.outputs.items():
+        if not count:
+            raise DataError(f"none of the pictures for {name} can be decoded", source)
 
 
 class _Source:
@@ -319,8 +332,19 @@ class _Listed:
         return entry.name, datum
 
 
+def _encode(pictures: _Source | _Listed, output: Output, root: str, index: int) -> _Encoded:
+    name = ""
+    try:
+        name, datum = pictures.read(index)
+        return index, name, output.datum(datum)
+    except DamagedItem as error:
+        return index, error.key, error
+    except ImageError as error:
+        return index, name, DataError(f"{root}/{name}: {error}")
+
+
 def _good(
-    encoded: Iterator[tuple[int, str, _Stored | DataError]], conversion: Conversion, skip_bad_images: bool
+    encoded: Iterator[_Encoded], conversion: Conversion, skip_bad_images: bool
 ) -> Generator[tuple[int, int, str, _Stored], None, None]:
     """(number, index, name, what is stored) of each image that could be decoded; counts them."""
     for number, (index, name, stored) in enumerate(encoded):

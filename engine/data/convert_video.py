@@ -137,11 +137,7 @@ def convert_video(
     """
     output = replace(output or Output(), encoded=True, encode_type=(output and output.encode_type) or "jpg")
     taken = taken or Taken()
-    output.check()
-    taken.check()
-    check_within(0, val_fraction, 0.99, "val_fraction", None)
-    if val_fraction and not taken.piece:
-        raise ConfigError("val_fraction sets pieces aside: say how long they are (--piece)")
+    _check(output, taken, val_fraction)
     root = Path(os.path.abspath(folder))
     check_new(str(root))
     conversion = Conversion(classes=_classes(clips) if label == BY_FOLDER else [])
@@ -153,12 +149,7 @@ def convert_video(
         temporary.mkdir(parents=True)
         with contextlib.closing(_written(todo, temporary, output, taken, threads, progress)) as written:
             for clip in written:
-                if clip.bad and not skip_bad_clips:
-                    raise clip.bad
-                if clip.bad:
-                    conversion.skipped[clip.path] = str(clip.bad)
-                else:
-                    conversion.clips.append(clip)
+                _count(conversion, clip, skip_bad_clips)
         if not conversion.clips:
             raise DataError(f"none of {len(todo)} clips can be decoded, {next(iter(conversion.skipped.values()))}")
         for name, text in _lists(conversion, root, val_fraction).items():
@@ -169,6 +160,25 @@ def convert_video(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return conversion
+
+
+def _check(output: Output, taken: Taken, val_fraction: float) -> None:
+    """Raises ConfigError for values that cannot be."""
+    output.check()
+    taken.check()
+    check_within(0, val_fraction, 0.99, "val_fraction", None)
+    if val_fraction and not taken.piece:
+        raise ConfigError("val_fraction sets pieces aside: say how long they are (--piece)")
+
+
+def _count(conversion: Conversion, clip: Clip, skip_bad_clips: bool) -> None:
+    """Raises BadClip where a bad one is not to be skipped."""
+    if clip.bad and not skip_bad_clips:
+        raise clip.bad
+    if clip.bad:
+        conversion.skipped[clip.path] = str(clip.bad)
+    else:
+        conversion.clips.append(clip)
 
 
 def _classes(clips: Sequence[str]) -> list[str]:
