@@ -388,10 +388,6 @@ class Net:
             if blob in self.tensors
         }
 
-    def set_top_diff(self, name: str, values: np.ndarray) -> None:
-        """The gradient of an output that is no loss (`force_backward`)."""
-        self.blobs[name].tensor.diff.set(np.ascontiguousarray(values, np.float32))
-
     def ops_of(self, layers: slice) -> tuple[int, ...]:
         """The first and one past the last op of a slice of graph.layers; () stands for all."""
         if layers == ALL:

@@ -3,13 +3,19 @@
 import numpy as np
 import pytest
 
-from engine.graph.passes.memory_plan import Lifetime, apart, join, lower_bound, plan
+from engine.graph.passes.memory_plan import ALIGNMENT, Lifetime, apart, join, plan
 from engine.host import _core
 
 
 def overlap(a, b, offsets, lifetimes):
     first, second = lifetimes[a], lifetimes[b]
     return first.meets(second) and offsets[a] < offsets[b] + second.bytes and offsets[b] < offsets[a] + first.bytes
+
+
+def lower_bound(lifetimes):
+    """Bytes alive at the fullest step: no plan can do with less."""
+    steps = [Lifetime(0, ((first, first),)) for life in lifetimes for first, _ in life.spans]
+    return max(sum(-(-life.bytes // ALIGNMENT) * ALIGNMENT for life in lifetimes if life.meets(step)) for step in steps)
 
 
 @pytest.mark.parametrize("seed", range(5))

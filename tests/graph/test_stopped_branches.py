@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from engine import proto
-from tests.layers.harness import inputs, make_net, needs_bf16
+from tests.layers.harness import inputs, make_net, needs_bf16, set_top_diff
 
 X = np.random.default_rng(3).standard_normal((2, 8, 4, 4)).astype(np.float32)
 INPUT = 'layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 8 dim: 4 dim: 4 } } } '
@@ -117,7 +117,7 @@ def test_a_gradient_from_python_behind_a_layer_without_a_backward(passes):
     inputs(net)["x"].set(X)
     net.forward()
     given = np.random.default_rng(4).standard_normal((2, 32, 4, 4)).astype(np.float32)
-    net.set_top_diff("c", given)
+    set_top_diff(net, "c", given)
     net.backward()
     expected = np.einsum("nohw,nihw->oi", given, X)
     np.testing.assert_allclose(net.params["c"][0].diff.get()[:, :, 0, 0], expected, rtol=1e-4, atol=1e-4)

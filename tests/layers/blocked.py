@@ -6,7 +6,7 @@ import numpy as np
 
 from engine import proto
 from engine.net import PASSES, Net
-from tests.layers.harness import make_net, net_text
+from tests.layers.harness import make_net, net_text, set_top_diff
 
 CONVOLUTION = """layer {{ name: "{name}" type: "Convolution" bottom: "x" top: "{name}" convolution_param {{
     num_output: {channels} kernel_size: 1 weight_filler {{ type: "gaussian" std: 0.5 }} }} }}"""
@@ -40,7 +40,7 @@ def _run(text: str, phase: int, inputs: dict[str, np.ndarray], keep_all: bool, p
     for name, values in net.forward().items():
         gradient = generator.normal(size=values.shape)
         if net.blobs[name].diff is not None:
-            net.set_top_diff(name, gradient)
+            set_top_diff(net, name, gradient)
     net.backward()
     return net
 

@@ -38,6 +38,11 @@ def inputs(net: Net) -> dict[str, BlobView]:
     return {blob.name: BlobView(net, blob) for blob in net.inputs}
 
 
+def set_top_diff(net: Net, name: str, values: np.ndarray) -> None:
+    """The gradient of an output that is no loss (`force_backward`)."""
+    net.blobs[name].tensor.diff.set(np.ascontiguousarray(values, np.float32))
+
+
 def run(text: str, phase: int = proto.TRAIN, **bottoms: np.ndarray) -> Net:
     """The net of `net_text(text, ...)` after a forward pass on `bottoms`, the Input layers' values by name."""
     net = make_net(net_text(text, **{name: values.shape for name, values in bottoms.items()}), phase)
@@ -83,7 +88,7 @@ class _Objective:
         for _ in range(times):
             self.net.forward()
             for name, projection in self.projections.items():
-                self.net.set_top_diff(name, projection)
+                set_top_diff(self.net, name, projection)
             self.net.program.backward()
 
 
@@ -223,7 +228,7 @@ def _check_golden(arrays: dict[str, np.ndarray], passes: frozenset[str], relativ
     if not bottom_diffs:
         return
     for name, value in named("top_diff_").items():
-        net.set_top_diff(name, value)
+        set_top_diff(net, name, value)
     net.backward()
     for name, value in bottom_diffs.items():
         same(f"gradient of {name}", net.blobs[name].diff, value)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine import proto
-from tests.layers.harness import inputs, make_net, net_text
+from tests.layers.harness import inputs, make_net, net_text, set_top_diff
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -269,7 +269,7 @@ def test_layer(case):
         given = [torch.tensor(1.0, dtype=torch.float64)]
     else:
         for i, value in enumerate(given):
-            net.set_top_diff(f"y{i}", value.numpy().astype(np.float32))
+            set_top_diff(net, f"y{i}", value.numpy().astype(np.float32))
     net.backward()
     torch.autograd.backward(expected, given)
     ours = [blob.diff for blob in bottoms.values()]

@@ -13,6 +13,7 @@ from tests.layers.harness import (
     make_net,
     net_text,
     run,
+    set_top_diff,
 )
 
 RANDOM = np.random.default_rng(10)
@@ -111,7 +112,7 @@ def chain_results(net, x):
     """Everything that a step of CHAIN computes."""
     net.blobs["x"].set(x)
     net.forward()
-    net.set_top_diff("z", np.linspace(-1, 1, 3 * len(x)).reshape(-1, 3))
+    set_top_diff(net, "z", np.linspace(-1, 1, 3 * len(x)).reshape(-1, 3))
     net.backward()
     gradients = [tensor.diff.get() for name in ("scale", "ip") for tensor in net.params[name]]
     return [net.outputs()["z"], net.blobs["x"].diff, *gradients, *(t.get() for t in net.params["norm"])]

@@ -3,7 +3,7 @@ import pytest
 
 from engine.errors import DataError
 from tests.layers.blocked import run_blocked
-from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text, run
+from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text, run, set_top_diff
 
 RANDOM = np.random.default_rng(1)
 
@@ -30,7 +30,7 @@ def test_forward_and_gradient(shape):
     net = run(layer(), x=x, i=rows.astype(np.float32))
     np.testing.assert_array_equal(net.blobs["y"].data, x[rows])
     given = RANDOM.normal(size=(6, *shape[1:])).astype(np.float32)
-    net.set_top_diff("y", given)
+    set_top_diff(net, "y", given)
     net.backward()
     np.testing.assert_allclose(net.blobs["x"].diff, spread(given, rows, shape[0]), rtol=1e-5, atol=1e-5)
     assert net.blobs["i"].diff is None

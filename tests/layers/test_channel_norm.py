@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tests.layers.harness import check_gradients, error_of, net_text, run
+from tests.layers.harness import check_gradients, error_of, net_text, run, set_top_diff
 
 LAYER = 'layer { name: "layer" type: "ChannelNorm" bottom: "x" top: "y" }'
 
@@ -16,7 +16,7 @@ def test_formula_and_gradients(shape):
 
 def test_no_gradient_of_length_0():
     net = run(LAYER, x=np.zeros((2, 3)))
-    net.set_top_diff("y", np.ones((2, 1)))
+    set_top_diff(net, "y", np.ones((2, 1)))
     net.backward()
     assert not net.blobs["x"].diff.any()
 

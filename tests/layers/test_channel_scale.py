@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tests.layers.harness import check_gradients, error_of, net_text, run
+from tests.layers.harness import check_gradients, error_of, net_text, run, set_top_diff
 
 RANDOM = np.random.default_rng(12)
 
@@ -23,7 +23,7 @@ def test_formula_and_gradients(shape, scale):
 def test_a_scale_without_a_gradient(fields):
     x, s = RANDOM.normal(size=(3, 4)), RANDOM.normal(size=(3,))
     net = run(layer(fields), x=x, s=s)
-    net.set_top_diff("y", np.ones((3, 4)))
+    set_top_diff(net, "y", np.ones((3, 4)))
     net.backward()
     np.testing.assert_allclose(net.blobs["x"].diff, np.repeat(s[:, None], 4, 1), rtol=1e-5)
     diff = net.blobs["s"].diff

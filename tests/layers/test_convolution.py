@@ -16,6 +16,7 @@ from tests.layers.harness import (
     needs_bf16,
     net_text,
     run,
+    set_top_diff,
 )
 
 RANDOM = np.random.default_rng(8)
@@ -198,8 +199,8 @@ def test_several_bottoms_in_front_of_activations():
         net.blobs["a"].set(a)
         net.blobs["b"].set(b)
         net.forward()
-        net.set_top_diff("y", np.ones((2, 32, 5, 4)))
-        net.set_top_diff("z", np.ones((2, 32, 5, 4)))
+        set_top_diff(net, "y", np.ones((2, 32, 5, 4)))
+        set_top_diff(net, "z", np.ones((2, 32, 5, 4)))
         net.backward()
         assert net.blobs["z"].data.min() < 0 <= net.blobs["y"].data.min()
     for found, expected in zip(*(net.params["layer"] for net in nets), strict=True):
@@ -254,9 +255,9 @@ def test_rows_that_are_shorter_than_the_stride(kind):
     found = []
     for left_over in (0, np.nan):
         y = net.forward()["y"]
-        net.set_top_diff("y", np.ones_like(y))
+        set_top_diff(net, "y", np.ones_like(y))
         for name in ("ra", "rb"):
-            net.set_top_diff(name, np.full(other, left_over, np.float32))
+            set_top_diff(net, name, np.full(other, left_over, np.float32))
         net.backward()
         found.append(net.params["l"][0].diff.get())
     assert found[0].tobytes() == found[1].tobytes()

@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 
 from tests.layers.blocked import run_blocked
-from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, needs_bf16, net_text
+from tests.layers.harness import (
+    check_golden,
+    check_gradients,
+    error_of,
+    golden,
+    make_net,
+    needs_bf16,
+    net_text,
+    set_top_diff,
+)
 
 RANDOM = np.random.default_rng(3)
 
@@ -105,7 +114,7 @@ def test_bf16(window):
         net = make_net(text, precision=precision)
         net.blobs["x"].set(x)
         y = net.forward()["y"]
-        net.set_top_diff("y", np.cos(np.arange(y.size)).reshape(y.shape))
+        set_top_diff(net, "y", np.cos(np.arange(y.size)).reshape(y.shape))
         net.backward()
         results.append([y, net.blobs["x"].diff, *(tensor.diff.get() for tensor in net.params["layer"])])
     for narrow, wide in zip(results[1], results[0], strict=True):

@@ -10,7 +10,7 @@ from engine.errors import ConfigError
 from engine.layers.fillers import fill, keyed_generator
 from engine.net import Net
 from engine.weights.intel import separated
-from tests.layers.harness import check_gradients, error_of, make_net, net_text, run
+from tests.layers.harness import check_gradients, error_of, make_net, net_text, run, set_top_diff
 
 RANDOM = np.random.default_rng(33)
 SHAPE = (4, 3, 5, 6)
@@ -193,7 +193,7 @@ def test_dropout_that_is_scaled_at_test(phase):
         return
     assert 0.1 < (y == 0).mean() < 0.4
     np.testing.assert_allclose(y, np.where(y == 0, 0, x), rtol=1e-6)
-    net.set_top_diff("y", x)
+    set_top_diff(net, "y", x)
     net.backward()
     np.testing.assert_allclose(net.blobs["x"].diff, y, rtol=1e-6)
 

@@ -4,7 +4,7 @@ import pytest
 from engine import proto
 from engine.net import Counters
 from tests.layers.blocked import run_blocked
-from tests.layers.harness import error_of, make_net, net_text, run
+from tests.layers.harness import error_of, make_net, net_text, run, set_top_diff
 
 SHAPE = (4, 40, 9, 8)
 
@@ -28,7 +28,7 @@ def test_forward_and_gradient(ratio, shape):
     net = run(layer(ratio), x=x)
     y = net.blobs["y"].data
     np.testing.assert_allclose(y, np.where(y != 0, x / (1 - ratio), 0), rtol=1e-6)
-    net.set_top_diff("y", x)
+    set_top_diff(net, "y", x)
     net.backward()
     np.testing.assert_array_equal(net.blobs["x"].diff, y)
 

@@ -3,7 +3,7 @@ import pytest
 
 from engine.net import PASSES
 from tests.layers.blocked import run_blocked
-from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text, run
+from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text, run, set_top_diff
 
 RANDOM = np.random.default_rng(1)
 
@@ -86,7 +86,7 @@ def test_one_blob_several_times(param, bottoms):
 def test_the_gradient_of_equals_goes_where_caffe_sends_it():
     shape = (1, 3)
     net = run(layer("operation: MAX", "a b c"), **{name: np.zeros(shape, np.float32) for name in "abc"})
-    net.set_top_diff("y", np.ones(shape))
+    set_top_diff(net, "y", np.ones(shape))
     net.backward()
     assert [net.blobs[name].diff.sum() for name in "abc"] == [0, 3, 0]
 
@@ -103,7 +103,7 @@ def test_relu_behind_a_sum_is_fused(param, blocked):
     else:
         values = {name: RANDOM.normal(size=(2, 40, 5, 6)).astype(np.float32) for name in "abc"}
         net = run(text, **values)
-        net.set_top_diff("z", RANDOM.normal(size=(2, 40, 5, 6)))
+        set_top_diff(net, "z", RANDOM.normal(size=(2, 40, 5, 6)))
         net.backward()
     assert "y" not in net.blobs
     z = net.blobs["z"]
@@ -128,7 +128,7 @@ def test_residual_block():
     for options in ({}, {"keep_all": False}, {"passes": PASSES - {"fuse"}, "keep_all": False}, {"passes": frozenset()}):
         net = make_net(net_text(text, x=x.shape), **options)
         net.blobs["x"].set(x)
-        net.set_top_diff("sum2", np.ones(net.forward()["sum2"].shape))
+        set_top_diff(net, "sum2", np.ones(net.forward()["sum2"].shape))
         net.backward()
         results.append([net.outputs()["sum2"], *(tensors[0].diff.get() for _, tensors in sorted(net.params.items()))])
     for other in results[1:]:

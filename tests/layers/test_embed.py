@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from engine.errors import DataError
-from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text
+from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text, set_top_diff
 
 RANDOM = np.random.default_rng(1)
 LOSS = 'layer { name: "loss" type: "EuclideanLoss" bottom: "y" bottom: "t" top: "loss" }'
@@ -28,7 +28,7 @@ def test_forward_and_gradients(shape, inputs, width, bias):
     weights, *rest = (tensor.get() for tensor in net.params["layer"])
     np.testing.assert_array_equal(net.forward()["y"], weights[rows] + (rest[0] if rest else 0))
     given = RANDOM.normal(size=(*shape, width)).astype(np.float32)
-    net.set_top_diff("y", given)
+    set_top_diff(net, "y", given)
     net.backward()
     expected = np.zeros(weights.shape)
     np.add.at(expected, rows.ravel(), given.reshape(-1, width))

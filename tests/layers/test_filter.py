@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.layers.blocked import run_blocked
-from tests.layers.harness import check_gradients, error_of, net_text, run
+from tests.layers.harness import check_gradients, error_of, net_text, run, set_top_diff
 
 RANDOM = np.random.default_rng(1)
 
@@ -34,7 +34,7 @@ def test_forward_and_gradient(selector):
     for name, top in (("x", "y"), ("l", "z")):
         bottom, given = net.blobs[name], RANDOM.normal(size=net.blobs[top].shape).astype(np.float32)
         np.testing.assert_array_equal(net.blobs[top].data, picked(bottom.data, selector))
-        net.set_top_diff(top, given)
+        set_top_diff(net, top, given)
         net.backward()
         np.testing.assert_array_equal(bottom.diff, gradient(given, selector))
     assert net.blobs["s"].diff is None

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tests.layers.harness import check_gradients, error_of, net_text, run
+from tests.layers.harness import check_gradients, error_of, net_text, run, set_top_diff
 
 RANDOM = np.random.default_rng(2)
 
@@ -50,7 +50,7 @@ def test_flows_that_are_no_numbers_lead_nowhere():
     flow[0] = np.nan
     flow[1] = np.inf
     net = run(layer(), x=x, f=flow)
-    net.set_top_diff("y", np.ones(x.shape))
+    set_top_diff(net, "y", np.ones(x.shape))
     net.backward()
     assert not net.blobs["y"].data.any() and not net.blobs["x"].diff.any() and not net.blobs["f"].diff.any()
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tests.layers.harness import check_gradients, error_of, inputs, make_net, net_text, run
+from tests.layers.harness import check_gradients, error_of, inputs, make_net, net_text, run, set_top_diff
 
 RANDOM = np.random.default_rng(7)
 
@@ -66,7 +66,7 @@ def test_centers_learn_from_their_own_samples(bottoms):
         inputs(net)[name].set(each)
     net.forward()
     given = RANDOM.normal(size=(3, 4))
-    net.set_top_diff("y", given)
+    set_top_diff(net, "y", given)
     net.backward()
     x, t = values["x"], values["t"]
     w = values["w"] if "w" in values else net.params["layer"][0].get()

@@ -13,6 +13,7 @@ from tests.layers.harness import (
     needs_bf16,
     net_text,
     run,
+    set_top_diff,
 )
 
 RANDOM = np.random.default_rng(9)
@@ -134,7 +135,7 @@ def test_gradients_of_weights_over_many_rows(precision, transpose, accumulate):
     inputs(net)["x"].set(x)
     for _ in range(2):
         net.forward()
-        net.set_top_diff("y", dy)
+        set_top_diff(net, "y", dy)
         net.program.backward()
     weights, bias = (tensor.diff.get() for tensor in net.params["ip"])
     times = 2 if accumulate else 1
@@ -176,7 +177,7 @@ def test_rows_of_length_1(phase):
     np.testing.assert_allclose(net.blobs["y"].data, x @ weights.T, rtol=1e-4, atol=1e-5)
     if phase == proto.TRAIN:
         given = np.random.default_rng(2).normal(size=(3, 4)).astype(np.float32)
-        net.set_top_diff("y", given)
+        set_top_diff(net, "y", given)
         net.backward()
         np.testing.assert_allclose(net.params["layer"][0].diff.get(), given.T @ x, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(net.blobs["x"].diff, given @ weights, rtol=1e-4, atol=1e-5)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from engine import proto
-from tests.layers.harness import check_gradients, error_of, inputs, make_net, net_text, run
+from tests.layers.harness import check_gradients, error_of, inputs, make_net, net_text, run, set_top_diff
 
 RANDOM = np.random.default_rng(4)
 
@@ -28,7 +28,7 @@ def test_training(lower, upper):
     assert lower - 1e-3 < divisors.min() and divisors.max() < upper + 1e-3
     counts, _ = np.histogram(divisors, bins=5, range=(lower, upper))
     assert counts.min() > 0.9 * counts.mean()
-    net.set_top_diff("y", np.ones_like(y))
+    set_top_diff(net, "y", np.ones_like(y))
     net.backward()
     np.testing.assert_allclose(net.blobs["x"].diff, np.where(negative, y / x, 1), rtol=1e-4)
     before = y.copy()
@@ -52,7 +52,7 @@ def test_in_place():
     x = away_from_zero((3, 4))
     net = run(layer(top="x"), x=x)
     y = net.blobs["x"].data.copy()
-    net.set_top_diff("x", np.ones_like(x))
+    set_top_diff(net, "x", np.ones_like(x))
     net.backward()
     np.testing.assert_allclose(inputs(net)["x"].diff, np.where(x < 0, y / x, 1), rtol=1e-4)
 

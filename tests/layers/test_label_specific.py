@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from engine import proto
-from tests.layers.harness import check_gradients, error_of, inputs, make_net, net_text
+from tests.layers.harness import check_gradients, error_of, inputs, make_net, net_text, set_top_diff
 
 RANDOM = np.random.default_rng(5)
 PARAMS = {
@@ -143,7 +143,7 @@ def test_the_margin_at_the_ends_of_a_cosine():
     inputs(net)["x"].set(x)
     inputs(net)["t"].set(LABELS)
     net.forward((0, 0, None))
-    net.set_top_diff("y", np.ones_like(x))
+    set_top_diff(net, "y", np.ones_like(x))
     net.backward()
     inside = np.clip(x[rows, LABELS].astype(np.float64), -1 + 1e-4, 1 - 1e-4)
     np.testing.assert_allclose(net.blobs["y"].data[rows, LABELS], margin(inside, 20), rtol=1e-4)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.layers.blocked import run_blocked
-from tests.layers.harness import check_golden, check_gradients, error_of, golden, net_text, run
+from tests.layers.harness import check_golden, check_gradients, error_of, golden, net_text, run, set_top_diff
 
 LAYER = """layer {{ name: "layer" type: "LRN" bottom: "{bottom}" top: "y" lrn_param {{
     local_size: {size} alpha: 2 beta: 0.75 k: 2 norm_region: {region} }} }}"""
@@ -49,7 +49,7 @@ def test_blocked(region, size, channels):
     c, y = net.blobs["c"], net.blobs["y"]
     np.testing.assert_allclose(y.data, reference(c.data, size, region), rtol=1e-5, atol=1e-6)
     plain = run(LAYER.format(bottom="x", size=size, region=region), x=c.data)
-    plain.set_top_diff("y", y.diff)
+    set_top_diff(plain, "y", y.diff)
     plain.backward()
     np.testing.assert_allclose(c.diff, plain.blobs["x"].diff, rtol=1e-4, atol=1e-5)
 

@@ -1,7 +1,17 @@
 import numpy as np
 import pytest
 
-from tests.layers.harness import check_golden, check_gradients, error_of, golden, inputs, make_net, net_text, run
+from tests.layers.harness import (
+    check_golden,
+    check_gradients,
+    error_of,
+    golden,
+    inputs,
+    make_net,
+    net_text,
+    run,
+    set_top_diff,
+)
 from tests.layers.sequences import BATCH, UNITS, drive, layer, shapes_of, values
 
 EXPOSED = {"tops": "y h1 c1", "params": "expose_hidden: true"}
@@ -68,7 +78,7 @@ def test_the_memory_plan_changes_nothing():
         net = make_net(net_text(layer("LSTM", "x cont s"), **shapes_of(bottoms)), keep_all=keep_all)
         for name, blob in inputs(net).items():
             blob.set(bottoms[name])
-        net.set_top_diff("y", np.cos(net.forward()["y"]))
+        set_top_diff(net, "y", np.cos(net.forward()["y"]))
         net.backward()
         results.append([tensor.diff.get() for tensor in net.params["layer"]])
     for kept, planned in zip(*results, strict=True):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tests.layers.harness import check_gradients, error_of, net_text, run
+from tests.layers.harness import check_gradients, error_of, net_text, run, set_top_diff
 from tests.layers.sequences import BATCH, FILLERS, STEPS, UNITS, shapes_of, values
 
 
@@ -62,7 +62,7 @@ def test_gradients_are_cut_off():
     x, found = values("x")["x"], {}
     for threshold in (0, 1e6, 0.01):
         net = run(layer(params=f"clipping_threshold: {threshold}"), x=x)
-        net.set_top_diff("y", np.full((STEPS, BATCH, UNITS), 5, np.float32))
+        set_top_diff(net, "y", np.full((STEPS, BATCH, UNITS), 5, np.float32))
         net.backward()
         found[threshold] = net.params["layer"][2].diff.get()
     np.testing.assert_array_equal(found[0], found[1e6])

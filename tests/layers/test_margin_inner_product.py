@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from engine.errors import DataError
-from tests.layers.harness import check_gradients, error_of, inputs, make_net, net_text, run
+from tests.layers.harness import check_gradients, error_of, inputs, make_net, net_text, run, set_top_diff
 
 RANDOM = np.random.default_rng(3)
 TYPES = ["SINGLE", "DOUBLE", "TRIPLE", "QUADRUPLE"]
@@ -107,7 +107,7 @@ def test_gradients_of_a_softmax_are_sphereface_s(margin):
     inputs(net)["t"].set(t)
     net.forward()
     given = RANDOM.normal(size=(len(x), 5))
-    net.set_top_diff("y", given)
+    set_top_diff(net, "y", given)
     net.backward()
     np.testing.assert_allclose(net.params["layer"][0].diff.get(), given.T @ x, rtol=1e-4, atol=1e-4)
     _, cosine, unit = reference(x, t, w, margin, lambda_, True)
@@ -135,7 +135,7 @@ def test_axis_and_zeros():
     x[1, 2] = 0
     net = run(layer("MarginInnerProduct", "type: QUADRUPLE base: 1 axis: 2"), x=x, t=np.zeros(6))
     assert net.blobs["y"].shape == (2, 3, 5)
-    net.set_top_diff("y", np.ones((2, 3, 5)))
+    set_top_diff(net, "y", np.ones((2, 3, 5)))
     net.backward()
     assert np.isfinite(net.blobs["x"].diff).all() and np.isfinite(net.blobs["y"].data).all()
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.layers.blocked import run_blocked
-from tests.layers.harness import check_golden, check_gradients, error_of, golden, net_text, run
+from tests.layers.harness import check_golden, check_gradients, error_of, golden, net_text, run, set_top_diff
 
 RANDOM = np.random.default_rng(19)
 
@@ -36,7 +36,7 @@ def test_forward_and_gradients(across, variance, eps):
 def test_rows_without_variance():
     net = run(layer("eps: 1"), x=np.full((2, 3, 4), 7, np.float32))
     assert net.blobs["y"].shape == (2, 3, 4, 1)  # as Caffe shapes it
-    net.set_top_diff("y", RANDOM.normal(size=(2, 3, 4, 1)))
+    set_top_diff(net, "y", RANDOM.normal(size=(2, 3, 4, 1)))
     net.backward()
     given = net.blobs["y"].diff[..., 0]
     assert not net.blobs["y"].data.any()

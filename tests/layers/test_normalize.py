@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.layers.blocked import run_blocked
-from tests.layers.harness import check_gradients, error_of, make_net, net_text, run
+from tests.layers.harness import check_gradients, error_of, make_net, net_text, run, set_top_diff
 
 RANDOM = np.random.default_rng(20)
 
@@ -36,7 +36,7 @@ def test_forward_and_gradients(across, shared, shape):
 
 def test_zeros_stay_zeros():
     net = run(layer("across_spatial: false"), x=np.zeros((2, 3, 4, 4), np.float32))
-    net.set_top_diff("y", np.ones((2, 3, 4, 4)))
+    set_top_diff(net, "y", np.ones((2, 3, 4, 4)))
     net.backward()
     assert not net.blobs["y"].data.any() and np.isfinite(net.blobs["x"].diff).all()
 

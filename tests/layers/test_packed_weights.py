@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.layers.harness import inputs, make_net, needs_bf16, net_text
+from tests.layers.harness import inputs, make_net, needs_bf16, net_text, set_top_diff
 
 pytestmark = needs_bf16
 
@@ -39,7 +39,7 @@ def test_results_are_exact(case):
     np.testing.assert_array_equal(y, expected)
 
     dy = generator.integers(-2, 3, expected.shape)
-    net.set_top_diff("y", dy.astype(np.float32))
+    set_top_diff(net, "y", dy.astype(np.float32))
     net.backward()
     wanted = np.zeros(x.shape)
     height = expected.shape[2]

@@ -17,6 +17,7 @@ from tests.layers.harness import (
     make_net,
     net_text,
     run,
+    set_top_diff,
 )
 
 CASES = ["2x2", "3s2", "3s2p1", "ceil_clip", "floor", "global", "overlap", "rect"]
@@ -99,7 +100,7 @@ def test_blocked(pool, window, channels):
 @pytest.mark.parametrize("pool", ["MAX", "AVE"])
 def test_other_numbers_of_spatial_axes(shape, pool):
     net = run(layer("kernel_size: 3 stride: 2 pad: 1", pool), x=distinct(shape).astype(np.float32))
-    net.set_top_diff("y", np.random.default_rng(2).normal(size=net.blobs["y"].shape))
+    set_top_diff(net, "y", np.random.default_rng(2).normal(size=net.blobs["y"].shape))
     net.backward()
     check_against_reference(net, pool, "x")
 
@@ -116,7 +117,7 @@ def test_three_axes_with_a_window_each(spatial, pool):
     window = [f"{name}_3d: {value}" for name, values in THREE.items() for value in values]
     shape = (2, 3, *spatial)
     net = run(layer(" ".join(window), pool), x=distinct(shape).astype(np.float32))
-    net.set_top_diff("y", np.random.default_rng(2).normal(size=net.blobs["y"].shape))
+    set_top_diff(net, "y", np.random.default_rng(2).normal(size=net.blobs["y"].shape))
     net.backward()
     check_against_reference(net, pool, "x")
     assert net.graph.layers[-1].window == {"kernel": [2, 3, 4], "stride": [2, 2, 3], "pad": [1, 0, 1]}
@@ -130,7 +131,7 @@ def test_the_first_of_equals_gets_the_gradient(bottom):
         check_against_reference(net, "MAX", "r")
         return
     net = run(layer(WINDOWS[1]), x=np.zeros((1, 1, 5, 5), np.float32))
-    net.set_top_diff("y", np.ones((1, 1, 2, 2)))
+    set_top_diff(net, "y", np.ones((1, 1, 2, 2)))
     net.backward()
     assert np.argwhere(net.blobs["x"].diff[0, 0]).tolist() == [[0, 0], [0, 2], [2, 0], [2, 2]]
 
@@ -277,7 +278,7 @@ def test_stochastic_gradients(phase):
     if phase == proto.TEST:
         check_gradients(net_text(layer(STOCHASTIC, "STOCHASTIC"), x=x.shape), {"x": x}, phase=phase)
         return
-    net.set_top_diff("y", np.ones_like(net.blobs["y"].data))
+    set_top_diff(net, "y", np.ones_like(net.blobs["y"].data))
     net.backward()
     assert net.blobs["x"].diff.sum() == net.blobs["y"].data.size and ((net.blobs["x"].diff > 0) <= (x > 0)).all()
 
@@ -318,7 +319,7 @@ def test_a_window_beyond_the_plane_has_no_place_in_the_mask(layout):
     lowest = np.finfo(np.float32).min
     assert (found["mask"][0, 0] == [[0, -1], [-1, -1]]).all()
     assert (found["y"][0, 0] == [[1, lowest], [lowest, lowest]]).all()
-    net.set_top_diff("y", np.ones_like(found["y"]))
+    set_top_diff(net, "y", np.ones_like(found["y"]))
     net.backward()
     expected = np.zeros((3, 3))
     expected[0, 0] = found["y"].shape[1]

@@ -5,7 +5,7 @@ import pytest
 
 from engine import proto
 from tests.layers import test_gru, test_lstm
-from tests.layers.harness import inputs, make_net, needs_bf16, net_text
+from tests.layers.harness import inputs, make_net, needs_bf16, net_text, set_top_diff
 from tests.layers.sequences import layer, shapes_of, values
 
 STATES = {"LSTM": "h c", "GRU": "h", "RNN": "h"}
@@ -54,7 +54,7 @@ def after_backward(kind: str, params: str, names: str, bottoms: dict, units: int
         blob.set(bottoms[name])
     found = {name: values.copy() for name, values in net.forward().items()}
     for name in tops.split():
-        net.set_top_diff(name, np.cos(7 * np.arange(found[name].size)).reshape(found[name].shape))
+        set_top_diff(net, name, np.cos(7 * np.arange(found[name].size)).reshape(found[name].shape))
     net.backward()
     found |= {f"gradient of {name}": blob.diff.copy() for name, blob in inputs(net).items() if name != "cont"}
     found |= {f"gradient of param {i}": tensor.diff.get() for i, tensor in enumerate(net.params["layer"])}

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.layers.blocked import run_blocked
-from tests.layers.harness import check_golden, check_gradients, error_of, golden, net_text, run
+from tests.layers.harness import check_golden, check_gradients, error_of, golden, net_text, run, set_top_diff
 
 RANDOM = np.random.default_rng(1)
 REFERENCE = {
@@ -49,7 +49,7 @@ def test_blocked(operation, channels):
 
 def test_the_gradient_of_a_magnitude_is_0_at_0():
     net = run(layer("operation: ASUM"), x=np.zeros(3, np.float32))
-    net.set_top_diff("y", np.ones(()))
+    set_top_diff(net, "y", np.ones(()))
     net.backward()
     np.testing.assert_array_equal(net.blobs["x"].diff, 0)
 

@@ -3,7 +3,7 @@ import pytest
 
 from engine.errors import DataError
 from tests.layers.blocked import run_blocked
-from tests.layers.harness import check_gradients, error_of, make_net, net_text, run
+from tests.layers.harness import check_gradients, error_of, make_net, net_text, run, set_top_diff
 from tests.layers.test_pooling import distinct
 
 # Whole, inside, beyond the border, one pixel, malformed (x2 < x1), unused.
@@ -72,7 +72,7 @@ def test_blocked(pooled, channels):
     c, y = net.blobs["c"], net.blobs["y"]
     np.testing.assert_allclose(y.data, reference(c.data, REGIONS, *pooled, 0.25), rtol=1e-6)
     plain = run(layer(params), x=c.data, rois=REGIONS)
-    plain.set_top_diff("y", y.diff)
+    set_top_diff(plain, "y", y.diff)
     plain.backward()
     np.testing.assert_allclose(c.diff, plain.blobs["x"].diff, rtol=1e-5, atol=1e-6)
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from engine import proto
-from tests.layers.harness import check_gradients, error_of, net_text, run
+from tests.layers.harness import check_gradients, error_of, net_text, run, set_top_diff
 
 RANDOM = np.random.default_rng(3)
 LAMBDA, ALPHA = 1.0507009873554805, 1.6732632423543772
@@ -35,7 +35,7 @@ def test_dropout_keeps_mean_and_variance(kind, ratio):
     assert abs(dropped.mean() - ratio) < 0.01
     np.testing.assert_allclose(y[~dropped], (a * x + b)[~dropped], rtol=1e-4, atol=1e-4)
     assert abs(y.mean()) < 0.02 and abs(y.var() - 1) < 0.03
-    net.set_top_diff("y", np.ones_like(y))
+    set_top_diff(net, "y", np.ones_like(y))
     net.backward()
     doubtful = np.isclose(x, alpha, atol=1e-3)  # looks dropped, and is not
     np.testing.assert_allclose(net.blobs["x"].diff[~doubtful], np.where(dropped, 0, a)[~doubtful], rtol=1e-4)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engine import proto
-from tests.layers.harness import check_gradients, error_of, inputs, make_net, needs_bf16, net_text
+from tests.layers.harness import check_gradients, error_of, inputs, make_net, needs_bf16, net_text, set_top_diff
 
 RANDOM = np.random.default_rng(15)
 X, IDS = (4, 16, 3, 3), (4,)
@@ -118,7 +118,7 @@ def test_values_and_gradients_are_those_of_two_arrays(kind, options):
     for net in (both, apart):
         net.forward()
         for top in net.outputs():
-            net.set_top_diff(top, np.random.default_rng(5).uniform(-1, 1, net.blobs[top].shape))
+            set_top_diff(net, top, np.random.default_rng(5).uniform(-1, 1, net.blobs[top].shape))
         net.backward()
     for name in "ab":
         np.testing.assert_allclose(both.blobs[name].data, apart.blobs[name].data, atol=2e-5)
@@ -158,7 +158,7 @@ def test_in_bf16(kind):
         fill(net)
         tops.append(net.forward())
         for top in net.outputs():
-            net.set_top_diff(top, np.ones(net.blobs[top].shape))
+            set_top_diff(net, top, np.ones(net.blobs[top].shape))
         net.backward()
         gradients.append(net.params["a"][0].diff.get())
     for name, values in tops[0].items():

@@ -5,7 +5,7 @@ import pytest
 
 from engine.errors import EngineError
 from tests.layers.blocked import run_blocked
-from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text, run
+from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text, run, set_top_diff
 
 RANDOM = np.random.default_rng(1)
 
@@ -139,7 +139,7 @@ def test_edges():
         ("AbsVal", [0.5, 0.8, 0, 6], [-1, 1, 0, 1]),
     ):
         net = run(layer(name), x=x)
-        net.set_top_diff("y", np.ones(4))
+        set_top_diff(net, "y", np.ones(4))
         net.backward()
         np.testing.assert_array_equal(net.blobs["y"].data, np.array(y, np.float32))
         np.testing.assert_array_equal(net.blobs["x"].diff, slope)
@@ -178,7 +178,7 @@ def test_numbers_without_a_result():
 
 def test_a_power_of_0_has_a_gradient():
     net = run(layer("Power power_param { power: 1.7 }"), x=np.zeros(3, np.float32))
-    net.set_top_diff("y", np.ones(3))
+    set_top_diff(net, "y", np.ones(3))
     net.backward()
     np.testing.assert_array_equal(net.blobs["x"].diff, 0)
 

@@ -3,7 +3,7 @@ import pytest
 
 from engine.errors import DataError
 from tests.layers.blocked import run_blocked
-from tests.layers.harness import check_gradients, error_of, inputs, make_net, net_text, run
+from tests.layers.harness import check_gradients, error_of, inputs, make_net, net_text, run, set_top_diff
 
 RANDOM = np.random.default_rng(6)
 
@@ -55,7 +55,7 @@ def test_it_reverses_a_pooling():
     p, mask, y = (net.blobs[name].data for name in ("p", "mask", "y"))
     np.testing.assert_array_equal(y, unpooled(p, mask, 7, 9))
     given = RANDOM.normal(size=y.shape).astype(np.float32)
-    net.set_top_diff("y", given)
+    set_top_diff(net, "y", given)
     net.backward()
     places = mask.reshape(2, 3, -1).astype(np.int64)
     expected = np.take_along_axis(given.reshape(2, 3, -1), places, -1).reshape(p.shape)

@@ -12,7 +12,7 @@ from engine import proto
 from engine.host import _core
 from engine.layers.kernels import WEIGHTS
 from engine.net.measure import Trial
-from tests.layers.harness import inputs, make_net, needs_bf16, net_text
+from tests.layers.harness import inputs, make_net, needs_bf16, net_text, set_top_diff
 
 pytestmark = needs_bf16
 
@@ -72,7 +72,7 @@ def test_gradients_are_exact(case, passes, relu, kernel):
     inputs(net)["x"].set(x.astype(np.float32))
     y = net.forward()["y"]
     dy = generator.integers(-3, 4, y.shape)
-    net.set_top_diff("y", dy.astype(np.float32))
+    set_top_diff(net, "y", dy.astype(np.float32))
     net.program.zero_gradients()
     for _ in range(passes):
         net.program.backward()

@@ -8,7 +8,7 @@ from engine.config import parse_net
 from engine.host import _core
 from engine.layers import convolution, kernels
 from engine.net import PASSES, Net, NetOptions
-from tests.layers.harness import error_of, inputs, make_net, needs_bf16, net_text
+from tests.layers.harness import error_of, inputs, make_net, needs_bf16, net_text, set_top_diff
 
 pytestmark = pytest.mark.skipif(not _core.winograd_lanes("f32"), reason="this processor has no AVX2")
 
@@ -49,7 +49,7 @@ def results(algorithm: str, case: str, behind: str = "", bias: str = "true", pas
     generator = np.random.default_rng(3)
     inputs(net)["x"].set(generator.standard_normal(shape, np.float32))
     y = net.forward()["y"]
-    net.set_top_diff("y", generator.standard_normal(y.shape, np.float32))
+    set_top_diff(net, "y", generator.standard_normal(y.shape, np.float32))
     net.program.zero_gradients()
     for _ in range(passes):
         net.program.backward()
@@ -132,7 +132,7 @@ def test_sums_over_large_planes():
     text = CONV.format(outputs=16, pad=1, group=1, bias="true", algorithm="winograd")
     net = make_net(net_text(text, x=(1, 32, 256, 256)), proto.TRAIN)
     net.forward()
-    net.set_top_diff("y", np.full((1, 16, 256, 256), 0.1))
+    set_top_diff(net, "y", np.full((1, 16, 256, 256), 0.1))
     net.backward()
     np.testing.assert_allclose(net.params["conv"][1].diff.get(), np.float32(0.1) * 65536.0, rtol=1e-5)
 

@@ -15,7 +15,7 @@ from engine.layers.kernels import PASSES, Asked, Choices
 from engine.net import Net, NetOptions, kernel_table
 from engine.net.kernel_table import Kernels, Table, cache_path, this_machine
 from engine.net.measure import Measured, Trial, measure
-from tests.layers.harness import PRECISIONS, inputs, make_net, needs_bf16, net_text
+from tests.layers.harness import PRECISIONS, inputs, make_net, needs_bf16, net_text, set_top_diff
 
 CONV = """layer { name: "conv" type: "Convolution" bottom: "x" top: "y" convolution_param {
   num_output: 48 kernel_size: 3 pad: 1 weight_filler { type: "msra" } bias_filler { type: "uniform" } } }
@@ -40,7 +40,7 @@ def results(layer: str, precision: str, kernels: Choices) -> dict[str, np.ndarra
     generator = np.random.default_rng(3)
     inputs(net)["x"].set(generator.standard_normal(SHAPES[layer], np.float32))
     y = net.forward()["y"]
-    net.set_top_diff("y", generator.standard_normal(y.shape, np.float32))
+    set_top_diff(net, "y", generator.standard_normal(y.shape, np.float32))
     net.backward()
     found = {"y": y, "dx": np.asarray(inputs(net)["x"].diff)}
     return found | {placed.name: placed.tensor.diff.get() for placed in net.parameters}

@@ -29,9 +29,6 @@ class Lifetime:
     def last(self) -> int:
         return self.spans[-1][1]
 
-    def alive_at(self, step: int) -> bool:
-        return any(first <= step <= last for first, last in self.spans)
-
     def meets(self, other: Lifetime) -> bool:
         return any(a[0] <= b[1] and b[0] <= a[1] for a in self.spans for b in other.spans)
 
@@ -68,12 +65,6 @@ def apart(lifetimes: list[Lifetime]) -> tuple[list[int], int]:
         offsets.append(total)
         total += _aligned(life.bytes)
     return offsets, total
-
-
-def lower_bound(lifetimes: list[Lifetime]) -> int:
-    """Bytes alive at the fullest step: no plan can do with less."""
-    steps = {first for life in lifetimes for first, _ in life.spans}
-    return max((sum(_aligned(life.bytes) for life in lifetimes if life.alive_at(step)) for step in steps), default=0)
 
 
 def place(
