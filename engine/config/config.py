@@ -9,6 +9,7 @@ All errors in a file are found in one go and raised as ConfigErrors, one line ea
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -265,6 +266,17 @@ def nets_of_solver(solver: SolverConfig) -> SolverNets:
     if solver._nets is None:
         solver._nets = _load_nets(solver)
     return solver._nets
+
+
+def net_files(solver: SolverConfig) -> list[str]:
+    """The files of a solver's nets that are there."""
+    message, found = solver.message, []
+    named = [("net", message.net), ("train_net", message.train_net), *(("test_net", path) for path in message.test_net)]
+    named.append(("adversarial.discriminator", message.adversarial.discriminator))
+    for name, path in named:
+        with contextlib.suppress(ConfigError):  # of nets that are not there, which nets_of_solver() tells
+            found.append(_find_net(solver, name, expand_ranks(path, solver.rank, solver.ranks))[0])
+    return found
 
 
 def solver_of_net(net: NetConfig, text: str) -> SolverConfig:

@@ -34,7 +34,7 @@ def run(options: Namespace) -> int:
 
     if not options.solver:
         refuse_idle(options, ("--skip_bad_images", *OF_RUNS), "without --solver")
-    world = start(output=options.json)
+    world = start(output=options.json, reading=options)
     from engine.examine.doctor import doctor, to_text
 
     configs = asked_solvers(options) if options.solver else []

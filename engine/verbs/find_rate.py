@@ -57,7 +57,7 @@ def run(options: Namespace) -> int:
         raise ConfigError(f"--from and --to: expected a rising range, got {options.lowest:g} to {options.highest:g}")
     if options.iterations < 5:
         raise ConfigError(f"--iterations: expected 5 or more, got {options.iterations}")
-    world = start(output=options.json)
+    world = start(output=options.json, reading=options)
     from engine.data.feeder import Feeder
     from engine.examine import rates
     from engine.files import check_writable

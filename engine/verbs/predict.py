@@ -76,7 +76,7 @@ def run(options: Namespace) -> int:
     from engine.errors import ConfigError
     from engine.verbs.runtime import refuse_idle, show, start, write_json
 
-    world = start(output=options.json)
+    world = start(output=options.json, reading=options)
     from engine.predict import predict
 
     link = options.latency, options.bandwidth

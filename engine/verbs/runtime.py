@@ -17,19 +17,21 @@ if TYPE_CHECKING:
     from engine.data.convert_imageset import Output
 
 _OF_STAGE = re.compile(r"([0-9]{1,6}):(.*)", re.DOTALL)
+_READ = ("solver", "model", "data", "profile", "weights", "snapshot", "kernels")  # arguments that name files
 
 
-def start(watched: bool = False, output: str | None = None) -> World:
+def start(watched: bool = False, output: str | None = None, reading: Namespace | None = None) -> World:
     """Sets up the ranks, each with its share of the cores, and the log on rank 0.
 
     Args:
         watched: start the watchdog.
         output: a file that rank 0 will write at the end ("-": standard output).
-    Raises EngineError if `output` cannot be written.
+        reading: arguments that name files which the verb reads.
+    Raises EngineError if `output` cannot be written, or is one of those.
     """
     from engine.comm.settings import watchdog_seconds
     from engine.comm.world import world
-    from engine.files import check_writable
+    from engine.files import check_apart, check_writable
     from engine.host.cores import limit_spinning, share_cores
     from engine.host.memory import divide_memory
     from engine.report.log import set_up
@@ -44,7 +46,16 @@ def start(watched: bool = False, output: str | None = None) -> World:
     share_cores(ranks.places())
     if ranks.rank == 0 and output not in (None, "-"):
         check_writable(output)
+        check_apart(output, *_files_named(reading))
     return ranks
+
+
+def _files_named(options: Namespace | None) -> list[str]:
+    """By the arguments of _READ; where one may be a list, by the parts of it, too."""
+    found: list[str] = []
+    for value in (getattr(options, name, None) or [] for name in _READ):
+        found += [value, *value.split(",")] if isinstance(value, str) else value
+    return found
 
 
 def _install_caffe() -> None:
@@ -89,13 +100,16 @@ def asked_solvers(options: Namespace) -> list[SolverConfig]:
 
 def asked_solver(options: Namespace, path: str = "", overrides: Sequence[str] | None = None) -> SolverConfig:
     """The solver of --solver as the options change it. path, overrides: in place of --solver and --set."""
-    from engine.config import add_state, read_solver
+    from engine.config import add_state, net_files, read_solver
+    from engine.files import check_apart
     from engine.host.launch import detect
 
     allow_python_layers(options)
     config = read_solver(path or options.solver, options.set if overrides is None else overrides)
     if launch := detect():
         config.rank, config.ranks = launch.rank, launch.size
+    if output := getattr(options, "json", None):
+        check_apart(output, *net_files(config))
     message = config.message
     if options.precision:
         message.precision = message.Precision.Value(options.precision.upper())

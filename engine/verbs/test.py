@@ -81,7 +81,7 @@ def run(options: Namespace) -> int:
 
     if options.ensemble and len(options.weights) < 2:
         raise ConfigError(f"--ensemble: expected two files or more in --weights, got {len(options.weights)}")
-    world = start(output=options.json)
+    world = start(output=options.json, reading=options)
     from engine.report.log import log
     from engine.report.metrics import elements, loss_note
 

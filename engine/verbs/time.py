@@ -37,7 +37,7 @@ def run(options: Namespace) -> int:
 
     if options.data:
         return _time_data(options)
-    world = start(output=options.json)
+    world = start(output=options.json, reading=options)
     from engine.comm.precision import usable_precision
     from engine.examine.benchmark import benchmark
     from engine.examine.times import to_json, to_text
@@ -62,7 +62,7 @@ def _time_data(options: Namespace) -> int:
 
     if options.phase == "TEST":
         raise ConfigError("--data measures the train net: leave --phase out")
-    world = start(output=options.json)
+    world = start(output=options.json, reading=options)
     from engine.comm.precision import asked_precision, usable_precision
     from engine.examine.data_times import data_times, to_json, to_text
     from engine.net.kernel_table import Kernels

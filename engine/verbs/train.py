@@ -136,7 +136,7 @@ def run(options: Namespace) -> int:
     signals.heed_hangups()
     if options.watchdog is not None:
         os.environ["ENGINE_WATCHDOG"] = options.watchdog
-    world = start(watched=True, output=options.timeline)
+    world = start(watched=True, output=options.timeline, reading=options)
     from engine.errors import ConfigError
     from engine.solver.stages import next_position
     from engine.watchdog.board import SET_UP

@@ -257,6 +257,48 @@ def test_check_shows_all_errors(tmp_path):
     assert [line.split(": ")[2] for line in done.stderr.splitlines()] == ["layer 'a'", "layer 'b'"]
 
 
+@pytest.mark.parametrize(
+    "words, name",
+    [
+        ("time --model net.prototxt", "./net.prototxt"),
+        ("time --data solver.prototxt", "solver.prototxt"),
+        ("time --data solver.prototxt", "net.prototxt"),
+        ("time --model net.prototxt --kernels table", "table"),
+        ("find_rate --solver solver.prototxt", "solver.prototxt"),
+        ("find_rate --solver solver.prototxt", "test.prototxt"),
+        ("find_rate --solver solver.prototxt --weights a,b", "b"),
+        ("doctor --solver solver.prototxt,solver.prototxt", "solver.prototxt"),
+        ("doctor --solver solver.prototxt", "net.prototxt"),
+        ("test --model net.prototxt --weights a", "a"),
+        ("test --model net.prototxt --weights a", "net.prototxt"),
+        ("predict --profile table --ranks 2 --latency 1 --bandwidth 1", "table"),
+        ("predict --model net.prototxt --ranks 2 --latency 1 --bandwidth 1", "net.prototxt"),
+    ],
+)
+def test_json_goes_into_no_file_that_is_read(tmp_path, monkeypatch, capsys, words, name):
+    monkeypatch.chdir(tmp_path)
+    for each in ("net.prototxt", "test.prototxt"):
+        shutil.copy(REPO / "nets/digits.prototxt", each)
+    for each in ("a", "b", "table"):
+        Path(each).write_text(each)
+    text = 'net: "net.prototxt" test_net: "test.prototxt" test_iter: 1 test_interval: 5 base_lr: 1 lr_policy: "fixed"'
+    Path("solver.prototxt").write_text(text)
+    before = Path(name).read_bytes()
+    assert main([*words.split(), "--json", name]) == 1
+    told = f"engine: {name}: cannot be written: it is a file that is read; choose another name"
+    assert told in capsys.readouterr().err.splitlines()
+    assert Path(name).read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["solver.prototxt", "a"])
+def test_a_timeline_goes_into_no_file_that_is_read(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    for each in ("solver.prototxt", "a"):
+        Path(each).write_text(each)
+    assert main(["train", "--solver", "solver.prototxt", "--snapshot", "a", "--timeline", name]) == 1
+    assert f"engine: {name}: cannot be written: it is a file that is read" in capsys.readouterr().err
+
+
 def test_check_json():
     done = engine("check", "--json", "solvers/digits.prototxt")
     found = json.loads(done.stdout)
