@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from engine import proto
+from engine.config.suggestions import suggestion
 
 PHASES = {"TRAIN": proto.TRAIN, "TEST": proto.TEST}
 
@@ -14,3 +17,14 @@ def kept_in(layer: proto.LayerParameter, phase: int) -> bool:
     return not any(
         rule.phase == phase and len(rule.ListFields()) == 1 for rule in layer.exclude if rule.HasField("phase")
     )
+
+
+def unknown_stages(net: proto.NetParameter, stages: Iterable[str]) -> list[str]:
+    """Returns a line on each stage that no rule of the net names; it is misspelt, or of another net."""
+    rules = [rule for layer in net.layer for rule in (*layer.include, *layer.exclude)]
+    known = {stage for rule in rules for stage in (*rule.stage, *rule.not_stage)}
+    return [
+        f"no rule of the net names stage '{stage}'{suggestion(stage, known)}"
+        for stage in dict.fromkeys(stages)
+        if stage not in known
+    ]

@@ -13,6 +13,7 @@ from typing import cast
 from engine import proto
 from engine.config.config import NetConfig, SolverConfig, add_state, nets_of_solver, read
 from engine.config.label_map import read_label_map
+from engine.config.phases import unknown_stages
 from engine.data import batch_size_of
 from engine.data.source_shapes import SUPPOSITIONS, SourceShapes, Supposition
 from engine.errors import CODE, FILE, ConfigError, EngineError
@@ -369,6 +370,8 @@ def _add_graph(
     Returns what it has found of the sources."""
     for text in config.notes:
         report.note(text)
+    for text in unknown_stages(config.message, stages):
+        report.note(f"{config.path}: {text}")
     net, shapes_of = _built(config, phase, level, stages, report, frozen)
     if net is None:
         return shapes_of

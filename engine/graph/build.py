@@ -13,6 +13,7 @@ from typing import cast
 
 from engine import proto
 from engine.config import NetConfig
+from engine.config.phases import unknown_stages
 from engine.config.suggestions import suggestion
 from engine.errors import MOST_ERRORS, ConfigError, ConfigErrors
 from engine.graph.model_parallel import divide
@@ -94,12 +95,15 @@ def build(
     """
     graph = Graph(config.message.name or config.path, phase, force_backward=config.message.force_backward)
     errors: list[ConfigError] = []
-    connect = _Connector(graph, config, lambda each, where: kept(each, phase, level, set(stages), where))
+    asked = set(stages)
+    connect = _Connector(
+        graph, config, lambda each, where, more=(): kept(each, phase, level, asked.union(more), where), asked
+    )
     earlier = {layer.name: layer for layer in before.layers} if before else {}
     for index, message in enumerate(config.message.layer):
         where = config.where(index)
         try:
-            if not kept(message, phase, level, set(stages), where):
+            if not kept(message, phase, level, asked, where):
                 continue
             own_phase = message.phase if message.HasField("phase") else phase
             layer = layer_type(message.type, message.name, where)(message, where, own_phase, net=config.message)
@@ -226,9 +230,10 @@ def _param_specs(layer: Layer, connect: _Connector) -> None:
 class _Connector:
     """Which blob a name means at this point of the file, and who owns a shared parameter."""
 
-    def __init__(self, graph: Graph, config: NetConfig, keeps: Callable[[proto.LayerParameter, str], bool]):
-        """keeps(layer message, where): whether the graph has that layer."""
-        self.graph, self.config, self.keeps = graph, config, keeps
+    def __init__(self, graph: Graph, config: NetConfig, keeps: Callable[..., bool], stages: set[str]):
+        """keeps(layer message, where, more=()): whether the graph, which has these stages, has that layer, or would
+        with more stages."""
+        self.graph, self.config, self.keeps, self.stages = graph, config, keeps, stages
         self.current: dict[str, Blob] = {}
         self.unknown: set[str] = set()  # tops of layers that could not be built
         self.unshaped: set[Blob] = set()
@@ -329,15 +334,12 @@ class _Connector:
 
     def _missing(self, layer: Layer, index: int, name: str) -> ConfigError:
         """The reason why a bottom is not there: a cycle, a later layer, or nothing makes it."""
-        makers = [(i, m) for i, m in enumerate(self.config.message.layer) if name in m.top]
+        # Those in place, perhaps this one, make nothing of their own.
+        layers = enumerate(self.config.message.layer)
+        makers = [(i, m) for i, m in layers if name in m.top and name not in m.bottom]
         later = [m for i, m in makers if i >= index and self.keeps(m, self.config.where(i))]
         if not later and makers:
-            number, maker = makers[0]
-            return layer.error(
-                f"its bottom '{name}' is made by layer '{maker.name}' ({self.config.where(number)}), whose include and "
-                f"exclude rules leave it out of phase {PHASES[self.graph.phase]}; add one that makes it there, or "
-                "give this layer the same rules"
-            )
+            return layer.error(f"its bottom '{name}' is made {self._left_out(makers)}")
         if not later:
             return layer.error(f"no layer makes its bottom '{name}'{suggestion(name, self.current)}")
         path = self._cycle(layer.message, later[0])
@@ -345,6 +347,31 @@ class _Connector:
             return layer.error(f"cycle: {' -> '.join(path)}")
         return layer.error(
             f"its bottom '{name}' is made by the later layer '{later[0].name}'; move that layer above this one"
+        )
+
+    def _left_out(self, makers: list[tuple[int, proto.LayerParameter]]) -> str:
+        """By which layers, of (index, message), a bottom would be made that are not in this graph."""
+        phase, staged = PHASES[self.graph.phase], {}  # the stages that would bring one back -> that layer
+        places = [(f"layer '{m.name}' ({self.config.where(i)})", m, self.config.where(i)) for i, m in makers]
+        for place, message, where in places:
+            for rule in message.include:
+                if rule.stage and self.keeps(message, where, rule.stage):
+                    staged.setdefault(tuple(rule.stage), place)
+        if not staged:
+            return (
+                f"by {places[0][0]}, whose include and exclude rules leave it out of phase {phase}; add one that makes "
+                "it there, or give this layer the same rules"
+            )
+        found = " or ".join(f"in stage {' and '.join(map(repr, each))} by {place}" for each, place in staged.items())
+        first = next(iter(staged))
+        given = " ".join(f'stage: "{stage}"' for stage in first)
+        unknown = unknown_stages(self.config.message, sorted(self.stages))
+        return "; ".join(
+            [
+                f"only {found}",
+                f"give one: --stage {','.join(first)}, or {phase.lower()}_state {{ {given} }} in a solver",
+                *unknown,
+            ]
         )
 
     def _cycle(self, start: proto.LayerParameter, producer: proto.LayerParameter) -> list[str] | None:

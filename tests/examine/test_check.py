@@ -384,3 +384,12 @@ def test_a_step_of_a_solver_takes_the_stages_that_are_asked_for(tmp_path):
     solver.write_text(f'net: "{net}" base_lr: 0.1 lr_policy: "fixed" max_iter: 3')
     (row,) = check_and_run([str(solver)], (), None, ["asked"])
     assert row.stage == "runs", row
+
+
+def test_a_stage_that_no_rule_names_is_told(tmp_path):
+    net = tmp_path / "net.prototxt"
+    net.write_text(STAGED)
+    assert check_file(str(net), stages=["asked"]).notes == []
+    assert check_file(str(net), stages=["askt"]).notes == [
+        f"{net}: no rule of the net names stage 'askt'; did you mean 'asked'?"
+    ]

@@ -82,6 +82,50 @@ def test_a_bottom_of_the_other_phase_says_so():
     )
 
 
+def net_error(text, phase=0, stages=()):
+    with pytest.raises(ConfigError) as error:
+        build(parse_net(text, "net.prototxt"), phase, stages=stages)
+    return str(error.value)
+
+
+IN_PLACE = """layer { name: "x" type: "Input" top: "data" top: "label" input_param { shape { dim: 2 dim: 3 } shape { dim: 2 } } }
+layer { name: "ip1" type: "InnerProduct" bottom: "data" top: "conv1" inner_product_param { num_output: 2 } }
+layer { name: "r1" type: "ReLU" bottom: "c1" top: "c1" }
+layer { name: "d1" type: "Dropout" bottom: "c1" top: "c1" }"""
+
+
+def test_layers_in_place_do_not_make_what_they_read():
+    expected = "net.prototxt:3:1: layer 'r1' (ReLU): no layer makes its bottom 'c1'; known: conv1, data, label"
+    assert net_error(IN_PLACE) == expected
+
+
+def test_two_layers_that_read_each_other_are_a_cycle():
+    text = (
+        PHASES % ("", "z")
+        + """
+        layer { name: "c" type: "Eltwise" bottom: "x" bottom: "v" top: "w" }
+        layer { name: "d" type: "ReLU" bottom: "w" top: "v" }"""
+    )
+    assert "layer 'c' (Eltwise): cycle: c -> d -> c" in net_error(text)
+
+
+STAGES = """layer { name: "d" type: "Input" top: "x" include { phase: TRAIN } input_param { shape { dim: 2 dim: 3 } } }
+layer { name: "d" type: "Input" top: "x" include { phase: TEST stage: "on-test" } input_param { shape { dim: 2 dim: 3 } } }
+layer { name: "d" type: "Input" top: "x" include { phase: TEST stage: "on-train" } input_param { shape { dim: 2 dim: 3 } } }
+layer { name: "a" type: "InnerProduct" bottom: "x" top: "y" inner_product_param { num_output: 2 } }"""
+
+
+def test_a_stage_that_is_missing_is_named():
+    expected = (
+        "net.prototxt:4:1: layer 'a' (InnerProduct): its bottom 'x' is made only in stage 'on-test' by layer 'd' "
+        "(net.prototxt:2:1) or in stage 'on-train' by layer 'd' (net.prototxt:3:1); give one: "
+        '--stage on-test, or test_state { stage: "on-test" } in a solver'
+    )
+    assert net_error(STAGES, phase=1) == expected
+    misspelt = net_error(STAGES, phase=1, stages=["on-tets"])
+    assert misspelt == f"{expected}; no rule of the net names stage 'on-tets'; did you mean 'on-test'?"
+
+
 def test_two_layers_with_one_top_are_told_how_to_take_turns():
     with pytest.raises(ConfigError) as error:
         build(parse_net(PHASES % ("", "y"), "net.prototxt"), 1)
