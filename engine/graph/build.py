@@ -174,7 +174,11 @@ def _build_layer(layer: Layer, connect: _Connector, shapes_of: ShapesOf | None) 
             raise layer.error("its data source is not open")
         layer.source_shapes = shapes_of(layer.message, layer.where)
     with layer.arithmetic():
-        layer.tops = connect.tops(layer, layer.infer())
+        try:
+            shapes = layer.infer()
+        except ConfigError as error:
+            raise connect.explained(layer, error) from None
+        layer.tops = connect.tops(layer, shapes)
         for top in layer.tops:
             layer.check_blob(f"top '{top.name}'", top.shape)
         layer.params = layer.make_params()
@@ -288,6 +292,20 @@ class _Connector:
         self.unshaped.update(layer.tops)
         self.current.update({top.name: top for top in layer.tops})
         self._keep_maker(layer)
+
+    def explained(self, layer: Layer, error: ConfigError) -> ConfigError:
+        """A layer's error, with a hint where it reads what a data layer gives beside the pictures."""
+        first = layer.bottoms[0] if len(layer.bottoms) == 1 else None
+        maker = self.makers.get(first.name) if first else None
+        if not (first and isinstance(maker, Data) and first in maker.tops[1:2]):
+            return error
+        pictures = maker.tops[0]
+        if len(pictures.shape) <= len(first.shape):
+            return error
+        return ConfigError(
+            f"{error}; its bottom '{first.name}' is the second top of layer '{maker.name}' ({maker.where}), whose "
+            f"first, '{pictures.name}', has the pictures: are its tops swapped?"
+        )
 
     def _keep_maker(self, layer: Layer) -> None:
         for name in layer.message.top:

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from engine.layers.base import Attributes, Layer, Shape
-from engine.layers.labels import are_distributions, check_labels
+from engine.layers.labels import are_distributions, axis_of_classes, check_labels
 from engine.layers.registry import register
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Accuracy(Layer):
 
     @property
     def axis(self) -> int:
-        return self.canonical_axis(self.message.accuracy_param.axis, len(self.shapes[0]))
+        return axis_of_classes(self, self.message.accuracy_param.axis)
 
     def infer(self) -> list[Shape]:
         if not are_distributions(self, self.axis):

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from engine.layers.base import Attributes, Shape
+from engine.layers.labels import axis_of_classes
 from engine.layers.registry import register
 from engine.layers.softmax_loss_base import SoftmaxLossBase
 
@@ -26,7 +27,7 @@ class FocalLoss(SoftmaxLossBase):
 
     @property
     def axis(self) -> int:
-        return self.canonical_axis(self.message.softmax_param.axis, len(self.shapes[0]))
+        return axis_of_classes(self, self.message.softmax_param.axis)
 
     @property
     def param(self):

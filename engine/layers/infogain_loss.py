@@ -6,6 +6,7 @@ import math
 
 from engine.errors import WeightsError
 from engine.layers.base import Attributes, Shape
+from engine.layers.labels import axis_of_classes
 from engine.layers.registry import register
 from engine.layers.softmax_loss_base import SoftmaxLossBase
 from engine.weights.protobuf import read_blob
@@ -24,7 +25,7 @@ class InfogainLoss(SoftmaxLossBase):
 
     @property
     def axis(self) -> int:
-        return self.canonical_axis(self.message.infogain_loss_param.axis, len(self.shapes[0]))
+        return axis_of_classes(self, self.message.infogain_loss_param.axis)
 
     def infer(self) -> list[Shape]:
         tops = super().infer()

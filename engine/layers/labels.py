@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import math
 
+from engine.errors import shape_text
 from engine.layers.base import Layer
+
+_ORDER = "; expected the scores first, then the labels"
+
+
+def axis_of_classes(layer: Layer, axis: int) -> int:
+    """The axis of the first bottom, the scores, as a number of 0 or more. Raises ConfigError where it has no such."""
+    scores = layer.bottoms[0]
+    if not -len(scores.shape) <= axis < len(scores.shape):
+        raise layer.error(
+            f"its first bottom '{scores.name}' ({shape_text(scores.shape)}) has no axis {axis}, of the classes{_ORDER}"
+        )
+    return axis % len(scores.shape)
 
 
 def are_distributions(layer: Layer, axis: int) -> bool:
@@ -22,5 +35,5 @@ def check_labels(layer: Layer, axis: int) -> None:
     if math.prod(labels) != expected:
         raise layer.error(
             f"expected {expected} labels, one for each position of {scores} outside axis {axis}, "
-            f"got labels of shape {labels}"
+            f"got labels of shape {labels}{_ORDER if scores[axis] == 1 else ''}"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from engine.layers.base import Attributes, Shape
-from engine.layers.labels import are_distributions
+from engine.layers.labels import are_distributions, axis_of_classes
 from engine.layers.registry import register
 from engine.layers.softmax_loss_base import SoftmaxLossBase
 
@@ -25,7 +25,7 @@ class SoftmaxWithLoss(SoftmaxLossBase):
 
     @property
     def axis(self) -> int:
-        return self.canonical_axis(self.message.softmax_param.axis, len(self.shapes[0]))
+        return axis_of_classes(self, self.message.softmax_param.axis)
 
     def infer(self) -> list[Shape]:
         tops = super().infer()

@@ -88,7 +88,7 @@ def net_error(text, phase=0, stages=()):
     return str(error.value)
 
 
-IN_PLACE = """layer { name: "x" type: "Input" top: "data" top: "label" input_param { shape { dim: 2 dim: 3 } shape { dim: 2 } } }
+IN_PLACE = """layer { name: "x" type: "Input" top: "data" top: "label" input_param { shape { dim: 2 dim: 3 } } }
 layer { name: "ip1" type: "InnerProduct" bottom: "data" top: "conv1" inner_product_param { num_output: 2 } }
 layer { name: "r1" type: "ReLU" bottom: "c1" top: "c1" }
 layer { name: "d1" type: "Dropout" bottom: "c1" top: "c1" }"""
@@ -109,9 +109,9 @@ def test_two_layers_that_read_each_other_are_a_cycle():
     assert "layer 'c' (Eltwise): cycle: c -> d -> c" in net_error(text)
 
 
-STAGES = """layer { name: "d" type: "Input" top: "x" include { phase: TRAIN } input_param { shape { dim: 2 dim: 3 } } }
-layer { name: "d" type: "Input" top: "x" include { phase: TEST stage: "on-test" } input_param { shape { dim: 2 dim: 3 } } }
-layer { name: "d" type: "Input" top: "x" include { phase: TEST stage: "on-train" } input_param { shape { dim: 2 dim: 3 } } }
+STAGES = """layer { name: "d" type: "Input" top: "x" include { phase: TRAIN } input_param { shape { dim: 2 } } }
+layer { name: "d" type: "Input" top: "x" include { phase: TEST stage: "on-test" } input_param { shape { dim: 2 } } }
+layer { name: "d" type: "Input" top: "x" include { phase: TEST stage: "on-train" } input_param { shape { dim: 2 } } }
 layer { name: "a" type: "InnerProduct" bottom: "x" top: "y" inner_product_param { num_output: 2 } }"""
 
 
@@ -208,3 +208,32 @@ def test_a_layer_may_have_a_phase_of_its_own():
     net.params["bn"][2].set(np.ones(1, np.float32))
     net.forward()
     np.testing.assert_allclose(net.blobs["z"].data, values, rtol=1e-4)
+
+
+SWAPPED = """
+layer { name: "x" type: "Input" top: "data" top: "label"
+  input_param { shape { dim: 16 dim: 3 } shape { %s } } }
+layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 10 } }
+layer { name: "last" type: "%s" bottom: "label" bottom: "ip" top: "last" }"""
+
+
+@pytest.mark.parametrize("type", ["SoftmaxWithLoss", "Accuracy", "FocalLoss"])
+def test_labels_before_scores_are_told_of(type):
+    expected = "its first bottom 'label' (16) has no axis 1, of the classes; expected the scores first, then the labels"
+    assert expected in net_error(SWAPPED % ("dim: 16", type), phase=1)
+    expected = "got labels of shape (16, 10); expected the scores first, then the labels"
+    assert expected in net_error(SWAPPED % ("dim: 16 dim: 1", type), phase=1)
+
+
+@pytest.mark.parametrize("type", ["Convolution", "InnerProduct"])
+def test_swapped_tops_of_a_data_layer_are_told_of(type):
+    param = "convolution_param { num_output: 2 kernel_size: 1 }" if type == "Convolution" else ""
+    text = f"""layer {{ name: "d" type: "Data" top: "label" top: "data" data_param {{ batch_size: 16 }} }}
+        layer {{ name: "first" type: "{type}" bottom: "data" top: "y"
+          inner_product_param {{ num_output: 2 }} {param} }}"""
+    with pytest.raises(ConfigError) as error:
+        build(parse_net(text, "net.prototxt"), 0, shapes_of=lambda message, where: [(16, 3, 8, 8), (16,)])
+    assert str(error.value).endswith(
+        "; its bottom 'data' is the second top of layer 'd' (net.prototxt:1:1), whose first, 'label', has the "
+        "pictures: are its tops swapped?"
+    )
