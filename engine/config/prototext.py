@@ -37,6 +37,7 @@ _FLOAT_LIMITS = {  # below them a number still rounds to a finite one; infinitie
     FieldDescriptor.CPPTYPE_FLOAT: 3.4028235677973366e38,
     FieldDescriptor.CPPTYPE_DOUBLE: math.inf,
 }
+_V1_TYPE = f"{proto.V1LayerParameter.DESCRIPTOR.full_name}.type"
 _BOOLS = {"true": True, "True": True, "t": True, "1": True, "false": False, "False": False, "f": False, "0": False}
 _INTEGER_RANGES = {
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1, "a 32-bit integer"),
@@ -203,6 +204,8 @@ def scalar(field: FieldDescriptor, value: bytes | str) -> object:
         except UnicodeDecodeError:
             raise ConfigError(f"'{field.name}' is not UTF-8 text") from None
     if isinstance(value, bytes):
+        if field.full_name == _V1_TYPE:
+            raise ConfigError(f'type "{shown}" is of the current format, `layers` of the older one; write `layer`')
         raise ConfigError(f"'{field.name}' expects {_expected(field)} without quotes, got \"{shown}\"")
     if kind == FieldDescriptor.CPPTYPE_BOOL and value in _BOOLS:
         return _BOOLS[value]

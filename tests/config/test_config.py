@@ -378,6 +378,10 @@ def test_v0_layers_and_padding():
             "layers { type: CONVOLUTIONS name: 'a' }",
             "1:10: layer 'a': 'type' has no value CONVOLUTIONS; did you mean 'CONVOLUTION'?",
         ),
+        (
+            "layer {} layers { name: 'a' type: 'ReLU' }",
+            "1:29: layer 'a': type \"ReLU\" is of the current format, `layers` of the older one; write `layer`",
+        ),
         ("layer {} layers {}", "1:10: both 'layer' and the older 'layers' are given"),
         (
             "input: 'a' input_dim: 1 input_dim: 2",
