@@ -10,6 +10,25 @@ DATA_PARAMS = {
     "ImageData": "image_data_param",
     "WindowData": "window_data_param",
 }
+# Parameters of the layers that have many, and the types that read them.
+_READ_BY = {
+    "data_param": ("Data", "AnnotatedData", "VideoData"),
+    "image_data_param": ("ImageData", "ImageSegData", "ImageLabelmapData", "MultiLabelImageData"),
+    "hdf5_data_param": ("HDF5Data",),
+    "window_data_param": ("WindowData",),
+    "memory_data_param": ("MemoryData",),
+    "convolution_param": (
+        "Convolution",
+        "Deconvolution",
+        "ConvolutionDepthwise",
+        "ConvolutionDepthWise",
+        "DepthwiseConvolution",
+        "Im2col",
+    ),
+    "pooling_param": ("Pooling",),
+    "inner_product_param": ("InnerProduct",),
+    "lrn_param": ("LRN",),
+}
 MOVED_TO_TRANSFORM = ("scale", "mean_file", "crop_size", "mirror")
 
 STRETCHES = (  # the fields of NVIDIA's that ask for a random size
@@ -71,6 +90,14 @@ def without_idle_transform(layer: proto.LayerParameter, older: bool) -> list[str
         if given:
             notes.append(f"{data_param} {{ {', '.join(given)} }} has no effect; expected in transform_param")
     return [f"layer '{layer.name}': {note}" for note in notes]
+
+
+def params_of_others(layer: proto.LayerParameter) -> list[str]:
+    """Returns the names of the parameters that a layer has and its type does not read, as far as that is told here:
+    those of other types."""
+    if layer.type == "Python":  # whose code may read anything
+        return []
+    return [name for name, types in _READ_BY.items() if layer.HasField(name) and layer.type not in types]
 
 
 def without_steps_of_others(layer: proto.LayerParameter) -> list[str]:

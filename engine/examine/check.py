@@ -12,6 +12,7 @@ from typing import cast
 
 from engine import proto
 from engine.config.config import NetConfig, SolverConfig, add_state, nets_of_solver, read
+from engine.config.idle_fields import params_of_others
 from engine.config.label_map import read_label_map
 from engine.config.phases import unknown_stages
 from engine.data import batch_size_of
@@ -320,7 +321,8 @@ def _give_data(config: NetConfig, report: FileReport) -> None:
     DIGITS, puts the layer in front that does, or writes into those that are there what they read."""
     layers = config.message.layer
     for index, layer in enumerate(layers):
-        if layer.type == "Data" and not (layer.data_param.source or layer.data_param.HasField("batch_size")):
+        given = layer.data_param.source or layer.data_param.HasField("batch_size") or params_of_others(layer)
+        if layer.type == "Data" and not given:
             layer.data_param.batch_size = 1
             report.absent(
                 f"{config.where(index)}: layer '{layer.name}' names no source and no batch_size, as where a program "
@@ -372,6 +374,11 @@ def _add_graph(
         report.note(text)
     for text in unknown_stages(config.message, stages):
         report.note(f"{config.path}: {text}")
+    for index, layer in enumerate(config.message.layer):
+        if idle := params_of_others(layer):
+            report.note(
+                f"{config.where(index, idle[0])}: layer '{layer.name}': {', '.join(idle)} has no effect on {layer.type}"
+            )
     net, shapes_of = _built(config, phase, level, stages, report, frozen)
     if net is None:
         return shapes_of

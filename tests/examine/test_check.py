@@ -9,12 +9,16 @@ import pytest
 
 from engine.cli import main
 from engine.config import parse_net
+from engine.config.idle_fields import params_of_others
+from engine.data.registry import find_reader
 from engine.errors import ConfigError
 from engine.examine.check import check_file, files_below
 from engine.examine.check_run import check_and_run
 from engine.examine.check_text import all_errors, draw_schedules, to_json, to_text
 from engine.graph.build import build
 from engine.graph.costs import layer_costs, memory
+from engine.layers.data import Data
+from engine.layers.registry import layer_types
 from engine.net import prepare
 from tests.shared import SHARED, needs_shared
 
@@ -393,3 +397,28 @@ def test_a_stage_that_no_rule_names_is_told(tmp_path):
     assert check_file(str(net), stages=["askt"]).notes == [
         f"{net}: no rule of the net names stage 'askt'; did you mean 'asked'?"
     ]
+
+
+def test_parameters_of_other_types_are_told(tmp_path):
+    net = tmp_path / "net.prototxt"
+    net.write_text(
+        NET.replace("data_param", "image_data_param")
+        .replace("backend: LMDB ", "")
+        .replace('name: "relu" type: "ReLU"', 'name: "relu" type: "ReLU" convolution_param { num_output: 3 }')
+    )
+    report = check_file(str(net))
+    assert report.notes[:2] == [
+        f"{net}:5:3: layer 'data': image_data_param has no effect on Data",
+        f"{net}:8:35: layer 'relu': convolution_param has no effect on ReLU",
+    ]
+    assert report.errors == [
+        f"{net}:3:1: layer 'data': expected a data_param.batch_size above 0, got 0; Data does not read image_data_param"
+    ]
+
+
+def test_each_type_that_reads_data_reads_its_own_parameter():
+    for name, cls in layer_types().items():
+        if not issubclass(cls, Data):
+            continue
+        layer = parse_net(f'layer {{ type: "{name}" {find_reader(name).field} {{ }} }}').message.layer[0]
+        assert params_of_others(layer) == []
