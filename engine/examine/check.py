@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -158,7 +158,7 @@ def _check_solver(config: SolverConfig, report: FileReport) -> None:
         validate(config.message, config.place)
     except ConfigError as error:
         report.fail(error)
-    for text in notes(config.message):
+    for text in (*config.notes, *notes(config.message)):
         report.note(text)
     try:
         check_snapshots(config.message, config.path, config.place("snapshot_prefix"))
@@ -413,6 +413,7 @@ def _built(
         try:
             graph = build(config, phase, level=level, stages=stages, shapes_of=shapes_of)
             graph.freeze(frozen)
+            unread = list(_unread(graph))
             net = _net_report(config, graph)
             net.supposition = supposition
         except ConfigError as error:
@@ -423,6 +424,8 @@ def _built(
             continue
         for line in lines:
             report.absent(line)
+        for text in unread:
+            report.note(text)
         return net, shapes_of
     errors, lines, shapes_of = failed[0]
     for line in lines:
@@ -443,6 +446,19 @@ def _without_sides(text: str) -> str:
     """An error, without heights and widths where channels differ, too: it does not come of a picture's size."""
     differ = len({shape[1] for shape in _SHAPE.finditer(text)}) > 1
     return _SHAPE.sub(r"(\1)", text) if differ else text
+
+
+def _unread(graph: Graph) -> Iterator[str]:
+    """A line for each layer of a net that is trained whose gradient is 0, for nobody reads what it makes: a bottom may
+    have a wrong name. What measures, or gives data, is not meant to be read."""
+    if graph.phase != proto.TRAIN or not any(any(layer.loss_weights) for layer in graph.layers):
+        return
+    outputs = set(graph.outputs)
+    for layer in graph.layers:
+        makes = layer.bottoms and layer.named_tops and layer.differentiable and not layer.is_loss
+        if makes and outputs.issuperset(layer.named_tops) and not any(layer.loss_weights):
+            tops = ", ".join(f"'{top.name}'" for top in layer.named_tops)
+            yield f"{layer.where}: layer '{layer.name}': in phase TRAIN nobody reads its top {tops}"
 
 
 def _net_report(config: NetConfig, graph: Graph) -> NetReport:
