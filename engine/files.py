@@ -85,14 +85,21 @@ def _opener(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)  # or a pipe without a writer would wait for one
 
 
-def read_text(path: str | os.PathLike, kind: type[EngineError] = EngineError, where: str | None = None) -> str:
-    """Returns the text of a file in UTF-8; see read_bytes(). Raises its EngineError also for another encoding."""
-    content = read_bytes(path, kind, where)
+def read_text(
+    path: str | os.PathLike, kind: type[EngineError] = EngineError, where: str | None = None, expected: str = ""
+) -> str:
+    """Returns the text of a file in UTF-8; see read_bytes(). Raises its EngineError also for another encoding.
+
+    expected: what is in the file, for the messages about a folder and about what is no text.
+    """
+    place, named = (where, f"{path}: ") if where else (str(path), "")
     try:
-        return content.decode()
+        if expected and os.path.isdir(path):
+            raise kind(f"{named}is a folder; expected {expected}", place)
+        return read_bytes(path, kind, where).decode()
     except UnicodeDecodeError as error:
-        place, named = (where, f"{path}: ") if where else (str(path), "")
-        raise kind(f"{named}cannot be read: byte {error.start} is not UTF-8", place) from None
+        wanted = f"; expected {expected}" if expected else ""
+        raise kind(f"{named}cannot be read: byte {error.start} is not UTF-8{wanted}", place) from None
 
 
 @contextlib.contextmanager

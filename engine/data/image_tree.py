@@ -142,15 +142,17 @@ def _open_zip(path: Path, inside: str) -> ZipTree:
     return ZipTree(path, archive, only if any(name.startswith(only) for name in archive.namelist()) else "")
 
 
-def read_text(path: str, where: str | None = None) -> str:
-    """A text file, which may lie in a zip file too; where: who asks for it. Raises DataError."""
+def read_text(path: str, where: str | None = None, expected: str = "") -> str:
+    """A text file, which may lie in a zip file too; where: who asks for it; expected: see files.read_text(). Raises
+    DataError."""
     folder, name = os.path.split(path)
     if os.path.isdir(folder or "."):
-        return files.read_text(path, DataError, where)
+        return files.read_text(path, DataError, where, expected)
     try:
         return open_tree(folder).read(name).decode()
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: cannot be read: byte {error.start} is not UTF-8", where) from None
+        wanted = f"; expected {expected}" if expected else ""
+        raise DataError(f"{path}: cannot be read: byte {error.start} is not UTF-8{wanted}", where) from None
     except DataError as error:
         raise DataError(str(error), where) from None
 
@@ -170,7 +172,8 @@ def read_list(path: str, where: str | None = None, bare: bool = False) -> list[L
     have different numbers of labels.
     """
     entries: list[Listed] = []
-    for line_number, line in enumerate(read_text(path, where).splitlines(), 1):
+    text = read_text(path, where, "a text file of lines `relative/path label`")
+    for line_number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
         entry = _listed(line.strip(), bare)

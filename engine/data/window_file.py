@@ -61,7 +61,7 @@ def read_windows(path: str, root_folder: str, where: str | None) -> tuple[list[s
     """(paths of the pictures, all windows). Raises DataError with the line that is wrong."""
     if not path:
         raise DataError("window_data_param.source is missing", where)
-    lines = _Lines(path, read_text(path, where))
+    lines = _Lines(path, read_text(path, where, "a text file of pictures and their windows"))
     pictures: list[str] = []
     # Overlaps of 32 bits, as Caffe's: of 64, the 0.6 of a line would be less than a threshold of 0.6, which has 32.
     of_pictures, labels, overlaps, boxes = array("i"), array("i"), array("f"), array("i")

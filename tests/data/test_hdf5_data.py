@@ -139,6 +139,11 @@ def test_files_that_cannot_be_read(listed, tmp_path):
     (tmp_path / "a.h5").write_bytes(whole[: len(whole) * 3 // 4])
     with pytest.raises(DataError, match=r"list.txt: cannot read .*a.h5"):
         open_data(layer_of(listed), proto.TEST)
+    wanted = "; expected a text file with the path of an HDF5 file on each line"
+    with pytest.raises(DataError, match=f"b.h5: cannot be read: byte 0 is not UTF-8{wanted}$"):
+        open_data(layer_of(tmp_path / "b.h5"), proto.TEST)
+    with pytest.raises(DataError, match=f"{tmp_path}: is a folder{wanted}$"):
+        open_data(layer_of(tmp_path), proto.TEST)
     with pytest.raises(DataError, match=r"nowhere: cannot be read: No such file"):
         open_data(layer_of("nowhere"), proto.TEST)
 

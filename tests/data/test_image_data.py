@@ -120,6 +120,11 @@ def test_what_cannot_be_read(listed, image_folder, tmp_path):
         open_data(layer_of(listed + " new_height: 5"), proto.TEST)
     with pytest.raises(ConfigError, match=r"new_height and new_width: .* got 100000 x 100000"):
         open_data(layer_of(listed + " new_height: 100000 new_width: 100000"), proto.TEST)
+    wanted = "byte 0 is not UTF-8; expected a text file of lines `relative/path label`$"
+    with pytest.raises(DataError, match=wanted):
+        open_data(layer_of(f'source: "{image_folder}/ant/2.png"'), proto.TEST)
+    with pytest.raises(DataError, match=r"the root folder is put in front as it is: end it with a '/'$"):
+        open_data(layer_of(listed.replace('images/"', 'images"')), proto.TEST)
     with pytest.raises(DataError, match=r"none.txt"):
         open_data(layer_of('source: "none.txt"'), proto.TEST)
     (image_folder / "ant/2.png").write_bytes(b"no image")

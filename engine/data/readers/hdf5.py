@@ -87,7 +87,8 @@ class HDF5Reader(Reader):
         )
 
     def _paths(self) -> list[str]:
-        lines = read_text(self._list, DataError, self._where).splitlines()
+        wanted = "a text file with the path of an HDF5 file on each line"
+        lines = read_text(self._list, DataError, self._where, wanted).splitlines()
         paths = [line.strip() for line in lines if line.strip()]
         if not paths:
             raise DataError(f"the list {self._list} of HDF5 files is empty", self._where)

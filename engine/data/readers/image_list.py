@@ -91,7 +91,17 @@ class ListedReader(PairedReader):
         if self._tree is not None:
             return self._tree.read(name)
         # joined as text, as in Caffe: "pictures/set1_" is a prefix, too
-        return read_bytes(self._root + name, DataError, self._place, MAX_BYTES)
+        path, inside = self._root + name, os.path.join(self._root, name)
+        try:
+            return read_bytes(path, DataError, self._place, MAX_BYTES)
+        except DataError:
+            if os.path.lexists(path) or not is_regular(inside):
+                raise
+            raise DataError(
+                f"{path}: cannot be read: there is none, but {inside}; the root folder is put in front as it is: end "
+                "it with a '/'",
+                self._place,
+            ) from None
 
     def decode(self, fetched: Stored) -> tuple[AnyImage, Partner]:
         datum = parse_datum(fetched) if isinstance(fetched, bytes) else fetched

@@ -183,7 +183,8 @@ def _color(message: proto.LayerParameter, where: str | None) -> str:
 def _read_videos(path: str, where: str | None) -> list[Video]:
     """Raises DataError."""
     videos = []
-    for line_number, line in enumerate(read_text(path, where).splitlines(), 1):
+    text = read_text(path, where, "a text file of lines `folder frames label`")
+    for line_number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
         words = line.strip().rsplit(None, 2)
