@@ -80,8 +80,8 @@ TEXTS = {
     "missing lmdb": (NET.replace("digits_train_lmdb", "nowhere"), r"net.prototxt:3:1: LMDB not found: .*nowhere"),
     "label": (
         NET.replace("num_output: 10", "num_output: 7"),
-        r"iteration 0: layer 'loss': label \d at position \d+ is "
-        r"outside \[0, 7\); the label needs at least (8|9|10) outputs, there are 7. Its key is '0",
+        r"iteration 0: .*net.prototxt:\d+:1: layer 'loss': label \d at position \d+ is "
+        r"outside \[0, 7\); the label needs at least (8|9|10) outputs, there are 7. Its key is '0.*' in .*_lmdb\.",
     ),
 }
 

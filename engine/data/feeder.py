@@ -304,11 +304,12 @@ class Feeder:
 
     def describe_batch(self, item: tuple[str, int] | None = None) -> str:
         """For messages, which samples are in use: "The batch holds keys 'a.jpg', ... and 29 more. ", or "". item: a
-        data layer and the place of one in its batch, which is then named alone: "Its key is 'a.jpg'. "."""
+        data layer and the place of one in its batch, which is then named alone: "Its key is 'a.jpg' in a_lmdb. "."""
         if not self._keys:
             return ""
         if item and item[0] == next(iter(self._opened)) and item[1] < len(self._keys):
-            return f"Its key is {self._keys[item[1]]!r}. "
+            source = self._paths[item[0]]
+            return f"Its key is {self._keys[item[1]]!r}{f' in {source}' if source else ''}. "
         more = f" and {len(self._keys) - 3} more" if len(self._keys) > 3 else ""
         return f"The batch holds keys {', '.join(repr(key) for key in self._keys[:3])}{more}. "
 

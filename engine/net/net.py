@@ -372,8 +372,9 @@ class Net:
         name, label, position, outputs = found.groups()
         if label.isdecimal():
             message += f"; the label needs at least {int(label) + 1} outputs, there are {outputs}"
-        error = DataError(message)
-        labels = next((blob for layer in self.graph.layers if layer.name == name for blob in layer.bottoms[1:2]), None)
+        loss = next((layer for layer in self.graph.layers if layer.name == name), None)
+        error = DataError(message, loss.where if loss is not None else None)
+        labels = loss.bottoms[1] if loss is not None and len(loss.bottoms) > 1 else None
         makers = {top: layer for layer in self.graph.layers for top in layer.tops}
         while labels in makers and makers[labels].type == "Split":
             labels = makers[labels].bottoms[0]

@@ -106,7 +106,9 @@ def test_a_label_out_of_range_names_its_key():
     labels = net.blobs["label"].data
     first = int(np.argmax(labels >= 7))
     assert first > 0 and raised.value.item == ("data", first)
-    assert feeder.describe_batch(raised.value.item) == f"Its key is '{feeder.keys[first]}'. "
+    assert str(raised.value).startswith("nets/digits.prototxt:118:1: layer 'loss': label ")
+    source = feeder.sources[0].removeprefix("layer 'data' (").removesuffix(")")
+    assert feeder.describe_batch(raised.value.item) == f"Its key is '{feeder.keys[first]}' in {source}. "
     feeder.close()
 
 
