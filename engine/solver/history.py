@@ -60,7 +60,8 @@ class History:
         if len(blobs) != len(params) * len(self._tensors):
             raise WeightsError(
                 f"{source}: {len(blobs)} history blobs, expected {len(params) * len(self._tensors)} "
-                "for this net and solver type"
+                "for this net and solver type; a state is continued with the type that wrote it, --weights begins anew "
+                "from its weights"
             )
         begins = [number * len(params) for number in range(len(self._tensors))]
         sets = [dict(zip(params, blobs[at : at + len(params)])) for at in begins]

@@ -205,6 +205,8 @@ def find_model(named: str, state: str) -> str:
     for path in (beside, named):
         if is_regular(path):
             return path
+    if os.path.normpath(beside) == os.path.normpath(named):
+        raise WeightsError(f"its weights '{named}' do not exist", state)
     raise WeightsError(f"neither its weights '{named}' nor '{beside}' exist", state)
 
 

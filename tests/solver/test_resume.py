@@ -114,6 +114,9 @@ def test_weights_that_moved_with_their_state(photos, tmp_path):
     (moved / "net_iter_3.caffemodel").unlink()
     with pytest.raises(WeightsError, match=r"net_iter_3\.solverstate: neither its weights '.*' nor '.*' exist"):
         solver.restore(str(moved / "net_iter_3.solverstate"))
+    (moved / "net_iter_3.solverstate").rename(back := tmp_path / "net_iter_3.solverstate")
+    with pytest.raises(WeightsError, match=r"net_iter_3\.solverstate: its weights '[^']*' do not exist"):
+        solver.restore(str(back))
 
 
 def test_a_run_that_goes_on_from_another_s_snapshot_writes_its_own_last_one(photos, tmp_path):
@@ -135,7 +138,11 @@ def test_states_of_other_runs_are_refused(photos, tmp_path):
     state = str(tmp_path / "net_iter_3.solverstate")
     with pytest.raises(WeightsError, match="was trained with random_seed 5"):
         make_solver("", photos).restore(state)
-    with pytest.raises(WeightsError, match="8 history blobs, expected 16 for this net and solver type"):
+    with pytest.raises(
+        WeightsError,
+        match="8 history blobs, expected 16 for this net and solver type; a state is continued with the type that "
+        "wrote it, --weights begins anew",
+    ):
         make_solver('type: "Adam" random_seed: 5', photos).restore(state)
 
 

@@ -113,6 +113,7 @@ def test_notes():
     message = parse_solver(f'{GOOD} type: "AdaDelta" momentum: 0.9 momentum2: 0.9 rms_decay: 0.98 delta: 1e-6').message
     reason = "is ignored: solver type AdaDelta does not read it"
     assert list(notes(message)) == [f"momentum2 {reason}", f"rms_decay {reason}"]
+    assert list(notes(parse_solver(f'{GOOD} type: "RMSProp" momentum: 0.9').message)) == []
     for type_, count in {"SGD": 0, "Nesterov": 0, "Adam": 1, "RMSProp": 1}.items():
         message = parse_solver(f'{GOOD} type: "{type_}" momentum_correction: true').message
         assert [note.split()[0] for note in notes(message)].count("momentum_correction") == count
