@@ -61,12 +61,15 @@ def _net_text(net: NetReport) -> str:
     ]
     total = ("total", f"{len(rows)} layers", "", f"{net.parameters:,}", human(net.flops), "")
     used = net.memory
+    shared = (
+        f", {human(used.planned, 'B')} when they share memory by the plan" if used.planned < used.activations else ""
+    )
     lines = [
         f"net '{printable(net.name)}' of {printable(net.file)}, {' and '.join(dict.fromkeys(net.phases))}",
         table(("layer", "type", "output", "parameters", "FLOPs", "memory"), rows, "<<<>>>", total),
-        f"forward, per sample: {human(net.flops / net.batch)}FLOPs" if net.batch else "",
+        f"forward, per sample: {human(net.flops / net.batch, 'FLOPs')}" if net.batch else "",
         f"memory: {human(used.parameters, 'B')} parameters, {human(used.gradients, 'B')} their gradients, "
-        f"{human(used.activations, 'B')} blobs, {human(used.planned, 'B')} when they share memory by the plan",
+        f"{human(used.activations, 'B')} blobs{shared}",
     ]
     return "\n".join(line for line in lines if line)
 

@@ -38,10 +38,10 @@ class Difference:
 
 @dataclass
 class Comparison:
-    """differences: in the order of a's layers. alone: what only one of the two has."""
+    """differences: in the order of a's layers. alone: what only one of the two has, by its name."""
 
     differences: list[Difference]
-    alone: list[str]
+    alone: dict[str, list[str]]
 
     def first_beyond(self, tolerance: float) -> Difference | None:
         """The first whose relative difference is more than the tolerance."""
@@ -100,7 +100,11 @@ def _histories(path: str) -> Arrays:
 
 
 def _compare(a: Arrays, b: Arrays, sources: tuple[str, str]) -> Comparison:
-    alone = [f"{layer}, {what}" for layer, what in (*a, *b) if ((layer, what) in a) != ((layer, what) in b)]
+    alone: dict[str, list[str]] = {}
+    for source, own, other in zip(sources, (a, b), (b, a), strict=True):
+        for layer, what in own:
+            if (layer, what) not in other:
+                alone.setdefault(source, []).append(f"{layer}, {what}")
     found = []
     for (layer, what), values in a.items():
         other = b.get((layer, what))
@@ -132,8 +136,7 @@ def to_text(comparison: Comparison, tolerance: float) -> str:
         for d in comparison.differences
     ]
     lines = [table(HEADER, rows, "<<<>>>")]
-    if comparison.alone:
-        lines.append(f"only in one of the two: {'; '.join(comparison.alone)}")
+    lines += [f"only in {source}: {'; '.join(names)}" for source, names in comparison.alone.items()]
     first, limit = comparison.first_beyond(tolerance), f"by more than {tolerance:g}" if tolerance else "at all"
     same = f"nothing differs {limit}" if not comparison.alone else f"nothing differs {limit} in what both have"
     lines.append(f"the first that differs {limit}: {first.layer}, {first.what}" if first else same)

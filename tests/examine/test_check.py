@@ -438,3 +438,12 @@ def test_a_field_of_a_solver_given_twice_is_told(tmp_path, net_file):
     solver.write_text(f'net: "{net_file}"\nbase_lr: 0.02\nbase_lr: 0.03\nlr_policy: "fixed" max_iter: 3')
     note = f"{solver}:3:1: 'base_lr' is given twice; first in line 2; the last one counts"
     assert check_file(str(solver)).notes[0] == note
+
+
+def test_units_and_shared_memory(tmp_path, net_file):
+    assert re.search(r"forward, per sample: [\d.]+ kFLOPs\n", to_text(check_file(str(net_file))))
+    small = tmp_path / "net.prototxt"
+    small.write_text("""layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1 dim: 2 } } }
+        layer { name: "ip" type: "InnerProduct" bottom: "x" top: "y" inner_product_param { num_output: 3 } }""")
+    text = to_text(check_file(str(small)))
+    assert "forward, per sample: 15 FLOPs\n" in text and "when they share memory" not in text  # it is more
