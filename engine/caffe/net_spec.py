@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 from engine import proto
 from engine.config.suggestions import suggestion
 from engine.errors import ConfigError
+from engine.layers.registry import layer_types
 
 _LAYER_FIELDS = proto.LayerParameter.DESCRIPTOR.fields_by_name
 # "Convolution" -> "convolution_param", by the type of the field.
@@ -87,6 +88,8 @@ class Function:
             assign(message, field, value)
         elif self.type_name in _OWN_PARAM:
             assign(getattr(message, _OWN_PARAM[self.type_name]), field, value)
+        elif self.type_name not in layer_types():
+            raise ConfigError(f"unknown layer type '{self.type_name}'{suggestion(self.type_name, layer_types())}")
         else:
             raise ConfigError(
                 f"{self.type_name}({field}=...): the type has no parameters of its own name; say which ones are "

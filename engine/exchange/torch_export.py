@@ -27,4 +27,4 @@ def export_torch(config: NetConfig, weights: str, target: str | os.PathLike) -> 
         arrays = [values[parameter.owner or parameter].reshape(parameter.shape) for parameter in layer.params]
         state.update({f"{module}.{name}": tensor for name, tensor in to_state(layer, arrays).items()})
     write_state(target, state)
-    return graph.notes
+    return list(config.notes)  # those of the graph are of layers, which a state does not have

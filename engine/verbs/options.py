@@ -19,7 +19,7 @@ OF_RUNS = ("--precision", "--python_layers", "--level", "--stage", "--set")  # w
 
 
 def comma_separated(text: str) -> list[str]:
-    words = [word for word in text.split(",") if word]
+    words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:  # such as a shell's variable that is not set
         raise argparse.ArgumentTypeError(f"expected at least one, separated by commas, got {printable(repr(text))}")
     return words

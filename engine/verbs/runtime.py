@@ -83,7 +83,7 @@ def asked_solvers(options: Namespace) -> list[SolverConfig]:
     from engine.errors import ConfigError
     from engine.solver.stages import shorten_stages
 
-    paths = [options.solver] if os.path.exists(options.solver) else options.solver.split(",")
+    paths = [options.solver] if os.path.exists(options.solver) else [path.strip() for path in options.solver.split(",")]
     asked = [_OF_STAGE.fullmatch(text) for text in options.set]
     for match in asked:
         if match and not 1 <= int(match[1]) <= len(paths):

@@ -94,7 +94,8 @@ def run(options: Namespace) -> int:
     evaluator = _evaluator(options, config, world)
     judges = _judges(evaluator, config) if options.report else None
     size = evaluator.feeder.size_of_all()
-    log(f"Running for {options.iterations} iterations." if options.iterations else f"Testing all {size} samples.")
+    if options.iterations or size:  # else the run says what it lacks
+        log(f"Running for {options.iterations} iterations." if options.iterations else f"Testing all {size} samples.")
 
     def on_batch(k: int, outputs: Outputs) -> None:
         for name, value in elements(outputs):

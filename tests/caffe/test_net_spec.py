@@ -97,6 +97,9 @@ def test_mistakes():
     n.ip = L.InnerProduct(n.data, num_outputs=1)
     with pytest.raises(ConfigError, match="no field 'num_outputs'; did you mean 'num_output'"):
         n.to_proto()
+    n.ip = L.InnerProdct(n.data, num_output=1)
+    with pytest.raises(ConfigError, match=r"unknown layer type 'InnerProdct'; did you mean 'InnerProduct'"):
+        n.to_proto()
     with pytest.raises(AttributeError, match="did you mean 'Pooling'"):
         P.Poling.MAX  # noqa: B018
 

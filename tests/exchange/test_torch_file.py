@@ -406,6 +406,15 @@ def test_a_norm_with_a_scale_of_its_own(behind, tmp_path):
     harness.assert_close(second, first)
 
 
+def test_nothing_is_said_of_layers_that_a_state_does_not_have(tmp_path):
+    net = parse_net("""layer { name: "x" type: "Input" top: "x" top: "label"
+        input_param { shape { dim: 2 dim: 3 } shape { dim: 2 } } }
+        layer { name: "ip" type: "InnerProduct" bottom: "x" top: "ip" inner_product_param { num_output: 4 } }
+        layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" }""")
+    weights = harness.random_weights(net, tmp_path / "x.caffemodel")
+    assert export_torch(net, weights, tmp_path / "x.pth") == []
+
+
 def test_a_file_of_intels_whose_layers_are_of_one_phase(tmp_path):
     """The Scale that takes the norm's last two blobs is found among the layers of TEST."""
     bn = 'layer { name: "bn" type: "BatchNorm" bottom: "x" top: "x" include { phase: %s } }'

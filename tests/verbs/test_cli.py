@@ -238,6 +238,11 @@ def test_a_solver_for_a_gpu_is_told_what_computes(tmp_path, capsys):
 
 def test_errors_are_one_line_each(tmp_path):
     assert "no_such.prototxt" in fails("train", "--solver", "no_such.prototxt")
+    assert fails("train", "--solver", "solvers/digits.prototxt, no.prototxt").startswith("engine: no.prototxt: ")
+    net = tmp_path / "net.prototxt"
+    net.write_text('layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 } } }')
+    (tmp_path / "empty.caffemodel").write_bytes(b"")
+    fails("test", "--model", net, "--weights", tmp_path / "empty.caffemodel")  # and says nothing else
     assert "did you mean 'base_lr'?" in fails("train", *DIGITS, "--set", "base_lrr=1")
     assert "did you mean 'step'?" in fails("train", *DIGITS, "--set", "lr_policy=stepp", *NO_SNAPSHOT)
     assert f"{tmp_path}/no.caffemodel" in fails(
