@@ -17,7 +17,7 @@ from engine.data.decode import COLOR, GRAY, LINEAR, ImageError, as_picture, open
 from engine.data.keyed_random import KeyedRandom
 from engine.data.limits import MAX_BYTES
 from engine.data.mean import read_mean
-from engine.data.registry import find_reader
+from engine.data.registry import find_reader, open_source, recognised
 from engine.data.source_shapes import SourceShapes
 from engine.data.transform import Transformer
 from engine.errors import ConfigError, DataError, shape_text
@@ -52,7 +52,9 @@ class Classifier:
         source = input_layer(config)
         shape = _input_shape(config, source)
         self._shape = shape[1:]
-        self._net = Net(deploy(config, (1, *self._shape)), proto.TEST)
+        deployed = deploy(config, (1, *self._shape))
+        self._last = {top: layer.type for layer in deployed.message.layer for top in layer.top}
+        self._net = Net(deployed, proto.TEST)
         load(self._net, weights)
         transform = proto.TransformationParameter()
         self._size: tuple[int, int] | None = None  # (height, width) that ImageData resizes to before it transforms
@@ -69,6 +71,14 @@ class Classifier:
     @property
     def classes(self) -> int:
         return math.prod(self._net.graph.outputs[0].shape)
+
+    @property
+    def gives(self) -> str:
+        """What the numbers are, for people: "" for the probabilities of classes, of which one is right."""
+        last = self._last[self._net.graph.outputs[0].name]
+        if last == "Sigmoid":
+            return "a probability for each label; several labels may be right"
+        return "" if last == "Softmax" else "scores, no probabilities: the net ends in neither a Softmax nor a Sigmoid"
 
     def scores(self, picture: str) -> np.ndarray:
         """(classes,) float32 of the net's only output."""
@@ -87,25 +97,43 @@ class Classifier:
         return scores.ravel()
 
 
-def read_labels(path: str) -> list[str]:
-    """A class on each line. Raises DataError."""
-    return read_text(path, DataError).splitlines()
+def read_labels(path: str, classes: int | None = None) -> list[str]:
+    """A class on each line. Raises DataError, also where there are not so many `classes`."""
+    labels = read_text(path, DataError).splitlines()
+    if classes is not None and len(labels) != classes:
+        raise DataError(f"{len(labels)} labels for a net of {classes} classes", path)
+    return labels
 
 
 def found_labels(config: NetConfig, classes: int) -> list[str]:
-    """The labels.txt that convert_imageset wrote with the net's data, else the one beside the net; [] where there is
-    none, or it is not of so many classes."""
-    sources = [layer.data_param.source for layer in config.message.layer if layer.data_param.source]
-    for path in [*map(labels_file, sources), os.path.join(os.path.dirname(config.path), LABELS)]:
-        if is_regular(path) and len(labels := read_labels(path)) == classes:
+    """The labels.txt that convert_imageset wrote with the net's data, else the names of the class folders that are its
+    data, else the labels.txt beside the net; [] where there is none, or it is not of so many classes."""
+    params = [param for layer in config.message.layer for param in (layer.data_param, layer.image_data_param)]
+    sources = list(dict.fromkeys(param.source for param in params if param.source))
+    beside = os.path.join(os.path.dirname(config.path), LABELS)
+    with_data = map(_labels_in, map(labels_file, sources))
+    for labels in (*with_data, *map(_class_folders, sources), _labels_in(beside)):
+        if len(labels) == classes:
             return labels
     return []
 
 
+def _labels_in(path: str) -> list[str]:
+    return read_labels(path) if is_regular(path) else []
+
+
+def _class_folders(source: str) -> list[str]:
+    """Their names, where the source is one of those and is here."""
+    if recognised(source) not in ("FOLDER", "ZIP", "TAR"):
+        return []
+    try:
+        return list(open_source(source).classes)
+    except DataError:  # whoever reads it says what is wrong
+        return []
+
+
 def best(scores: np.ndarray, count: int, labels: Sequence[str] = ()) -> Iterator[tuple[float, str]]:
-    """(score, label or number) of the highest `count`, the highest first. Raises DataError for too few labels."""
-    if labels and len(labels) != scores.size:
-        raise DataError(f"{len(labels)} labels for a net of {scores.size} classes")
+    """(score, label or number) of the highest `count`, the highest first. labels: one for each score, or none."""
     for index in map(int, np.argsort(-scores, kind="stable")[:count]):
         yield float(scores[index]), labels[index] if labels else str(index)
 

@@ -9,7 +9,8 @@ from engine.config import NetConfig
 from engine.errors import ConfigError
 from engine.graph.build import kept_layers
 
-_SCORES = ("SoftmaxWithLoss", "Accuracy")
+_SCORES = ("SoftmaxWithLoss", "Accuracy")  # of classes that exclude each other
+_SEVERAL = ("SigmoidCrossEntropyLoss",)  # of labels that do not
 _MEASURES = ("Accuracy", "DetectionEvaluate", "EvalDetection", "SegAccuracy")
 
 
@@ -23,14 +24,15 @@ def input_layer(config: NetConfig) -> proto.LayerParameter | None:
 
 def deploy(config: NetConfig, shape: Sequence[int]) -> NetConfig:
     """The net in phase TEST on one Input of `shape` (n, c, h, w), up to the scores of its last loss or Accuracy, which
-    go through a Softmax, negated if the Accuracy takes the smallest for the best; or, where it has neither, all of it.
-    Raises ConfigError."""
+    go through a Softmax, negated if the Accuracy takes the smallest for the best; where it has neither, those of its
+    last SigmoidCrossEntropyLoss, which go through a Sigmoid; or all of it. Raises ConfigError."""
     layers = test_layers(config)
     data = _feeding(layers)[0].top[0]
     usable, known, scores, negated = [], {data}, None, False
     _require_one_input(layers, data, config.path)
+    judging, probability = _judging(layers)
     for layer in layers:
-        if layer.type in _SCORES and layer.bottom[0] in known:
+        if layer.type in judging and layer.bottom[0] in known:
             scores = layer.bottom[0]
             negated = layer.type == "Accuracy" and layer.accuracy_param.min_is_better
         # Losses and measures read labels, which are unknown here, and so does what reads their tops.
@@ -45,8 +47,8 @@ def deploy(config: NetConfig, shape: Sequence[int]) -> NetConfig:
     net.layer.extend(usable)
     if scores is not None and negated:
         net.layer.add(name="negated", type="Power", bottom=[scores], top=[scores]).power_param.scale = -1
-    if scores is not None and (negated or not _ends_in_softmax(usable, scores)):
-        net.layer.add(name="prob", type="Softmax", bottom=[scores], top=["prob"])
+    if scores is not None and (negated or not _ends_in(probability, usable, scores)):
+        net.layer.add(name="prob", type=probability, bottom=[scores], top=["prob"])
     return NetConfig(net, config.path)
 
 
@@ -59,13 +61,20 @@ def _feeding(layers: list[proto.LayerParameter]) -> list[proto.LayerParameter]:
     return [layer for layer in layers if _feeds(layer)]
 
 
-def _ends_in_softmax(layers: list[proto.LayerParameter], scores: str) -> bool:
-    return bool(layers) and layers[-1].type == "Softmax" and scores in layers[-1].top
+def _judging(layers: list[proto.LayerParameter]) -> tuple[tuple[str, ...], str]:
+    """The types of the layers that judge a net's scores, and of the layer that makes probabilities of these."""
+    if any(layer.type in _SCORES for layer in layers):
+        return _SCORES, "Softmax"
+    return _SEVERAL, "Sigmoid"
+
+
+def _ends_in(type_: str, layers: list[proto.LayerParameter], scores: str) -> bool:
+    return bool(layers) and layers[-1].type == type_ and scores in layers[-1].top
 
 
 def _require_one_input(layers: list[proto.LayerParameter], data: str, path: str) -> None:
     """Raises ConfigError where the scores depend on the picture, which is `data`, together with another input."""
-    judged = [layer.bottom[0] for layer in layers if layer.type in _SCORES]
+    judged = [layer.bottom[0] for layer in layers if layer.type in _judging(layers)[0]]
     from_data, from_others = {data}, {top for layer in _feeding(layers) for top in layer.top} - {data}
     for layer in _needed(layers, judged[-1]) if judged else layers:
         read, others = set(layer.bottom), [blob for blob in layer.bottom if blob in from_others]

@@ -34,7 +34,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--labels",
         metavar="FILE",
-        help="names of the classes, one per line (default: a labels.txt with the data or beside the net)",
+        help="names of the classes, one per line (default: a labels.txt with the data or beside the "
+        "net, or the data's class folders)",
     )
     parser.add_argument("--input_scale", type=finite, metavar="X", help="factor applied after the mean is subtracted")
     parser.add_argument(
@@ -50,14 +51,17 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     from engine.inference.classify import Classifier, Preprocessing, best, found_labels, read_labels
-    from engine.report.log import set_up
+    from engine.report.log import log, set_up
     from engine.verbs.runtime import asked_net, show
 
     set_up()
     config = asked_net(options, options.model)
     asked = Preprocessing(options.images_dim, options.mean_file, options.mean_value, options.input_scale)
     classifier = Classifier(config, options.weights, asked)
-    labels = read_labels(options.labels) if options.labels else found_labels(config, classifier.classes)
+    count = classifier.classes
+    labels = read_labels(options.labels, count) if options.labels else found_labels(config, count)
+    if classifier.gives:
+        log(f"The numbers are {classifier.gives}")
     for image in options.images:
         show(f"---------- Prediction for {image} ----------")
         for score, label in best(classifier.scores(image), options.top, labels):

@@ -8,7 +8,7 @@ from engine.cli import main
 from engine.config import parse_net, read_net
 from engine.data.mean import write_mean
 from engine.errors import ConfigError, DataError
-from engine.inference.classify import Classifier, Preprocessing, best
+from engine.inference.classify import Classifier, Preprocessing, read_labels
 from engine.inference.deploy import deploy
 from engine.weights import write_caffemodel
 from tests.data.pictures import random_pixels
@@ -183,8 +183,36 @@ def test_labels_are_found_with_the_data_and_beside_the_net(picture, weights, tmp
     best_one = int(expected(picture, weights[1]).argmax())
     assert names(DEPLOY) == f"net {best_one}"
     assert names(TRAIN.replace("not there", f"{tmp_path}/x.tar")).startswith("data ")
+    for number in range(7):
+        (tmp_path / f"pictures/folder {number}").mkdir(parents=True)
+        Image.fromarray(random_pixels(number)).save(tmp_path / f"pictures/folder {number}/x.png")
+    assert names(TRAIN.replace("not there", f"{tmp_path}/pictures")) == f"folder {best_one}"
+    listed = TRAIN.replace('type: "Data"', 'type: "ImageData"').replace(" data_param", " image_data_param")
+    assert names(listed.replace("not there", f"{tmp_path}/pictures")) == f"folder {best_one}"
     (tmp_path / "labels.txt").write_text("only\none")
     assert names(DEPLOY) == str(best_one)
+
+
+def test_labels_that_do_not_exclude_each_other_and_scores(picture, weights, tmp_path, capsys):
+    """A SigmoidCrossEntropyLoss stands for a Sigmoid; a net that ends in neither that nor a Softmax gives scores."""
+
+    def told(text):
+        (tmp_path / "net.prototxt").write_text(text)
+        arguments = ["--model", str(tmp_path / "net.prototxt"), "--weights", str(weights[0]), "--images_dim", "8,9"]
+        assert main(["classify", *arguments, "--top", "7", str(picture)]) == 0
+        out, log = capsys.readouterr()
+        return [float(line.split()[0]) for line in out.splitlines()[1:]], log
+
+    pixels = np.asarray(Image.open(picture).convert("RGB"), np.float64)[:, :, ::-1].transpose(2, 0, 1)[:, 2:6, 1:7]
+    raw = np.sort(weights[1][0].astype(np.float64) @ pixels.ravel() + weights[1][1])[::-1]
+    found, log = told(DEPLOY[: DEPLOY.index('layer { name: "prob"')])
+    np.testing.assert_allclose(found, raw, atol=1e-3)
+    assert "The numbers are scores, no probabilities" in log
+    several = TRAIN.replace("SoftmaxWithLoss", "SigmoidCrossEntropyLoss").replace("scale: 0.02 mean_value: 100", "")
+    found, log = told(several[: several.index('layer { name: "accuracy"')])
+    np.testing.assert_allclose(found, 1 / (1 + np.exp(-raw)), atol=1e-3)
+    assert "The numbers are a probability for each label; several labels may be right" in log
+    assert "The numbers" not in told(DEPLOY)[1]
 
 
 def test_the_net_s_own_mean_file_is_not_read_where_another_mean_is_given(picture, weights):
@@ -233,8 +261,9 @@ def test_a_net_of_two_inputs():
 
 
 def test_what_cannot_be_done(weights, tmp_path):
-    with pytest.raises(DataError, match="3 labels for a net of 7 classes"):
-        list(best(np.zeros(7), 5, ["a", "b", "c"]))
+    (tmp_path / "labels").write_text("a\nb\nc\n")
+    with pytest.raises(DataError, match="labels: 3 labels for a net of 7 classes"):
+        read_labels(str(tmp_path / "labels"), 7)
     classifier = Classifier(parse_net(DEPLOY), [weights[0]], Preprocessing())
     with pytest.raises(DataError, match=r"missing.png: cannot be read: No such file"):
         classifier.scores(str(tmp_path / "missing.png"))
