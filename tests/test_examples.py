@@ -62,6 +62,14 @@ def test_fine_tune(trained):
     assert fine_tuned > from_scratch > 0.6
 
 
+@pytest.mark.parametrize("name", ["net_surgery.py", "extract_features.py", "fine_tune.py"])
+def test_what_needs_weights_says_who_makes_them(name, tmp_path):
+    done = script(f"python/{name}", tmp_path)
+    assert done.returncode == 1 and not list(tmp_path.iterdir())
+    said = f"{tmp_path}: no digits.caffemodel in it: run train_net.py first, with the same folder\n"
+    assert done.stderr == said
+
+
 def script(name, *words):
     command = [sys.executable, str(REPO / "examples" / name), *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)

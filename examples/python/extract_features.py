@@ -4,11 +4,10 @@ python examples/python/train_net.py && python examples/python/extract_features.p
 """
 
 import sys
-from pathlib import Path
 
 import digits
 import numpy as np
-from train_net import OUT
+from train_net import OUT, trained
 
 import engine.caffe as caffe
 
@@ -22,7 +21,7 @@ def nearest_is_same(features, labels):
 
 
 def main(folder=OUT, blob="ip1"):
-    folder = Path(folder)
+    folder = trained(folder)
     net = caffe.Net(str(folder / "deploy.prototxt"), str(folder / "digits.caffemodel"), caffe.TEST)
     net.blobs["data"].reshape(60, 1, 8, 8)
     images, labels = digits.read("test")

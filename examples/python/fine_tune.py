@@ -6,11 +6,10 @@ The last layer has another name, so that copy_from() leaves it alone, and a high
 """
 
 import sys
-from pathlib import Path
 
 import digits
 import numpy as np
-from train_net import OUT, scores, write_solver
+from train_net import OUT, scores, trained, write_solver
 
 import engine.caffe as caffe
 from engine.caffe import layers as L
@@ -44,7 +43,7 @@ def accuracy(net, images, labels):
 
 
 def main(folder=OUT):
-    folder = Path(folder)
+    folder = trained(folder)
     (folder / "parity").mkdir(parents=True, exist_ok=True)
     net = folder / "parity" / "net.prototxt"
     net.write_text(str(parity_net()))

@@ -6,12 +6,11 @@ An inner product over a 4 x 4 map is a convolution with a kernel of 4 x 4: the s
 """
 
 import sys
-from pathlib import Path
 
 import digits
 import numpy as np
 from google.protobuf import text_format
-from train_net import OUT
+from train_net import OUT, trained
 
 import engine.caffe as caffe
 from engine.caffe.proto import caffe_pb2
@@ -32,7 +31,7 @@ def full_convolution(message):
 
 
 def main(folder=OUT):
-    folder = Path(folder)
+    folder = trained(folder)
     weights, deploy = str(folder / "digits.caffemodel"), folder / "deploy.prototxt"
     message = text_format.Parse(deploy.read_text(), caffe_pb2.NetParameter())
     (folder / "full_conv.prototxt").write_text(str(full_convolution(message)))

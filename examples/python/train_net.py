@@ -79,6 +79,13 @@ def test_accuracy(net, batches=6):
     return np.mean([net.forward()["accuracy"] for _ in range(batches)])
 
 
+def trained(folder):
+    """For the other scripts: the folder in which this one has left a net and its weights, as a Path."""
+    if not (Path(folder) / "digits.caffemodel").exists():
+        sys.exit(f"{folder}: no digits.caffemodel in it: run train_net.py first, with the same folder")
+    return Path(folder)
+
+
 def main(folder=OUT):
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
