@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from engine import proto
+from engine.cli import main
 from engine.config import read_net, read_solver
 from engine.config.upgrade_files import upgrade_net_binary, upgrade_net_text, upgrade_solver_text
 from engine.errors import ConfigError, EngineError
@@ -95,3 +96,12 @@ def test_nets_and_solvers_of_the_zoo(tmp_path):
         assert read(tmp_path / "new").message == before, path
         seen += 1
     assert seen > 70
+
+
+@pytest.mark.parametrize("verb", ["upgrade_net_proto_text", "upgrade_solver_proto_text", "upgrade_net_proto_binary"])
+def test_what_is_read_is_not_written_over(verb, tmp_path, capsys):
+    file = tmp_path / "file"
+    file.write_text("# of the user's\n" if verb.endswith("text") else "")
+    assert main([verb, str(file), str(file)]) == 1
+    assert "it is a file that is read; choose another name" in capsys.readouterr().err
+    assert file.read_text() == ("# of the user's\n" if verb.endswith("text") else "")
