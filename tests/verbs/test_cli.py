@@ -254,6 +254,16 @@ def test_errors_are_one_line_each(tmp_path):
     assert "no folder /nowhere" in fails("train", *DIGITS, "--set", "snapshot_prefix=/nowhere/digits")
 
 
+def test_training_tells_what_the_solver_says_twice(tmp_path):
+    solver = tmp_path / "twice.prototxt"
+    solver.write_text("base_lr: 0.5\n" + (REPO / "solvers/digits.prototxt").read_text())
+    done = engine(
+        "train", "--solver", solver, *NO_SNAPSHOT, "--set", "max_iter=1", "--set", f"snapshot_prefix={tmp_path}/x"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "'base_lr' is given twice; first in line 1; the last one counts" in done.stderr
+
+
 def test_check_shows_all_errors(tmp_path):
     for name in ("a", "b"):
         (tmp_path / f"{name}.prototxt").write_text(f'layer {{ name: "{name}" type: "Nope" }}')
