@@ -24,11 +24,13 @@ from engine.caffe.live import LiveNet
 from engine.config import NetConfig, read_net
 from engine.errors import ConfigError, EngineError
 from engine.host.interrupts import whole
+from engine.inference.trained import has_none, none_of
 from engine.layers.base import Layer, Parameter
 from engine.layers.python import Python, ShapesChanged, allow_modules
 from engine.layers.python_layer import PythonLayer, Shape
 from engine.net import Counters, NetOptions
 from engine.net import Net as EngineNet
+from engine.report.log import warn
 from engine.weights import hdf5, read_caffemodel, write_caffemodel
 
 if TYPE_CHECKING:
@@ -446,9 +448,10 @@ class Net:
     @whole()
     def copy_from(self, path: str | os.PathLike) -> None:
         """Takes weights by layer name from a caffemodel, binary or HDF5; other layers keep theirs. Raises WeightsError
-        where shapes differ."""
+        where shapes differ. Of a file that has none of the net's layers, as Caffe takes it, too, the log warns."""
         net = self._before_weights_change()
-        net.net.load_weights(read_caffemodel(path), str(path))
+        if has_none(net.net, net.net.load_weights(read_caffemodel(path), str(path))):
+            warn(f"{path}: {none_of(net.net)}")
         net.pull()
 
     load_hdf5 = copy_from

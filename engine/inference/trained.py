@@ -12,24 +12,40 @@ from engine.weights import read_caffemodel
 _SHOWN = 200  # characters of a list of layers
 
 
+def load_file(net: Net, path: str) -> list[str]:
+    """Takes one file's values by layer name. Returns the layers that the file lacks. Raises WeightsError, also where it
+    has none of the net's layers: training and scores would begin with initial values alone."""
+    lacking = net.load_weights(read_caffemodel(path), path)
+    if has_none(net, lacking):
+        raise WeightsError(none_of(net), path)
+    return lacking
+
+
+def has_none(net: Net, lacking: Sequence[str]) -> bool:
+    """Whether a file that lacks these layers has none of a net that has some."""
+    return bool(lacking) and len(lacking) == len(net.owning_layers())
+
+
+def none_of(net: Net) -> str:
+    """What is said of a file that has none of the net's layers."""
+    return (
+        f"none of its layers is one of the net's, which has {shortened(', '.join(net.owning_layers()), _SHOWN)}: "
+        "weights are matched by the layers' names"
+    )
+
+
 def load(net: Net, paths: Sequence[str]) -> None:
     """File after file, by layer name: a later file's layers take the place of an earlier one's. Says which layers
-    several files have, and which none of them has. Raises WeightsError, also where they have none of the layers."""
+    several files have, and which none of them has. Raises WeightsError as load_file() does."""
     holder: dict[str, str] = {}
     layers = net.owning_layers()
     for path in paths:
-        fresh = set(net.load_weights(read_caffemodel(path), path))
+        fresh = set(load_file(net, path))
         taken = [layer for layer in layers if layer not in fresh]
         for earlier in dict.fromkeys(holder[layer] for layer in taken if layer in holder):
             both = [layer for layer in taken if holder.get(layer) == earlier]
             warn(f"{path} takes the place of {earlier} in {len(both)} layers: {shortened(', '.join(both), _SHOWN)}")
         holder.update(dict.fromkeys(taken, path))
-    if layers and not holder:
-        raise WeightsError(
-            f"none of its layers is one of the net's, which has {shortened(', '.join(layers), _SHOWN)}: weights are "
-            "matched by the layers' names",
-            ", ".join(paths),
-        )
     missing = sorted(layer for layer in layers if layer not in holder)
     if missing:
         warn(f"Not in {', '.join(paths)}, so with initial values: {', '.join(missing)}")

@@ -17,6 +17,7 @@ from engine.config import SolverConfig
 from engine.errors import EngineError, WeightsError
 from engine.files import is_regular
 from engine.host.ranks import failing_alike
+from engine.inference.trained import load_file
 from engine.report.log import log, warn
 from engine.solver.kept import SUFFIXES, KeptSnapshots
 from engine.solver.lock import lock_prefix, unlock_prefix
@@ -174,13 +175,13 @@ class Snapshots:
 
     def load_weights(self, paths: list[str]) -> None:
         """Collective. Rank 0 reads, all ranks get the values when the run starts. Raises WeightsError where shapes
-        differ."""
+        differ, and for a file that has none of the net's layers."""
         fresh: list[list[str]] = []  # layers that a file lacks
         with failing_alike(self._world):
             for path in paths:
                 log(f"Finetuning from {path}")
                 if self._world.rank == 0 or self._model_parallel:
-                    fresh.append(self._optimizer.net.load_weights(weights.read_caffemodel(path), path))
+                    fresh.append(load_file(self._optimizer.net, path))
         for layer in fresh[0] if fresh else []:
             if all(layer in each for each in fresh):
                 log(f"Layer {layer} is not in {', '.join(paths)}: it keeps its initial values")

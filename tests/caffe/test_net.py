@@ -317,6 +317,17 @@ def test_weights_of_files(deploy, images, tmp_path):
         caffe.Net(text)
 
 
+def test_weights_of_another_net_leave_a_warning(tmp_path, deploy, caplog):
+    """Caffe takes them, too."""
+    other = str(tmp_path / "other.caffemodel")
+    renamed = DEPLOY.replace('"conv"', '"conv_2"').replace('"ip"', '"ip_2"')
+    caffe.Net(write(tmp_path, renamed, "other.prototxt"), caffe.TEST).save(other)
+    with caplog.at_level("WARNING", "engine"):
+        deploy.copy_from(other)
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"{other}: none of its layers is one of the net's, which has conv, ip: ")
+
+
 def test_weights_in_hdf5(deploy, tmp_path):
     pytest.importorskip("h5py")
     path = str(tmp_path / "weights")

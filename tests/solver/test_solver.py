@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from engine.config import parse_net
 from engine.errors import CommError, ConfigError, EngineError, NumericalError, WeightsError
 from engine.report.log import GlogFormatter
 from engine.report.observer import Observer
@@ -253,6 +254,22 @@ def test_layers_that_another_file_has_do_not_keep_their_initial_values(tmp_path,
     assert not log.has("keeps its initial values")
     solver.load_weights(files[:1])
     assert log.has(f"Layer ip2 is not in {files[0]}: it keeps its initial values")
+
+
+@pytest.mark.parametrize("suffix", ["", ".h5"])
+def test_a_file_with_none_of_the_layers_is_refused(tmp_path, suffix):
+    solver = make_solver("max_iter: 1", digits_net())
+    good, other = (str(tmp_path / f"{name}.caffemodel{suffix}") for name in ("good", "other"))
+    write_caffemodel(good, solver.net.message, solver.net.weights_by_layer())
+    stranger = parse_net('layer { name: "c1" type: "InnerProduct" inner_product_param { num_output: 2 } }').message
+    write_caffemodel(other, stranger, {"c1": [np.ones((2, 3), np.float32)]})
+    before = learned(solver)
+    with pytest.raises(WeightsError, match="none of its layers is one of the net's, which has conv, ip1, ip2") as error:
+        solver.load_weights([other])
+    assert str(error.value).startswith(other) and different(before, learned(solver)) == []
+    with pytest.raises(WeightsError, match="none of its layers") as error:
+        solver.load_weights([good, other])
+    assert str(error.value).startswith(other)
 
 
 def test_fine_tuning_starts_a_renamed_layer_afresh(tmp_path, log):
