@@ -118,6 +118,19 @@ class Feeder:
             if self._paths[one] and self._opened[one].reads == self._opened[other].reads:
                 yield one, other, self._paths[one]
 
+    def torn_pairs(self) -> Iterator[tuple[str, str, str]]:
+        """(layer, layer, what differs) where items of one number in two sources do not come in one sample of the batch.
+        Layers of one source, and those of batches of another size, are none that give pairs."""
+        for (one, a), (other, b) in combinations(self._opened.items(), 2):
+            if self._paths[one] == self._paths[other] or a.batch_size != b.batch_size:
+                continue
+            if 0 not in (a.source.size, b.source.size) and a.source.size != b.source.size:
+                yield one, other, f"they have {a.source.size} and {b.source.size} items"
+            elif a.source.reader.shuffle != b.source.reader.shuffle:
+                yield one, other, f"only '{one if a.source.reader.shuffle else other}' has shuffle: true"
+            elif a.source.reader.first != b.source.reader.first:
+                yield one, other, "they differ in rand_skip"
+
     def regroup(self) -> None:
         """After World.shrink(): this rank's share is another one from the next start() on."""
         self._rank, self._ranks = self._world.rank, self._world.size

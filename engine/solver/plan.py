@@ -36,6 +36,12 @@ def log_plan(solver: Solver) -> None:
             f"Layers '{one}' and '{other}' read the same samples of {source} and change them alike. For pairs of "
             "different samples give each a list of its own: lines of one number go together"
         )
+    for feeder in (solver.feeder, *(evaluator.feeder for evaluator in solver.evaluators)):
+        for one, other, why in feeder.torn_pairs() if solver.world.rank == 0 else ():
+            warn(
+                f"Layers '{one}' and '{other}' would tear pairs apart: {why}. Where lines of one number belong "
+                "together, both need as many items, the same shuffle and the same rand_skip"
+            )
     if solver.world.rank == 0 and slow_jpegs():
         warn(slow_jpegs())
     for note in notes(solver.given) if solver.world.rank == 0 else ():

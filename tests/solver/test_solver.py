@@ -606,6 +606,36 @@ def test_two_layers_that_give_the_same_are_told(caplog, change, told):
     assert (words in caplog.text) == told
 
 
+@pytest.mark.parametrize(
+    "lines, left, right, words",
+    [
+        (4, "shuffle: true", "shuffle: true", None),
+        (3, "shuffle: true", "shuffle: true", "they have 4 and 3 items"),
+        (3, "", "", "they have 4 and 3 items"),
+        (4, "", "shuffle: true", "only 'right' has shuffle: true"),
+        (4, "", "rand_skip: 4", "they differ in rand_skip"),
+        (3, "", "batch_size: 1", None),  # no pairs: batches of another size
+    ],
+)
+def test_pairs_that_come_apart_are_told(tmp_path, caplog, lines, left, right, words):
+    """As of a siamese net whose lists have lines of one number for each pair."""
+    Image.fromarray(np.zeros((2, 2), np.uint8)).save(tmp_path / "x.png")
+    net = ""
+    for name, count, fields in (("left", 4, left), ("right", lines, right)):
+        (tmp_path / name).write_text(f"{tmp_path}/x.png 0\n" * count)
+        size = "" if "batch_size" in fields else "batch_size: 2"
+        net += f"""layer {{ name: "{name}" type: "ImageData" top: "{name}" top: "{name}_label"
+          image_data_param {{ source: "{tmp_path}/{name}" {size} {fields} }} }}
+        layer {{ name: "ip_{name}" type: "InnerProduct" bottom: "{name}" top: "ip_{name}"
+          inner_product_param {{ num_output: 1 }} }}
+        layer {{ name: "loss_{name}" type: "HingeLoss" bottom: "ip_{name}" bottom: "{name}_label"
+          top: "loss_{name}" }}"""
+    make_solver("max_iter: 0", net).solve()
+    told = [each for each in caplog.messages if "tear pairs apart" in each]
+    assert bool(told) == bool(words)
+    assert not words or f"Layers 'left' and 'right' would tear pairs apart: {words}. " in told[0]
+
+
 def test_a_whole_test_set_has_one_end():
     """Which is refused before the first iteration, not at the first test."""
     source = f'data_param {{ source: "{DIGITS}/digits_test_lmdb" backend: LMDB batch_size: 30 }}'
