@@ -58,6 +58,10 @@ class DataSource:
         """Of the layer's tops, batch included."""
         return self.reader.top_shapes(self.shapes, batch_size)
 
+    def ring_bytes(self, batch_size: int) -> int:
+        """What the buffers of batches() or epoch() take."""
+        return self.reader.ring_bytes(batch_size)
+
     def batches(
         self,
         batch_size: int,

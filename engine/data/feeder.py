@@ -215,6 +215,10 @@ class Feeder:
         """Of the layers whose sources are open."""
         return {name: opened.batch_size for name, opened in self._opened.items()}
 
+    def ring_bytes(self) -> dict[str, int]:
+        """What the batches in use and ahead take, by layer, of those whose sources are open."""
+        return {name: opened.source.ring_bytes(opened.batch_size) for name, opened in self._opened.items()}
+
     def identities(self) -> dict[str, str]:
         """By the words that messages use for a source, what must be the same on all ranks. Raises DataError."""
         phase = "train" if self._phase == proto.TRAIN else "test"

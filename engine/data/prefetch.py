@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import math
 import os
 import threading
 import time
@@ -113,11 +112,9 @@ class Prefetcher:
         self.wait_seconds = 0.0
         self._reader, self._layer = reader, layer
         self._shares = shares
-        # Those that are decoded ahead, and the one in use.
-        count = reader.depth + 1
-        needed = 4 * count * batch_size * sum(math.prod(shape) for shape in reader.shapes)
+        needed = reader.ring_bytes(batch_size)
         require_memory(needed, f"the ring of batches of layer '{layer}'", "lower batch_size and raise iter_size")
-        self._slots = [_Slot(batch_size, reader.shapes) for _ in range(count)]
+        self._slots = [_Slot(batch_size, reader.shapes) for _ in range(reader.ring)]
         # Few enough pieces that locking costs nothing for small images, enough that all threads share one batch.
         self._piece = max(1, min(32, batch_size // (4 * threads)))
         if reader.pairs:

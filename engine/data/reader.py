@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -85,6 +86,15 @@ class Reader:
         self.recoloured: set[int] = set()  # items of which the first one's colours have been made
         self._where = request.where
         self._skip_bad_images = request.skip_bad_images
+
+    @property
+    def ring(self) -> int:
+        """Batches that have a buffer: those that are decoded ahead, and the one in use."""
+        return self.depth + 1
+
+    def ring_bytes(self, batch_size: int) -> int:
+        """What so many buffers of batches take."""
+        return 4 * self.ring * batch_size * sum(math.prod(shape) for shape in self.shapes)
 
     def identity(self) -> str:
         """What shows whether ranks read the same source, in a few words; "" where they need not. Raises DataError."""

@@ -23,7 +23,7 @@ from engine.graph.costs import LayerCost, Memory, layer_costs, memory
 from engine.graph.model_parallel import model_parts
 from engine.graph.passes.gradients import mark_gradients
 from engine.graph.passes.split import insert_splits
-from engine.host.memory import SMALLER_BATCH, free_memory, size_text
+from engine.host.memory import SMALLER_BATCH, free_memory, size_text, with_margin
 from engine.layers.python import ModuleRefused
 from engine.solver.adversarial_param import describe, of_discriminator
 from engine.solver.elastic_param import require_ranks
@@ -32,7 +32,7 @@ from engine.solver.outline import Outline
 from engine.solver.resolve import in_epochs, resolve
 from engine.solver.resume import data_layers
 from engine.solver.schedules import LearningRate
-from engine.solver.update import find_rule
+from engine.solver.update import remembered
 from engine.solver.validate import check_schedules, check_snapshots, check_tests, notes, require_loss, validate
 from engine.solver.wiring import check_wiring, wire
 
@@ -176,7 +176,8 @@ def _check_solver(config: SolverConfig, report: FileReport) -> None:
             require_ranks(config.message, report.ranks, config.place)
     except ConfigError as error:
         report.fail(error)
-    wrong, sets = bool(report.errors), _sets(config.message, report)
+    wrong, sets = bool(report.errors), remembered(config.message, report.ranks)
+    report.sharded = config.message.comm_param.shard_updates and report.ranks > 1
     if config.message.HasField("adversarial"):
         if not wrong:
             _check_adversarial(config, report, sets)
@@ -213,7 +214,8 @@ def _check_adversarial(config: SolverConfig, report: FileReport, sets: float) ->
             _add_outline(config, shapes_of, report)
     if len(report.nets) == 2:
         report.discriminator = report.nets[1]
-        report.optimizer_bytes += int(_sets(of_discriminator(config.message), report) * report.nets[1].memory.gradients)
+        sets = remembered(of_discriminator(config.message), report.ranks)
+        report.optimizer_bytes += int(sets * report.nets[1].memory.gradients)
     for test in nets.tests:
         state = test.message.state
         _add_graph(test, state.phase, state.level, list(state.stage), report)
@@ -223,19 +225,6 @@ def _check_adversarial(config: SolverConfig, report: FileReport, sets: float) ->
             f"{config.place('adversarial.meet')}: the discriminator's input '{meet.input}' is '{meet.real}' where it "
             f"is real, '{meet.made}' where it is made"
         )
-
-
-def _sets(param: proto.SolverParameter, report: FileReport) -> float:
-    """Of numbers that a rank's optimizer remembers: so many for each that is learned."""
-    rule, comm = find_rule(param), param.comm_param
-    sets, average = len(rule.histories if rule else ()), int(param.ema > 0)
-    report.sharded = comm.shard_updates and report.ranks > 1
-    if comm.mode == comm.ASYNC and report.ranks > 1:  # with the weights and sums of its share, and what others send
-        return (sets + 1) / report.ranks + 1
-    if not report.sharded:
-        return sets + average
-    masters = comm.compression == proto.CommParameter.BF16  # the net's weights are rounded, and those float32
-    return (sets + masters) / report.ranks + average
 
 
 def _add_outline(config: SolverConfig, source: SourceShapes, report: FileReport) -> None:
@@ -384,7 +373,7 @@ def _add_graph(
         return shapes_of
     optimizer = int(sets * net.memory.gradients)
     used, free = net.memory, free_memory()
-    needed = used.parameters + used.gradients + optimizer + used.planned + used.ahead
+    needed = with_margin(used.parameters + used.gradients + optimizer + used.planned + used.ring)
     if needed > free:
         size = f"needs {size_text(needed)}, {size_text(free)} are free on this host"
         report.note(f"{config.path}: in phase {PHASES[phase]} it {size}: {SMALLER_BATCH}")

@@ -37,13 +37,13 @@ def _memory_text(report: FileReport) -> str:
     if other := report.discriminator:  # whose parameters the first one has, too
         gradients, planned = (getattr(used, name) + getattr(other.memory, name) for name in ("gradients", "planned"))
         used = replace(used, gradients=gradients, planned=planned)
-    total = used.parameters + used.gradients + own + used.planned + used.ahead
-    ahead = f", {human(used.ahead, 'B')} batches read ahead" if used.ahead else ""
+    total = used.parameters + used.gradients + own + used.planned + used.ring
+    ring = f", {human(used.ring, 'B')} batches in use and ahead" if used.ring else ""
     share = f", 1/{report.ranks} of it (shard_updates)" if report.sharded else ""
     return (
         f"memory of each rank: {human(total, 'B')}: {human(used.parameters, 'B')} parameters, "
         f"{human(used.gradients, 'B')} their gradients, {human(own, 'B')} the optimizer's state{share}, "
-        f"{human(used.planned, 'B')} blobs{ahead}"
+        f"{human(used.planned, 'B')} blobs{ring}"
     )
 
 

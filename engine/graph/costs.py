@@ -30,14 +30,14 @@ class LayerCost:
 @dataclass(frozen=True)
 class Memory:
     """Bytes of one rank. activations: every blob, and in training every gradient, in memory of its own; planned: the
-    same, sharing memory by the steps at which they are alive; ahead: the batches that data layers read ahead, which are
-    no blobs yet. The kernels' scratch and padding come on top."""
+    same, sharing memory by the steps at which they are alive; ring: the batches of data layers, those read ahead and
+    the one in use, whose tops are no blobs besides. The kernels' scratch and padding come on top."""
 
     parameters: int
     gradients: int
     activations: int
     planned: int
-    ahead: int = 0
+    ring: int = 0
 
 
 def layer_costs(graph: Graph) -> list[LayerCost]:
@@ -72,13 +72,13 @@ def memory(graph: Graph) -> Memory:
         FLOAT_BYTES * sum(parameter.count for parameter in owners if training and parameter.learnable),
         sum(life.bytes for life in lifetimes),
         plan(lifetimes)[1],
-        sum(_bytes_ahead(layer) for layer in graph.layers if isinstance(layer, Data)),
+        sum(_ring_bytes(layer) for layer in graph.layers if isinstance(layer, Data)),
     )
 
 
-def _bytes_ahead(layer: Data) -> int:
-    """Of a data layer; the batch in use is its tops' memory."""
-    return FLOAT_BYTES * layer.message.data_param.prefetch * sum(math.prod(top.shape) for top in layer.tops)
+def _ring_bytes(layer: Data) -> int:
+    ahead = 0 if layer.type == "MemoryData" else max(1, layer.message.data_param.prefetch)
+    return FLOAT_BYTES * (ahead + 1) * sum(math.prod(top.shape) for top in layer.tops)
 
 
 def _lifetimes(graph: Graph, training: bool) -> list[Lifetime]:
@@ -100,7 +100,8 @@ def _lifetimes(graph: Graph, training: bool) -> list[Lifetime]:
             values.setdefault(value_of[blob], []).extend([i, 2 * count - 1 - i] if backward else [i])
             if blob.needs_gradient and backward:
                 gradients.setdefault(gradient_of[blob], []).append(2 * count - 1 - i)
-    alive = [*values.items(), *gradients.items()]
+    rings = {top for layer in graph.layers if isinstance(layer, Data) for top in layer.tops}
+    alive = [*(each for each in values.items() if each[0] not in rings), *gradients.items()]
     return [Lifetime(FLOAT_BYTES * math.prod(blob.shape), ((min(steps), max(steps)),)) for blob, steps in alive]
 
 

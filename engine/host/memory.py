@@ -33,13 +33,19 @@ def free_memory() -> int:
     return max(0, min(free))
 
 
-def require_memory(needed: int, what: str, advice: str) -> None:
-    """Raises EngineError where more bytes are needed than are free. what: needs them."""
+def with_margin(needed: int) -> int:
+    """Returns the bytes with a twentieth more: for the kernels' scratch, and for what others take meanwhile."""
+    return needed + needed // 20
+
+
+def require_memory(needed: int, what: str, advice: str, where: str | None = None) -> None:
+    """Raises EngineError where more bytes are needed, with_margin(), than are free. what: needs them. where: the place
+    of what needs most of them."""
     if needed <= SMALL:
         return
-    free = free_memory()
+    needed, free = with_margin(needed), free_memory()
     if needed > free:
-        raise EngineError(f"{what} needs {size_text(needed)}, {size_text(free)} are free: {advice}")
+        raise EngineError(f"{what} needs {size_text(needed)}, {size_text(free)} are free: {advice}", where)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
     from engine.layers.base import Layer, Shape
 
 Outputs = dict[str, np.ndarray]  # by name, float64 (elements,)
+
+
+def _with_batches(feeder: Feeder, besides: Callable[[int], Mapping[str, int]], learned: int) -> dict[str, int]:
+    """What NetOptions have besides, with the batches of each data layer."""
+    return {**besides(learned), **feeder.ring_bytes()}
 
 
 class TestInterrupted(Exception):
@@ -63,6 +69,7 @@ class Evaluator:
         DataError."""
         self.world = world
         self.feeder = feeder(config, TEST, options.seed, world)
+        options = options.replace(besides=partial(_with_batches, self.feeder, options.besides))
         self._config, self._options = config, options
 
         def make(choices: Choices) -> Net:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -90,7 +91,7 @@ class Net:
         self.runs = 0  # forward passes, whole ones and of a slice
         self._lower(share, own_gradients=self.has_backward and before is not share)
         self._own = [parameter for parameter in self.tensor_of if parameter not in self.builder.taken]
-        self._place()
+        self._place(options.besides(self._learned()) if before is None else {})
         self._place_parameters()
         self.on_forward: Callable[[Net], None] | None = None  # called after every forward
         for blob in self.inputs:
@@ -137,7 +138,12 @@ class Net:
         self.runs_python = any(layer.type == "Python" for layer in self.graph.layers)
         self.sinks = [layer for layer in self.graph.layers if layer.is_sink]
 
-    def _place(self) -> None:
+    def _learned(self) -> int:
+        """Bytes of the parameters of its own that learn."""
+        return sum(self.tensor_of[parameter].nbytes for parameter in self._own if parameter.learnable)
+
+    def _place(self, besides: Mapping[str, int]) -> None:
+        """besides: as in NetOptions."""
         watched = [layer for layer in self.graph.layers if layer.name in self.options.watched_layers]
         read_by_others = {*self.graph.outputs, *(blob for layer in [*self.sinks, *watched] for blob in layer.bottoms)}
         read_by_others |= ends_of(self.graph)  # whose gradients are 0 unless Python sets them
@@ -151,14 +157,25 @@ class Net:
         self.repeats, lifetimes = choose(self.program, self.options.memory_budget)
         for each in self.repeats:
             self.program.repeat(each.op, each.step)
-        memory_plan.place(self.program, lifetimes, "memory_plan" in self.options.passes, self._require)
+        shared, require = "memory_plan" in self.options.passes, partial(self._require, besides)
+        memory_plan.place(self.program, lifetimes, shared, require)
 
-    def _require(self, planned: int) -> None:
-        """Raises EngineError where there is less memory than the plan and the parameters, which follow, will take."""
+    def _require(self, besides: Mapping[str, int], planned: int) -> None:
+        """Raises EngineError where there is less memory than the plan, the parameters and what is `besides`, which
+        follow, will take."""
         own = [self.tensor_of[parameter] for parameter in self._own]
         weights = sum(tensor.nbytes for tensor in own)
         gradients = sum(tensor.diff.nbytes for tensor in own if tensor.diff is not None)
-        require_memory(planned + weights + gradients, f"net '{self.name}'", SMALLER_BATCH)
+        most = max(self.written, key=lambda layer: self._bytes_of(layer) + besides.get(layer.name, 0), default=None)
+        what, where = (f", above all its layer '{most.name}',", most.where) if most else ("", None)
+        needed = planned + weights + gradients + sum(besides.values())
+        require_memory(needed, f"net '{self.name}'{what}", SMALLER_BATCH, where)
+
+    def _bytes_of(self, layer: Layer) -> int:
+        """About what its tops, its parameters and their gradients take."""
+        tops = [top for top in layer.tops if top.name not in layer.message.bottom and top not in self.inputs]
+        count = sum(math.prod(top.shape) for top in tops) + sum(parameter.count for parameter in layer.params)
+        return (8 if self.has_backward else 4) * count
 
     def _own_losses(self) -> None:
         """Keeps losses readable for the solver, even where another layer reads them, too. The gradient of such a top is

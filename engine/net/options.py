@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,8 @@ class NetOptions:
     between layers. gradients: whether there is a backward; by default in phase TRAIN, and with force_backward.
     memory_budget: the limit in bytes for blobs, gradients and masks. parts: the layers of which this rank holds a part,
     by name. kernels: those that are chosen for convolutions and inner products; the others follow rules of thumb.
+    besides(bytes that are learned): the bytes that whoever runs the net takes next, by the layer that they are for ("":
+    none); a net for which there is too little memory is refused before any of it is taken.
     """
 
     seed: int = 1
@@ -40,6 +42,7 @@ class NetOptions:
     memory_budget: int | None = None
     parts: Mapping[str, Part] = field(default_factory=dict)
     kernels: Choices = field(default_factory=dict)
+    besides: Callable[[int], Mapping[str, int]] = lambda learned: {}
 
     def replace(self, **changes: Any) -> NetOptions:
         """These options with some of them changed."""

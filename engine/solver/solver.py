@@ -152,6 +152,8 @@ class Solver:
     def _make_evaluators(self, configs: Sequence[NetConfig], feeder: Callable[..., Feeder]) -> list[Evaluator]:
         """One for each test net; none if the solver does not test."""
         param, options = self.param, NetOptions(seed=self.seed, precision=self.precision)
+        batches = sum(self.feeder.ring_bytes().values())  # which training takes later
+        options = options.replace(besides=lambda learned: {"": batches})
         if self.every_blob:
             options = options.watched().replace(gradients=True)
         if not tests(param):

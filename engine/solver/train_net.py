@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from engine import proto
@@ -17,6 +18,7 @@ from engine.net import Net, NetOptions
 from engine.net.kernel_table import Kernels
 from engine.report.log import log
 from engine.report.table import human
+from engine.solver.update import remembered
 
 if TYPE_CHECKING:
     from engine.comm.mpi_group import MpiGroup
@@ -41,8 +43,14 @@ def net_options(solver: Solver, parts: dict[str, Part]) -> NetOptions:
         precision=solver.precision,
         memory_budget=int(1e6 * solver.param.memory_budget_mb) or None,
         parts=parts,
+        besides=partial(_besides, solver.feeder, remembered(solver.param, solver.world.size)),
     )
     return options.watched().replace(accumulate=True) if solver.every_blob else options
+
+
+def _besides(feeder: Feeder, sets: float, learned: int) -> dict[str, int]:
+    """See NetOptions: the batches of each data layer; what the optimizer remembers, in sets of all that is learned."""
+    return {**feeder.ring_bytes(), "": int(sets * learned)}
 
 
 def _may_grow(param: proto.SolverParameter) -> bool:

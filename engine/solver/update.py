@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine import proto
 from engine.comm.buckets import Bucket, make_buckets, parameter_ranges
 from engine.comm.settings import CommSettings
 from engine.config.suggestions import suggestion
@@ -17,7 +18,6 @@ from engine.net import Net
 if TYPE_CHECKING:
     import numpy as np
 
-    from engine import proto
     from engine.comm.shares import ShardedWeights
     from engine.host import _core
 
@@ -41,6 +41,18 @@ def unknown_type(type_: str) -> str:
     """What is wrong with a value of SolverParameter.type; "" for a known one."""
     known = solver_types()
     return "" if type_ in known else f"unknown solver type '{type_}'{suggestion(type_, known)}"
+
+
+def remembered(param: proto.SolverParameter, ranks: int) -> float:
+    """Returns how many numbers a rank's optimizer remembers for each that is learned, with its average (`ema`)."""
+    rule, comm = find_rule(param), param.comm_param
+    sets, average = len(rule.histories if rule else ()), int(param.ema > 0)
+    if ranks > 1 and comm.mode == comm.ASYNC:  # with the weights and sums of its share, and what others send
+        return (sets + 1) / ranks + 1
+    if ranks == 1 or not comm.shard_updates:
+        return sets + average
+    masters = comm.compression == proto.CommParameter.BF16  # the net's weights are rounded, and those float32
+    return (sets + masters) / ranks + average
 
 
 def find_rule(param: proto.SolverParameter) -> _core.UpdateRule | None:

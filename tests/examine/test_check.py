@@ -100,9 +100,10 @@ def test_memory_estimate(net_file):
     values = 2 * 48 + 2 + 160 + 14 + 1  # data, label, conv with its relu, ip, loss
     gradients = 160 + 14
     assert used.parameters == used.gradients == 4 * parameters
-    assert used.activations == 4 * (values + gradients)
-    assert 4 * (values - 1) <= used.planned <= used.activations + 64 * 8
-    assert used.ahead == 4 * 4 * (2 * 48 + 2)  # four batches
+    data = 2 * 48 + 2
+    assert used.activations == 4 * (values - data + gradients)
+    assert 4 * (values - data - 1) <= used.planned <= used.activations + 64 * 8
+    assert used.ring == 5 * 4 * data  # four batches ahead, and the one in use
 
 
 def test_json_is_plain(net_file):

@@ -13,7 +13,7 @@ from engine.examine.check import check_file
 from engine.host import memory
 from engine.net import Net
 from tests.mpi import REPO, run_ranks
-from tests.solver.harness import digits_net, make_solver
+from tests.solver.harness import DIGITS, digits_net, make_solver
 
 NET = """
 layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1000 dim: 1000 } } }
@@ -63,7 +63,7 @@ def test_a_net_that_does_not_fit_is_refused(monkeypatch):
     monkeypatch.setattr(memory, "free_memory", lambda: 20_000_000)
     Net(config, proto.TRAIN)
     monkeypatch.setattr(memory, "free_memory", lambda: 5_000_000)
-    with pytest.raises(EngineError, match=r"net '.*' needs \d+ MB, 5 MB are free: lower batch_size"):
+    with pytest.raises(EngineError, match=r":3:.*above all its layer 'y', needs \d+ MB, 5 MB are free: lower"):
         Net(config, proto.TRAIN)
 
 
@@ -80,10 +80,10 @@ def test_check_counts_what_the_optimizer_remembers(monkeypatch, tmp_path):
     (tmp_path / "solver.prototxt").write_text(
         f'type: "Adam" base_lr: 1 lr_policy: "fixed" max_iter: 1 ema: 0.9 net_param {{ {NET} }}'
     )
-    free = 13_000_000  # the net takes 12 MB, what Adam and ema remember 6
+    free = 13_000_000  # the net takes 12 MB, what Adam and ema remember 6; and a twentieth more
     monkeypatch.setattr("engine.examine.check.free_memory", lambda: free)
     report = check_file(str(tmp_path / "solver.prototxt"))
-    assert any("it needs 18 MB, 13 MB are free" in note for note in report.notes), report.notes
+    assert any("it needs 19 MB, 13 MB are free" in note for note in report.notes), report.notes
 
 
 def test_batches_decoded_ahead_that_do_not_fit_are_refused(monkeypatch):
@@ -92,6 +92,35 @@ def test_batches_decoded_ahead_that_do_not_fit_are_refused(monkeypatch):
     monkeypatch.setattr(memory, "free_memory", lambda: 100_000)
     with pytest.raises(EngineError, match="the ring of batches of layer 'data' needs"):
         solver.solve()
+
+
+LINEAR = """
+layer { name: "data" type: "Data" top: "data" top: "label" transform_param { crop_size: 6 }
+  data_param { source: "%s/digits_train_lmdb" batch_size: 10000 prefetch: 2 } }
+layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 10 } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""  # batches of 1.48 MB, of which 3 are held; blobs of less than 1.5 MB
+
+
+def test_all_that_a_training_takes_is_summed_before_any_of_it_is_taken(monkeypatch):
+    monkeypatch.setattr(memory, "SMALL", 0)
+    monkeypatch.setattr(memory, "free_memory", lambda: 4_000_000)
+    with pytest.raises(EngineError, match=r":\d+:\d+: net '.*', above all its layer 'data', needs 5 MB, 4 MB are free"):
+        make_solver("", LINEAR % DIGITS)
+
+
+def test_what_is_summed(monkeypatch):
+    """The optimizer's state and the batches; of a test net those of the train net, too, which are there by then."""
+    asked: list[int] = []
+    monkeypatch.setattr("engine.net.net.require_memory", lambda needed, *rest: asked.append(needed))
+    solver = make_solver('type: "Adam" test_iter: 1 test_interval: 5', digits_net(batch=1000))
+    train, test = (sum(each.ring_bytes().values()) for each in (solver.feeder, solver.evaluators[0].feeder))
+    assert (train, test) == (5 * 1000 * 37 * 4, 5 * 47 * 37 * 4)
+    for net, share in ((solver.net, None), (solver.evaluators[0].net, solver.net)):
+        options = net.options.replace(besides=lambda learned: {})
+        Net(parse_net(digits_net(batch=1000)), net.phase, options, share=share)
+    assert asked[0] - asked[2] == train + 2 * solver.net._learned()
+    assert asked[1] - asked[3] == train + test
 
 
 def test_a_batch_too_large_ends_in_one_line(tmp_path):
