@@ -181,13 +181,15 @@ class Hub:
             send(connection, "wait")
 
     def died(self, rank: str) -> None:
+        # The kernel ends the largest process where memory runs out, and nobody but its log says so.
+        how = "died, killed or crashed (dmesg tells whether for want of memory)"
         if self.outlives:
-            say(f"engine: {rank} died, killed or crashed: the others go on without it\n")
+            say(f"engine: {rank} {how}: the others go on without it\n")
             return
         # Before all have come, the first to die may be one that has not: the launcher tells.
         if self.joined >= self.expected and not self.told:
             safe = f"; {self.safe()}" if self.safe() else ""
-            say(f"engine: {rank} died, killed or crashed: stopping all ranks{safe}\n")
+            say(f"engine: {rank} {how}: stopping all ranks{safe}\n")
         self.end(0)
 
     def safe(self) -> str:

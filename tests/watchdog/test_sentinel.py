@@ -79,7 +79,7 @@ def test_a_killed_rank_is_named_once(ranks, who, busy):
     pid = done.stdout.split()[1]
     assert done.returncode != 0 and "end" not in done.stdout
     assert len(lines) == 1 and lines[0].startswith(f"engine: rank {who} (pid {pid} on "), done.stderr
-    assert lines[0].endswith("died, killed or crashed: stopping all ranks")
+    assert lines[0].endswith("died, killed or crashed (dmesg tells whether for want of memory): stopping all ranks")
 
 
 @pytest.mark.mpi
