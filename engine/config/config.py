@@ -355,10 +355,10 @@ def _check_tests(solver: SolverConfig, test_nets: int, generic: bool) -> None:
         raise ConfigError(
             f"{iters} test_iter for {test_nets} test nets; expected one for each", solver.where(path="test_iter")
         )
-    tests = max(test_nets, generic) if whole_sets else iters
+    tests = max(test_nets, int(generic)) if whole_sets else iters
     if states and states != tests:
         raise ConfigError(
-            f"{states} test_state for {tests} test nets; expected one for each, or none",
+            f"{states} test_state for {tests} test net{'s' if tests != 1 else ''}; expected one for each, or none",
             solver.where(path="test_state"),
         )
 

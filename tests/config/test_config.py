@@ -664,7 +664,11 @@ def test_net_that_lies_beside_the_solver(folder):
             "solver.prototxt:1:10: only one of net, net_param, train_net, train_net_param can be given",
         ),
         ("train_net: 'nets/tiny.prototxt' test_iter: 1", "1:33: 1 test_iter for 0 test nets; expected one for each"),
-        ("net: 'nets/tiny.prototxt' test_iter: 1 test_state {} test_state {}", "1:40: 2 test_state for 1 test nets"),
+        ("net: 'nets/tiny.prototxt' test_iter: 1 test_state {} test_state {}", "1:40: 2 test_state for 1 test net"),
+        (
+            "net: 'nets/tiny.prototxt' test_interval: 1 test_state {} test_state {}",
+            "1:44: 2 test_state for 1 test net; expected one for each, or none",
+        ),
         ("net: 'solver.prototxt'", "solver.prototxt: this is a solver; expected a net"),
         (
             "net: 'nets/tiny.prototxt' test_iter: 1 test_state { phase: TRAIN }",
