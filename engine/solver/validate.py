@@ -219,6 +219,10 @@ def notes(param: proto.SolverParameter) -> Iterator[str]:
                 yield f"{field} is ignored without {other}"
     if 0 in param.test_iter:
         yield "test_iter: 0 tests nothing"
+    tested = param.test_iter or param.test_net or param.test_net_param
+    for field in ("test_interval", "test_epoch"):
+        if getattr(param, field) and not tested and (param.train_net or param.HasField("train_net_param")):
+            yield f"{field} tests nothing: train_net is for training alone; give a test_net, or net"
     for field in constants_of_others(param):
         if field == "momentum":  # an error
             continue

@@ -159,6 +159,16 @@ def test_plateau_where_ranks_do_not_wait_for_each_other():
     assert note.startswith("lr_policy 'plateau' reads the loss of all ranks, which wait for each other")
 
 
+def test_tests_without_a_net_are_noted():
+    """Caffe does not test then, either."""
+    text = 'base_lr: 1 lr_policy: "fixed" max_iter: 9 train_net: "x"'
+    assert list(notes(parse_solver(text).message)) == []
+    for field in ("test_interval", "test_epoch"):
+        found = list(notes(parse_solver(f"{text} {field}: 1").message))
+        assert found == [f"{field} tests nothing: train_net is for training alone; give a test_net, or net"]
+        assert list(notes(parse_solver(f'{text} {field}: 1 test_net: "x"').message)) == []
+
+
 @pytest.mark.parametrize("name", ["a" * 250, "a" * 5000, "a/" * 3000 + "a"])
 def test_a_snapshot_prefix_that_is_too_long_for_a_file(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
