@@ -182,6 +182,8 @@ class Outline:
 
     def _doubts_of_the_end(self) -> Iterator[str]:
         param = self.param
+        if all(point.rate == 0 for point in self.points):
+            yield "the learning rate is 0 throughout: nothing is learned"
         still = [point.iteration for point in self.points if point.rate == 0 and point.iteration >= param.warmup_iter]
         if still and param.base_lr > 0 and is_given(param, "base_lr"):
             yield f"the learning rate is 0 at iteration {still[0]} of {param.max_iter}: nothing is learned there"

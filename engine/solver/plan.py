@@ -31,6 +31,8 @@ def log_plan(solver: Solver) -> None:
         log(line)
     for doubt in outline.doubts() if solver.world.rank == 0 else ():
         warn(doubt)
+    if solver.world.rank == 0 and solver.net.all_params() and not solver.net.parameters:
+        warn("Nothing is learned: every parameter of the net has lr_mult: 0")
     for one, other, source in solver.feeder.twins() if solver.world.rank == 0 else ():
         warn(
             f"Layers '{one}' and '{other}' read the same samples of {source} and change them alike. For pairs of "

@@ -57,6 +57,8 @@ def test_nothing_to_doubt():
         (RECIPE.replace("warmup_epoch: 5", "warmup_epoch: 95"), "warmup_iter 8489 is longer than the run"),
         ('base_lr: 1 lr_policy: "fixed" max_iter: 9 stepvalue: 12', "stepvalue 12 is never reached"),
         ('base_lr: 1 lr_policy: "poly_cyc" power: 1 max_iter: 90 lr_iter: 50', "rate is 0 at iteration 50 of 90"),
+        ('base_lr: 0 lr_policy: "fixed" max_iter: 9', "the learning rate is 0 throughout: nothing is learned"),
+        ('base_lr: 0 lr_policy: "step" gamma: 0.1 stepsize: 3 max_iter: 9', "the learning rate is 0 throughout"),
         ('base_lr: 1 lr_policy: "sgdr" cycle_iter: 20 max_iter: 50', "ends when 50% of cycle 3 are over"),
     ],
 )  # fmt: skip

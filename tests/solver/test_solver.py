@@ -636,6 +636,16 @@ def test_pairs_that_come_apart_are_told(tmp_path, caplog, lines, left, right, wo
     assert not words or f"Layers 'left' and 'right' would tear pairs apart: {words}. " in told[0]
 
 
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_net_that_does_not_learn_is_told(caplog, learns):
+    net = """layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 4 dim: 3 } } }
+        layer { name: "ip" type: "InnerProduct" bottom: "x" top: "ip" param { lr_mult: 0 } param { lr_mult: %d }
+          inner_product_param { num_output: 1 } }
+        layer { name: "loss" type: "Reduction" bottom: "ip" top: "loss" loss_weight: 1 }"""
+    make_solver("max_iter: 0", net % learns).solve()
+    assert ("Nothing is learned: every parameter of the net has lr_mult: 0" in caplog.text) != learns
+
+
 def test_a_whole_test_set_has_one_end():
     """Which is refused before the first iteration, not at the first test."""
     source = f'data_param {{ source: "{DIGITS}/digits_test_lmdb" backend: LMDB batch_size: 30 }}'
