@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import numpy as np
 
+from engine.files import is_regular
 from engine.report.log import log
 from engine.report.observer import Observer, Run, StepRecord, TestRecord
 from engine.report.table import duration
@@ -22,7 +24,7 @@ class Summary(Observer):
         self._in_step = run.in_step
         self._bests: list[tuple[float, int, str]] = []  # value, iteration, name; each better than the one before
         self._sign = 1
-        self._asked = run.best
+        self._asked, self._prefix = run.best, run.prefix
         if run.best and run.best.value is not None and run.best.iteration is not None:
             self._bests, self._sign = [(run.best.value, run.best.iteration, run.best.output)], run.best.sign
         self._saved: dict[str, int] = {}  # weights -> iteration
@@ -62,6 +64,14 @@ class Summary(Observer):
     def removed(self, path: str) -> None:
         self._saved.pop(path, None)
 
+    def _saved_before(self, iteration: int) -> str | None:
+        """The file of the weights of an iteration, of a run that goes on. Those of the iterations after it may be of
+        another run."""
+        if not 0 < iteration <= self._first:
+            return None
+        stems = (f"{self._prefix}_iter_{iteration}{kind}.caffemodel" for kind in ("_best", ""))
+        return next((path for stem in stems for path in (stem, f"{stem}.h5") if is_regular(Path(path))), None)
+
     def end(self, trace) -> None:
         seconds, count = self._end - self._begin, self._last - self._first
         if count:
@@ -70,5 +80,7 @@ class Summary(Observer):
         if self._bests:
             value, iteration, name = self._bests[-1]
             path = next((path for path, at in reversed(self._saved.items()) if at == iteration), None)
-            where = f"saved in {path}" if path else f'not saved: snapshot_best: "{name}" in the solver keeps it'
+            path = path or self._saved_before(iteration)
+            advice = "" if self._asked else f': snapshot_best: "{name}" in the solver keeps it'
+            where = f"saved in {path}" if path else f"not saved{advice}"
             log(f"Best test: {name} = {value:.6g} at iteration {iteration} ({where})")

@@ -59,6 +59,28 @@ def test_a_run_ends_with_its_best_test(tmp_path, capfd):
     assert any(re.fullmatch(r"    \S+ s have passed, \S+ s are left", line) for line in lines)
 
 
+@pytest.mark.parametrize("best", ["", 'snapshot_best: "accuracy" '])
+def test_the_best_test_of_a_run_that_goes_on_names_what_was_saved_before(tmp_path, capfd, best):
+    set_up()
+    text = best + "max_iter: 8 test_interval: 8 test_iter: 2"
+    make_solver(text, digits_net(), tmp_path).solve()
+    again = make_solver(text, digits_net(), tmp_path, observers=[Summary()])
+    again.restore(str(tmp_path / "net_iter_8.solverstate"))
+    again.solve()
+    (line,) = (line for line in lines_of(capfd) if line.startswith("Best test: accuracy"))
+    found = re.search(r"saved in (.*)\)$", line)
+    assert found and os.path.exists(found[1]), line
+
+
+def test_a_file_of_an_earlier_run_is_not_what_this_one_has_saved(tmp_path, capfd):
+    set_up()
+    (tmp_path / "net_iter_2.caffemodel").touch()
+    text = "max_iter: 4 test_interval: 2 base_lr: 0 test_initialization: false"  # all tests are alike
+    make_solver(text, digits_net(), tmp_path, observers=[Summary()]).solve()
+    (line,) = (line for line in lines_of(capfd) if line.startswith("Best test: accuracy"))
+    assert "at iteration 2 (not saved" in line
+
+
 def test_a_stop_is_said_when_it_is_asked_for(tmp_path, capfd):
     from engine.report.log import set_up
 
