@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -29,23 +29,8 @@ def log_plan(solver: Solver) -> None:
     outline = Outline(solver.given, solver.param, solver.calendar, solver.feeder.size)
     for line in outline.lines():
         log(line)
-    for doubt in outline.doubts() if solver.world.rank == 0 else ():
-        warn(doubt)
-    if solver.world.rank == 0 and solver.net.all_params() and not solver.net.parameters:
-        warn("Nothing is learned: every parameter of the net has lr_mult: 0")
-    for one, other, source in solver.feeder.twins() if solver.world.rank == 0 else ():
-        warn(
-            f"Layers '{one}' and '{other}' read the same samples of {source} and change them alike. For pairs of "
-            "different samples give each a list of its own: lines of one number go together"
-        )
-    for feeder in (solver.feeder, *(evaluator.feeder for evaluator in solver.evaluators)):
-        for one, other, why in feeder.torn_pairs() if solver.world.rank == 0 else ():
-            warn(
-                f"Layers '{one}' and '{other}' would tear pairs apart: {why}. Where lines of one number belong "
-                "together, both need as many items, the same shuffle and the same rand_skip"
-            )
-    if solver.world.rank == 0 and slow_jpegs():
-        warn(slow_jpegs())
+    for text in _warnings(solver, outline) if solver.world.rank == 0 else ():
+        warn(text)
     for note in notes(solver.given) if solver.world.rank == 0 else ():
         log(f"Note: {note}")
     if solver.model_parallel:
@@ -56,6 +41,31 @@ def log_plan(solver: Solver) -> None:
     ignored = comm_settings.ignored_variables() if solver.world.size > 1 else []
     for line in [*ignored, *ignored_variables()]:
         log(line)
+
+
+def _warnings(solver: Solver, outline: Outline) -> Iterator[str]:
+    """What is probably not meant: of the solver's numbers, its nets and their data."""
+    yield from outline.doubts()
+    if solver.net.all_params() and not solver.net.parameters:
+        yield "Nothing is learned: every parameter of the net has lr_mult: 0"
+    trained = {(each.layer, each.index) for each in solver.net.all_params()}
+    for number, evaluator in enumerate(solver.evaluators):
+        own = evaluator.net.own_params()
+        if untrained := {each.layer: None for each in own if (each.layer, each.index) not in trained}:
+            yield f"Test net #{number}: not in the train net, so with initial values: {', '.join(untrained)}"
+    for one, other, source in solver.feeder.twins():
+        yield (
+            f"Layers '{one}' and '{other}' read the same samples of {source} and change them alike. For pairs of "
+            "different samples give each a list of its own: lines of one number go together"
+        )
+    for feeder in (solver.feeder, *(evaluator.feeder for evaluator in solver.evaluators)):
+        for one, other, why in feeder.torn_pairs():
+            yield (
+                f"Layers '{one}' and '{other}' would tear pairs apart: {why}. Where lines of one number belong "
+                "together, both need as many items, the same shuffle and the same rand_skip"
+            )
+    if slow_jpegs():
+        yield slow_jpegs()
 
 
 def _batches(solver: Solver) -> str:

@@ -646,6 +646,17 @@ def test_a_net_that_does_not_learn_is_told(caplog, learns):
     assert ("Nothing is learned: every parameter of the net has lr_mult: 0" in caplog.text) != learns
 
 
+def test_layers_of_the_test_net_that_nothing_trains_are_told(tmp_path, caplog):
+    more = """layer { name: "extra" type: "InnerProduct" bottom: "ip2" top: "extra" include { phase: TEST }
+        inner_product_param { num_output: 10 } }
+        layer { name: "loss" type: "SoftmaxWithLoss" """
+    net = digits_net().replace('layer { name: "loss" type: "SoftmaxWithLoss" ', more)
+    make_solver("test_interval: 5 test_iter: 1 max_iter: 0", digits_net()).solve()
+    assert "initial values" not in caplog.text
+    make_solver("test_interval: 5 test_iter: 1 max_iter: 0", net).solve()
+    assert "Test net #0: not in the train net, so with initial values: extra" in caplog.messages
+
+
 def test_a_whole_test_set_has_one_end():
     """Which is refused before the first iteration, not at the first test."""
     source = f'data_param {{ source: "{DIGITS}/digits_test_lmdb" backend: LMDB batch_size: 30 }}'
