@@ -143,7 +143,7 @@ class AdversarialSolver(Solver):
         self.judged[real] = loss = float(self._scored.get().sum())
         if not np.isfinite(loss):
             self.opponent.wait()
-            check_loss(loss, self.iteration, net, self.feeder.describe_batch())
+            check_loss(loss, self.iteration, net, self.feeder.describe_batch)
 
     def _figures(self) -> Figures:
         """With what the discriminator's scores lose, as means over the ranks; not before its first turn of a run that

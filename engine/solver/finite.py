@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,22 +12,42 @@ from engine.errors import NumericalError
 if TYPE_CHECKING:
     from engine.net import Net
 
+FIRST = "No update has been made, so that base_lr is not the cause: look at the data, fillers and initial weights"
 ADVICE = "Lower base_lr or warm up, or set clip_gradients"
 
 
-def check_loss(loss: float, iteration: int, net: Net, batch: str) -> None:
-    """After a forward, when no update is under way. batch: a sentence about its samples. Raises NumericalError naming
-    iteration and layer, which is found by another forward: not where all ranks would have to take part, or a user's
-    layers would run once more, which may have the next picture by then, of another shape."""
+def check_loss(loss: float, iteration: int, net: Net, describe: Callable[[tuple[str, int] | None], str]) -> None:
+    """After a forward, when no update is under way. describe: Feeder.describe_batch(). Raises NumericalError naming
+    iteration and layer: that of the data, where these are not finite. Another one is found by another forward: not
+    where all ranks would have to take part, or a user's layers would run once more, which may have the next picture by
+    then, of another shape."""
     if np.isfinite(loss):
         return
+    _check_data(loss, iteration, net, describe)
+    batch, advice = describe(None), ADVICE if iteration else FIRST
     if net.runs_python or any(placed.parameter.parts > 1 for placed in net.parameters):
-        raise NumericalError(f"iteration {iteration}: the loss is {loss}. {batch}{ADVICE}")
+        raise NumericalError(f"iteration {iteration}: the loss is {loss}. {batch}{advice}")
     culprit = net.program.first_nonfinite() or "the update"
     raise NumericalError(
         f"iteration {iteration}: the loss is {loss}; layer '{culprit}' is the first whose output is not finite. "
-        f"{batch}{ADVICE}"
+        f"{batch}{advice}"
     )
+
+
+def _check_data(loss: float, iteration: int, net: Net, describe: Callable[[tuple[str, int] | None], str]) -> None:
+    """Raises NumericalError where what the net was fed is not finite."""
+    makers = {top: layer for layer in net.graph.layers for top in layer.tops}
+    for blob, values in net.fed.items():
+        finite = np.isfinite(values)
+        if blob not in makers or finite.all():
+            continue
+        layer, at = makers[blob], tuple(np.argwhere(~finite)[0])
+        key = describe((layer.name, int(at[0]))) if at else ""
+        raise NumericalError(
+            f"iteration {iteration}: the loss is {loss}; layer '{layer.name}' ({layer.where}) is the first whose "
+            f"output is not finite: top '{blob.name}' holds {values[at]} in sample {at[0] if at else 0} of the batch. "
+            f"{key}Mend the data"
+        )
 
 
 def check_weights(weights: np.ndarray, iteration: int, net: Net) -> None:

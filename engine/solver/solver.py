@@ -519,7 +519,7 @@ class Solver:
         """Raises NumericalError naming iteration and layer."""
         if not np.isfinite(loss):
             self.optimizer.wait()
-            check_loss(loss, self.iteration, self.net, self.feeder.describe_batch())
+            check_loss(loss, self.iteration, self.net, self.feeder.describe_batch)
 
     def _loss(self) -> float:
         """Of this rank, in the last forward."""

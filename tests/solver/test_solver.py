@@ -497,9 +497,29 @@ def test_a_loss_that_is_not_finite_names_iteration_and_layer(tmp_path):
         solver.solve()
     assert not list(tmp_path.iterdir())
     bad = small_solver("")
-    bad.net.blobs["x"].set(np.full((4, 3), np.nan, np.float32))
-    with pytest.raises(NumericalError, match="iteration 0: the loss is nan; layer 'ip' is the first whose output is"):
+    bad.net.params["ip"][0].set(np.full(15, np.inf, np.float32))
+    with pytest.raises(NumericalError, match="iteration 0: the loss is nan; layer 'ip' is the first") as error:
         bad.solve()
+    assert "base_lr is not the cause" in str(error.value) and "Lower base_lr" not in str(error.value)
+
+
+def test_data_that_are_not_finite_are_named(tmp_path):
+    """Nothing is said of base_lr, which is not the cause."""
+    h5py = pytest.importorskip("h5py")
+    values = np.ones((6, 3), np.float32)
+    values[4, 1] = np.nan
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"], file["y"] = values, np.zeros((6, 1), np.float32)
+    (tmp_path / "list").write_text(f"{tmp_path}/x.h5\n")
+    net = f"""layer {{ name: "data" type: "HDF5Data" top: "x" top: "y"
+          hdf5_data_param {{ source: "{tmp_path}/list" batch_size: 3 }} }}
+        layer {{ name: "ip" type: "InnerProduct" bottom: "x" top: "ip" inner_product_param {{ num_output: 1 }} }}
+        layer {{ name: "loss" type: "EuclideanLoss" bottom: "ip" bottom: "y" top: "loss" }}"""
+    with pytest.raises(NumericalError) as error:
+        make_solver("", net).solve()
+    said = str(error.value)
+    assert "iteration 1: the loss is nan; layer 'data' " in said and "base_lr" not in said
+    assert f"top 'x' holds nan in sample 1 of the batch. Its key is '{tmp_path}/x.h5[4]'" in said
 
 
 def test_weights_that_are_not_finite_are_seen_behind_a_relu6():
