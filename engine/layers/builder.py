@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from engine.errors import ConfigError, EngineError
+from engine.errors import EngineError
 from engine.layers.base import Attribute, Blob, Layer, Parameter, Shape
 from engine.layers.kernels import PASSES, Asked, Choices, candidates, key_of
 
@@ -66,12 +65,6 @@ class Builder:
         if owner not in self.params:
             known = self.shared.get((owner.layer, owner.index))
             if known is not None:
-                fits = tuple(known.shape) == tuple(owner.shape)
-                if not fits and not (owner.permissive and math.prod(known.shape) == owner.count):
-                    raise ConfigError(
-                        f"parameter {owner.name}: would need the shape {owner.shape}, but the net whose weights it "
-                        f"shares has {tuple(known.shape)}"
-                    )
                 if owner.frozen:
                     known = known.without_diff()
                 elif self.own_gradients and known.diff is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from engine.config import NetConfig
-from engine.errors import DataError, EngineError, WeightsError, shape_text
+from engine.errors import ConfigError, DataError, EngineError, WeightsError, shape_text
 from engine.graph.build import TRAIN, build
 from engine.graph.passes import memory_plan
 from engine.graph.passes.gradients import ends_of
@@ -89,7 +89,7 @@ class Net:
         self.name = self.graph.name
         self.fed: dict[Blob, np.ndarray] = {}  # what inputs are read from
         self.runs = 0  # forward passes, whole ones and of a slice
-        self._lower(share, own_gradients=self.has_backward and before is not share)
+        self._lower(share, before)
         self._own = [parameter for parameter in self.tensor_of if parameter not in self.builder.taken]
         self._place(options.besides(self._learned()) if before is None else {})
         self._place_parameters()
@@ -106,7 +106,7 @@ class Net:
         """Of fillers and of what is random in a pass."""
         return self.options.seed
 
-    def _lower(self, share: Net | None, own_gradients: bool) -> None:
+    def _lower(self, share: Net | None, before: Net | None) -> None:
         from engine.host import _core
 
         self.program = _core.Program(self.has_backward)
@@ -118,13 +118,19 @@ class Net:
             for parameter in self.all_params():  # whose owner may be a layer that `share` does not have
                 if parameter.owner and (known := shared.get((parameter.layer, parameter.index))) is not None:
                     shared.setdefault((parameter.owner.layer, parameter.owner.index), known)
+            self._check_shared(shared, share, before)
         summed = {parameter.owner for parameter in self.all_params() if parameter.owner}
         for layer in self.graph.layers:
             summed.update(parameter.owner or parameter for parameter in layer.summed_params())
         if self.options.accumulate:
             summed.update(self.graph.params)
         self.builder = Builder(
-            self.program, shared, summed, self.options.plain_parameters, self.options.kernels, own_gradients
+            self.program,
+            shared,
+            summed,
+            self.options.plain_parameters,
+            self.options.kernels,
+            self.has_backward and before is not share,
         )
         for layer in self.graph.layers:
             with layer.arithmetic():
@@ -141,6 +147,23 @@ class Net:
     def _learned(self) -> int:
         """Bytes of the parameters of its own that learn."""
         return sum(self.tensor_of[parameter].nbytes for parameter in self._own if parameter.learnable)
+
+    def _check_shared(self, shared: Mapping[tuple[str, int], Tensor], share: Net, before: Net | None) -> None:
+        """Raises ConfigError where a parameter has another shape in the net that has its values."""
+        for parameter in {each.owner or each: None for each in self.all_params()}:
+            known = shared.get((parameter.layer, parameter.index))
+            if known is None or tuple(known.shape) == tuple(parameter.shape):
+                continue
+            if parameter.permissive and math.prod(known.shape) == parameter.count:
+                continue
+            here, there = shape_text(parameter.shape), shape_text(known.shape)
+            why = f"for these inputs it would be {here}, but it is {there}; behind a global Pooling it has one size"
+            if share is not before:
+                phase = "TRAIN" if self.phase == TRAIN else "TEST"
+                other = "the train net" if share.phase == TRAIN else "the net whose weights this one shares"
+                why = f"in phase {phase} it would be {here}, but it is {there} in {other}"
+                why += ": give both nets data of one shape"
+            raise ConfigError(f"layer '{parameter.layer}', parameter {parameter.index}: {why}", parameter.where)
 
     def _place(self, besides: Mapping[str, int]) -> None:
         """besides: as in NetOptions."""

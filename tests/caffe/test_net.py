@@ -289,7 +289,7 @@ def test_arrays_of_blobs_that_are_one_memory_outlive_a_reshape(tmp_path):
 def test_reshape_that_the_weights_do_not_fit(tmp_path):
     net = caffe.Net(write(tmp_path, TRAINED), caffe.TRAIN)
     net.blobs["data"].reshape(4, 6)
-    with pytest.raises(ConfigError, match=r"ip\[0\]: .*\(3, 6\).*\(3, 5\)"):
+    with pytest.raises(ConfigError, match=r":5:1: layer 'ip', parameter 0: .* it would be 3 x 6, but it is 3 x 5; "):
         net.forward()
 
 

@@ -666,6 +666,19 @@ def test_a_net_that_does_not_learn_is_told(caplog, learns):
     assert ("Nothing is learned: every parameter of the net has lr_mult: 0" in caplog.text) != learns
 
 
+def test_a_test_net_whose_weights_have_another_shape_is_refused():
+    net = """layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 4 dim: 5 } } include { phase: TRAIN } }
+layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 4 dim: 6 } } include { phase: TEST } }
+layer { name: "h" type: "InnerProduct" bottom: "x" top: "h" inner_product_param { num_output: 20 } }
+layer { name: "loss" type: "Reduction" bottom: "h" top: "loss" loss_weight: 1 }"""
+    with pytest.raises(ConfigError) as error:
+        make_solver("test_interval: 5 test_iter: 1", net)
+    said = str(error.value)
+    assert re.match(r"net\.prototxt:3:1: layer 'h', parameter 0: ", said), said
+    assert "in phase TEST it would be 20 x 6, but it is 20 x 5 in the train net" in said
+    assert "give both nets data of one shape" in said
+
+
 def test_layers_of_the_test_net_that_nothing_trains_are_told(tmp_path, caplog):
     more = """layer { name: "extra" type: "InnerProduct" bottom: "ip2" top: "extra" include { phase: TEST }
         inner_product_param { num_output: 10 } }
