@@ -22,7 +22,7 @@ from engine.net import Counters, Net, NetOptions
 from engine.net.kernel_table import Kernels
 from engine.report.curve import Curve
 from engine.report.display import Display
-from engine.report.log import log
+from engine.report.log import log, warn
 from engine.report.observer import BestOutput, Figures, Observer, Run, TestRecord, Trace, end_all
 from engine.solver import elastic, modes, tuner
 from engine.solver.drift import check_drift
@@ -108,7 +108,7 @@ class Solver:
         self.goals = Goals(self.param, [evaluator.net.graph for evaluator in self.evaluators], self.config.place)
         self.observers: list[Observer] = [Display(self._display_is_due), Curve(self._display_is_due), *observers]
         self._observed = False  # observers know of the run
-        self._restored_at: int | None = None  # of a snapshot with this run's own name
+        self._restored_at: int | None = None  # of a snapshot with this run's own name, or from after its end
         self._saved_at: int | None = None
         self._last_test: tuple[int, list[int]] = -1, []  # its iteration, and the samples of tests before it
         self._stops_by = ""  # what is said of it, by another thread, which may be late; "": the end of an iteration
@@ -244,8 +244,9 @@ class Solver:
         for evaluator, samples in zip(self.evaluators, saved.test_samples, strict=False):
             evaluator.samples = samples
         self._last_test = -1, []
+        past = self.iteration > self.param.max_iter
         mine = Path(path) == self.snapshots.names(saved.iteration)[1]  # names may have ranks
-        self._restored_at = saved.iteration if self.world.broadcast_object(mine) else None
+        self._restored_at = saved.iteration if self.world.broadcast_object(mine or past) else None
         self.goals.take_up(self.state.goals)
         self.find_best()
         if self.every_blob:
@@ -255,7 +256,13 @@ class Solver:
         if self._observed:  # a script goes back
             for observer in self.observers:
                 observer.gone_back(self.iteration)
-        log(f"Going on after iteration {self.iteration} of {self.param.max_iter}")
+        if past:
+            warn(
+                f"Nothing to train: {path} is of iteration {self.iteration}, and max_iter is {self.param.max_iter}; a "
+                "larger max_iter goes on"
+            )
+        else:
+            log(f"Going on after iteration {self.iteration} of {self.param.max_iter}")
 
     def _find_first_sample(self) -> None:
         """Where more samples were seen than in so many iterations of this solver, they came before: in other stages, in
@@ -659,6 +666,8 @@ class Solver:
 
     def _finish(self) -> bool:
         """The last snapshot and test. Returns False where a signal has broken that off."""
+        if self._restored_at == self.iteration > self.param.max_iter:  # nothing was trained: see restore()
+            return True
         self._stops_by = "the run is ending"
         lost = self.goals.are_lost(self.state.goals)
         if lost:

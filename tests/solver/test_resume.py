@@ -416,3 +416,17 @@ print("fine", flush=True)
 """,
     )
     assert time.monotonic() - begin < 50
+
+
+@pytest.mark.parametrize("prefix", ["", "other"])
+def test_a_snapshot_from_after_the_end_is_told_and_changes_nothing(tmp_path, caplog, prefix):
+    solve("max_iter: 6 snapshot_after_train: true", digits_net(), tmp_path)
+    text = f'max_iter: 5 test_interval: 5 test_iter: 1 snapshot_prefix: "{tmp_path}/{prefix or "net"}"'
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    later = make_solver(text, digits_net(), tmp_path)
+    later.restore(str(tmp_path / "net_iter_6.solverstate"))
+    assert later.solve() and later.iteration == 6
+    later.close()
+    words = f"Nothing to train: {tmp_path}/net_iter_6.solverstate is of iteration 6, and max_iter is 5"
+    assert any(message.startswith(words) for message in caplog.messages)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
