@@ -16,4 +16,28 @@ void in_chunks(int64_t count, const Work& work) {
     for (int64_t begin = 0; begin < count; begin += chunk_size) work(begin, std::min(chunk_size, count - begin));
 }
 
+// Blobs (samples, channels, positions) are worked on in strips of neighbouring positions: what a strip holds of all
+// channels fits into a second-level cache. Sums of strips that are added up in their order are the same for any number
+// of threads.
+struct Strips {
+    static constexpr int64_t widest = 1024;
+
+    int64_t samples, channels, positions;
+
+    int64_t width() const { return std::clamp<int64_t>((1 << 16) / channels / 16 * 16, 16, widest); }
+    int64_t of_sample() const { return (positions + width() - 1) / width(); }
+    int64_t count() const { return samples * of_sample(); }
+
+    // Calls work(strip, sample, first position, positions), in parallel.
+    template <typename Work>
+    void each(const Work& work) const {
+        const int64_t strips = of_sample(), all = count(), most = width();
+#pragma omp parallel for schedule(static) if (all > 1)
+        for (int64_t strip = 0; strip < all; strip++) {
+            const int64_t begin = strip % strips * most;
+            work(strip, strip / strips, begin, std::min(most, positions - begin));
+        }
+    }
+};
+
 }  // namespace engine

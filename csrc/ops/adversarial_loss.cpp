@@ -17,9 +17,9 @@ public:
     void forward(const dnnl::stream&) override {
         const float* const scores = input(0)->data();
         const double r = real();
-        add_up([=, this](int64_t i) {
+        add_up_elements([=, this](int64_t begin, int64_t end) {
             double sum = 0;
-            for (int64_t k = i * row_; k < (i + 1) * row_; k++) sum += loss(scores[k], r);
+            for (int64_t k = begin; k < end; k++) sum += loss(scores[k], r);
             return sum;
         });
     }

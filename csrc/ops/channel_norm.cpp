@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/chunks.h"
 #include "kernels/vectorised.h"
 #include "ops/common/onednn_util.h"
 
@@ -38,13 +39,13 @@ public:
     }
 
     void forward(const dnnl::stream&) override {
-#pragma omp parallel for schedule(static)
-        for (int64_t n = 0; n < samples_; n++) {
-            float* const y = outputs_[0]->data() + n * inner_;
-            std::fill_n(y, inner_, 0.f);
-            for (int64_t c = 0; c < channels_; c++) add_squares(x(n, c), y, inner_);
-            roots(y, inner_);
-        }
+        const Strips strips{samples_, channels_, inner_};
+        strips.each([this](int64_t, int64_t n, int64_t begin, int64_t width) {
+            float* const y = outputs_[0]->data() + n * inner_ + begin;
+            std::fill_n(y, width, 0.f);
+            for (int64_t c = 0; c < channels_; c++) add_squares(x(n, c) + begin, y, width);
+            roots(y, width);
+        });
     }
 
     void backward(const dnnl::stream&) override {

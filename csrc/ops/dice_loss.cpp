@@ -5,11 +5,33 @@
 #include <algorithm>
 #include <memory>
 
+#include "kernels/vectorised.h"
 #include "ops/common/labels.h"
 #include "ops/common/row_loss.h"
 
 namespace engine {
 namespace {
+
+// The numerator and the denominator of an overlap.
+struct Overlap {
+    double common, all;
+};
+
+ENGINE_VECTORISED Overlap measure(const float* p, const float* truth, int64_t length) {
+    double product = 0, squares = 0;
+#pragma omp simd reduction(+ : product, squares)
+    for (int64_t s = 0; s < length; s++) {
+        product += double(p[s]) * double(truth[s]);
+        squares += double(p[s]) * double(p[s]) + double(truth[s]) * double(truth[s]);
+    }
+    return {2 * product, squares};
+}
+
+ENGINE_VECTORISED void differentiate(const float* p, float of_p, const float* truth, float of_truth, float* diff,
+                                     int64_t length) {
+#pragma omp simd
+    for (int64_t s = 0; s < length; s++) diff[s] = of_truth * truth[s] + of_p * p[s];
+}
 
 class DiceLoss : public RowLoss {
 public:
@@ -19,60 +41,69 @@ public:
         first_ = labels_ ? 1 : 0;
         classes_ = labels_ ? channels - 1 : 1;
         size_ = labels_ ? row_ / channels : row_;
-        products_.resize(rows_ * classes_);
-        squares_.resize(rows_ * classes_);
+        overlaps_.resize(size_t(rows_ * classes_));
+        of_strips_.resize(size_t(strips().count()));
     }
 
     void forward(const dnnl::stream&) override {
         if (labels_) labels_->read(input(1)->data());
+        const float* const p = input(0)->data();
+        strips().each([=, this](int64_t strip, int64_t plane, int64_t begin, int64_t width) {
+            float buffer[Strips::widest];
+            of_strips_[strip] = measure(p + start(plane) + begin, truth(plane, begin, width, buffer), width);
+        });
         add_up([this](int64_t n) {
-            double overlap = 0;
-            for (int64_t c = 0; c < classes_; c++) overlap += measure(n, c);
-            return 1 - overlap / double(classes_);
+            double sum = 0;
+            for (int64_t plane = n * classes_; plane < (n + 1) * classes_; plane++) {
+                overlaps_[plane] = of_plane(plane);
+                sum += overlaps_[plane].common / overlaps_[plane].all;
+            }
+            return 1 - sum / double(classes_);
         });
     }
 
     void backward(const dnnl::stream&) override {
         const float scale = gradient_scale() / float(classes_);
-#pragma omp parallel for
-        for (int64_t n = 0; n < rows_; n++) {
-            float* const wanted = input(0)->diff->data() + n * row_;
-            std::fill_n(wanted, first_ * size_, 0.f);
-            for (int64_t c = 0; c < classes_; c++) {
-                const double overlap = products_[n * classes_ + c], all = squares_[n * classes_ + c];
-                const float of_truth = float(-2 / all) * scale, of_p = float(2 * overlap / (all * all)) * scale;
-                for (int64_t s = 0; s < size_; s++) {
-                    const int64_t at = (first_ + c) * size_ + s;
-                    wanted[at] = of_truth * truth(n, c, s) + of_p * input(0)->data()[n * row_ + at];
-                }
-            }
-        }
+        const float* const p = input(0)->data();
+        float* const diff = input(0)->diff->data();
+        for (int64_t n = 0; n < rows_; n++) std::fill_n(diff + n * row_, first_ * size_, 0.f);
+        strips().each([=, this](int64_t, int64_t plane, int64_t begin, int64_t width) {
+            const auto [common, all] = overlaps_[plane];
+            const float of_p = float(2 * common / (all * all)) * scale, of_truth = float(-2 / all) * scale;
+            float buffer[Strips::widest];
+            const int64_t at = start(plane) + begin;
+            differentiate(p + at, of_p, truth(plane, begin, width, buffer), of_truth, diff + at, width);
+        });
     }
 
 private:
     static constexpr double least = 1e-5;  // e: an empty class that is found to be empty overlaps
 
-    float truth(int64_t n, int64_t c, int64_t s) const {
-        if (labels_) return (*labels_)[n * size_ + s] == first_ + c ? 1.f : 0.f;
-        return input(1)->data()[n * size_ + s];
+    // Planes are the classes that count of a sample, those of all samples in their order.
+    Strips strips() const { return {rows_ * classes_, 1, size_}; }
+    int64_t start(int64_t plane) const { return plane / classes_ * row_ + (first_ + plane % classes_) * size_; }
+
+    // Of `width` positions; in the buffer where it is to be made of labels.
+    const float* truth(int64_t plane, int64_t begin, int64_t width, float* buffer) const {
+        if (!labels_) return input(1)->data() + plane * size_ + begin;
+        const int64_t at = plane / classes_ * size_ + begin, label = first_ + plane % classes_;
+        for (int64_t s = 0; s < width; s++) buffer[s] = (*labels_)[at + s] == label ? 1.f : 0.f;
+        return buffer;
     }
 
-    double measure(int64_t n, int64_t c) {
-        const float* const p = input(0)->data() + n * row_ + (first_ + c) * size_;
-        double product = 0, squares = 0;
-        for (int64_t s = 0; s < size_; s++) {
-            const double g = truth(n, c, s);
-            product += p[s] * g;
-            squares += double(p[s]) * p[s] + g * g;
+    Overlap of_plane(int64_t plane) const {
+        const int64_t each = strips().of_sample();
+        Overlap sum{least, least};
+        for (int64_t i = plane * each; i < (plane + 1) * each; i++) {
+            sum.common += of_strips_[i].common;
+            sum.all += of_strips_[i].all;
         }
-        products_[n * classes_ + c] = 2 * product + least;
-        squares_[n * classes_ + c] = squares + least;
-        return (2 * product + least) / (squares + least);
+        return sum;
     }
 
     std::unique_ptr<Labels> labels_;
-    int64_t first_, classes_, size_;          // the first class that counts, how many do, and the positions of each
-    std::vector<double> products_, squares_;  // numerators and denominators, (N, classes)
+    int64_t first_, classes_, size_;             // the first class that counts, how many do, and the positions of each
+    std::vector<Overlap> of_strips_, overlaps_;  // of planes
 };
 
 static const RegisterOp<DiceLoss> registered("DiceLoss");

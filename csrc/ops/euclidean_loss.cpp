@@ -12,10 +12,10 @@ public:
     void forward(const dnnl::stream&) override {
         const float* const a = input(0)->data();
         const float* const b = input(1)->data();
-        add_up([=](int64_t i) {
+        add_up_elements([=](int64_t begin, int64_t end) {
             double sum = 0;
 #pragma omp simd reduction(+ : sum)
-            for (int64_t k = i * row_; k < (i + 1) * row_; k++) sum += double(a[k] - b[k]) * double(a[k] - b[k]);
+            for (int64_t k = begin; k < end; k++) sum += double(a[k] - b[k]) * double(a[k] - b[k]);
             return sum / 2;
         });
     }

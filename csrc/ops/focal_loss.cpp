@@ -20,29 +20,33 @@ public:
 
     // With f the loss as a function of p, that of score c is f' p (1 - p_c) of the label's own, -f' p p_c of others.
     void backward(const dnnl::stream&) override {
-        const int64_t row = classes_ * inner_;
-#pragma omp parallel for
-        for (int64_t i = 0; i < outer_; i++) {
-            const float* const all = probabilities_->data() + i * row;
-            float* const diff = input(0)->diff->data() + i * row;
-            for (int64_t j = 0; j < inner_; j++) {
-                const int32_t label = labels_[i * inner_ + j];
-                const double factor = label == Labels::ignored ? 0 : slope(all[label * inner_ + j]) * gradient_scale();
-                for (int64_t c = 0; c < classes_; c++) {
-                    const double p = all[c * inner_ + j];
-                    diff[c * inner_ + j] = float(factor * (double(c == label) - p));
-                }
+        const double scale = gradient_scale();
+        strips().each([&](int64_t, int64_t n, int64_t begin, int64_t width) {
+            const int64_t at = n * classes_ * inner_ + begin;
+            const float* const all = probabilities_->data() + at;
+            float* const diff = input(0)->diff->data() + at;
+            double factors[Strips::widest];
+            for (int64_t j = 0; j < width; j++) {
+                const int32_t label = labels_[n * inner_ + begin + j];
+                factors[j] = label == Labels::ignored ? 0 : slope(all[label * inner_ + j]) * scale;
             }
-        }
+            for (int64_t c = 0; c < classes_; c++)
+                for (int64_t j = 0; j < width; j++) {
+                    const double p = all[c * inner_ + j];
+                    const bool own = labels_[n * inner_ + begin + j] == c;
+                    diff[c * inner_ + j] = float(factors[j] * (double(own) - p));
+                }
+        });
     }
 
 private:
-    double row_loss(int64_t i) const override {
+    double strip_loss(int64_t n, int64_t begin, int64_t end) const override {
+        const float* const all = probabilities_->data() + n * classes_ * inner_;
         double sum = 0;
-        for (int64_t j = 0; j < inner_; j++) {
-            const int32_t label = labels_[i * inner_ + j];
+        for (int64_t j = begin; j < end; j++) {
+            const int32_t label = labels_[n * inner_ + j];
             if (label == Labels::ignored) continue;
-            const double p = probabilities_->data()[(i * classes_ + label) * inner_ + j];
+            const double p = all[label * inner_ + j];
             sum -= weight(p) * std::log(std::max(p, double(FLT_MIN)));
         }
         return sum;

@@ -55,14 +55,15 @@ private:
         return (spec_.inputs.size() == 3 ? input(2)->data() : matrix_.data()) + label * classes_;
     }
 
-    double row_loss(int64_t i) const override {
-        const float* const p = probabilities_->data() + i * classes_ * inner_;
+    double strip_loss(int64_t n, int64_t begin, int64_t end) const override {
+        const float* const p = probabilities_->data() + n * classes_ * inner_;
         double sum = 0;
-        for (int64_t j = 0; j < inner_; j++) {
-            const int32_t label = labels_[i * inner_ + j];
+        for (int64_t j = begin; j < end; j++) {
+            const int32_t label = labels_[n * inner_ + j];
             if (label == Labels::ignored) continue;
+            const float* const gain = this->gain(label);
             for (int64_t c = 0; c < classes_; c++)
-                sum -= gain(label)[c] * std::log(double(std::max(p[c * inner_ + j], smallest)));
+                sum -= gain[c] * std::log(double(std::max(p[c * inner_ + j], smallest)));
         }
         return sum;
     }

@@ -23,24 +23,23 @@ public:
           plateau_(spec_.attributes.real("plateau")),
           by_entries_(spec_.attributes.flag("by_entries")),
           by_value_(spec_.attributes.flag("by_value")),
-          sums_(rows_),
-          entries_(rows_) {}
+          sums_(size_t(strips().count())) {}
 
     void forward(const dnnl::stream&) override {
         choose_episode();
-#pragma omp parallel for
-        for (int64_t n = 0; n < rows_; n++) {
-            sums_[n] = 0;
-            entries_[n] = 0;
-            for (int64_t i = 0; i < inner_; i++) {
-                const double sum = sum_at(n, i, &entries_[n]);
-                sums_[n] += by_value_ ? sum : std::pow((flat(sum) ? 0 : sum) + q_epsilon_, q_);
+        const float *const a = input(0)->data(), *const b = second();
+        strips().each([=, this](int64_t strip, int64_t n, int64_t begin, int64_t width) {
+            Sums sums;
+            for (int64_t i = begin; i < begin + width; i++) {
+                const double sum = sum_at(a, b, n * row_ + i, &sums.entries);
+                sums.losses += by_value_ ? sum : std::pow((flat(sum) ? 0 : sum) + q_epsilon_, q_);
             }
-        }
+            sums_[strip] = sums;
+        });
         double loss = 0, entries = 0;
-        for (int64_t n = 0; n < rows_; n++) {
-            loss += sums_[n];
-            entries += double(entries_[n]);
+        for (const Sums& each : sums_) {
+            loss += each.losses;
+            entries += double(each.entries);
         }
         divisor_ = by_entries_ ? entries / double(channels_) : double(rows_);
         outputs_[0]->data()[0] = float(loss / divisor_);
@@ -48,39 +47,48 @@ public:
 
     void backward(const dnnl::stream&) override {
         const double scale = loss_gradient() / divisor_;
-#pragma omp parallel for
-        for (int64_t n = 0; n < rows_; n++)
-            for (int64_t i = 0; i < inner_; i++) {
-                const double sum = sum_at(n, i, nullptr);
+        const float *const a = input(0)->data(), *const b = second();
+        float* const of_a = input_gradient(0) ? input(0)->diff->data() : nullptr;
+        float* const of_b = b && input_gradient(1) ? input(1)->diff->data() : nullptr;
+        strips().each([=, this](int64_t, int64_t n, int64_t begin, int64_t width) {
+            for (int64_t i = begin; i < begin + width; i++) {
+                const double sum = sum_at(a, b, n * row_ + i, nullptr);
                 double outer = scale * scale_;
                 if (!by_value_) outer *= flat(sum) ? 0 : q_ * std::pow(sum + q_epsilon_, q_ - 1);
                 for (int64_t c = 0; c < channels_; c++) {
-                    const int64_t at = (n * channels_ + c) * inner_ + i;
-                    const double gap = this->gap(at), size = std::abs(gap);
+                    const int64_t at = n * row_ + c * inner_ + i;
+                    const double gap = this->gap(a, b, at), size = std::abs(gap);
                     double slope = gap > 0 ? outer : -outer;
                     if (std::isnan(gap) || (by_value_ && size < plateau_))
                         slope = 0;
                     else if (p_ != 1)
                         slope *= p_ * std::pow(size + p_epsilon_, p_ - 1);
-                    if (input_gradient(0)) input(0)->diff->data()[at] = float(slope);
-                    if (spec_.inputs.size() > 1 && input_gradient(1)) input(1)->diff->data()[at] = float(-slope);
+                    if (of_a) of_a[at] = float(slope);
+                    if (of_b) of_b[at] = float(-slope);
                 }
             }
+        });
     }
 
 private:
-    double gap(int64_t at) const {
-        const double a = input(0)->data()[at];
-        return spec_.inputs.size() > 1 ? a - double(input(1)->data()[at]) : a;
+    struct Sums {
+        double losses = 0;
+        int64_t entries = 0;
+    };
+
+    Strips strips() const { return {rows_, channels_, inner_}; }
+    const float* second() const { return spec_.inputs.size() > 1 ? input(1)->data() : nullptr; }
+    double gap(const float* a, const float* b, int64_t at) const {
+        return b ? double(a[at]) - double(b[at]) : double(a[at]);
     }
 
     bool flat(double sum) const { return !by_value_ && plateau_ > 0 && sum < plateau_ * plateau_; }
 
-    // Over the channels at a position; adds the numbers among them to `entries`.
-    double sum_at(int64_t n, int64_t i, int64_t* entries) const {
+    // Over the channels at a position, of which the first is at `first`; adds the numbers among them to `entries`.
+    double sum_at(const float* a, const float* b, int64_t first, int64_t* entries) const {
         double sum = 0;
         for (int64_t c = 0; c < channels_; c++) {
-            const double gap = this->gap((n * channels_ + c) * inner_ + i), size = std::isnan(gap) ? 0 : std::abs(gap);
+            const double gap = this->gap(a, b, first + c * inner_), size = std::isnan(gap) ? 0 : std::abs(gap);
             if (entries) *entries += !std::isnan(gap);
             if (by_value_ && size < plateau_) continue;
             sum += p_ == 1 ? size + p_epsilon_ : std::pow(size + p_epsilon_, p_);
@@ -100,8 +108,7 @@ private:
     int64_t channels_, inner_;
     double p_epsilon_, q_epsilon_, scale_, plateau_, p_ = 1, q_ = 1, divisor_ = 1;
     bool by_entries_, by_value_;
-    std::vector<double> sums_;
-    std::vector<int64_t> entries_;
+    std::vector<Sums> sums_;
 };
 
 static const RegisterOp<LpqLoss> registered("LpqLoss");

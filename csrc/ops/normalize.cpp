@@ -3,10 +3,42 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/chunks.h"
+#include "kernels/vectorised.h"
 #include "ops/common/onednn_util.h"
 
 namespace engine {
 namespace {
+
+ENGINE_VECTORISED void add_products(float factor, const float* a, const float* b, float* sums, int64_t length) {
+#pragma omp simd
+    for (int64_t s = 0; s < length; s++) sums[s] += factor * a[s] * b[s];
+}
+
+// By the lengths.
+ENGINE_VECTORISED double sum_of_products(const float* a, const float* b, const float* lengths, int64_t length) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t s = 0; s < length; s++) sum += a[s] * b[s] / lengths[s];
+    return sum;
+}
+
+ENGINE_VECTORISED void roots(float* squares, float eps, int64_t length) {
+#pragma omp simd
+    for (int64_t s = 0; s < length; s++) squares[s] = std::sqrt(squares[s] + eps);
+}
+
+ENGINE_VECTORISED void normalize(float scale, const float* x, const float* lengths, float* y, int64_t length) {
+#pragma omp simd
+    for (int64_t s = 0; s < length; s++) y[s] = scale * x[s] / lengths[s];
+}
+
+// `products` are the sums of scale g x, by the third power of the lengths.
+ENGINE_VECTORISED void differentiate(float scale, const float* g, const float* x, const float* lengths,
+                                     const float* products, float* wanted, int64_t length) {
+#pragma omp simd
+    for (int64_t s = 0; s < length; s++) wanted[s] = scale * g[s] / lengths[s] - x[s] * products[s];
+}
 
 class Normalize : public Op {
 public:
@@ -19,6 +51,7 @@ public:
           inner_(input(0)->count() / (outer_ * channels_)) {
         plain_param(0);
         shared_ = param(0)->count() == 1;
+        if (across_) sums_of_strips_.resize(size_t(strips().count()));
         lengths_ = workspace("lengths", plain_layout({outer_, inner_}));
         output(0, input(0)->layout);
         touch(Pass::forward, {input(0), outputs_[0], lengths_});
@@ -31,17 +64,14 @@ public:
     }
 
     void forward(const dnnl::stream&) override {
-#pragma omp parallel for
-        for (int64_t n = 0; n < outer_; n++) {
-            float* const lengths = lengths_->data() + n * inner_;
-            add_products(n, input(0)->data(), nullptr, lengths);
-            for (int64_t s = 0; s < inner_; s++) lengths[s] = std::sqrt(lengths[s] + eps_);
+        with_products(nullptr, lengths_->data(), [this](int64_t n, int64_t begin, int64_t width) {
+            float* const lengths = lengths_->data() + n * inner_ + begin;
+            roots(lengths, eps_, width);
             for (int64_t c = 0; c < channels_; c++) {
-                const float* const x = input(0)->data() + (n * channels_ + c) * inner_;
-                float* const y = outputs_[0]->data() + (n * channels_ + c) * inner_;
-                for (int64_t s = 0; s < inner_; s++) y[s] = scale(c) * x[s] / lengths[s];
+                const int64_t at = (n * channels_ + c) * inner_ + begin;
+                normalize(scale(c), input(0)->data() + at, lengths, outputs_[0]->data() + at, width);
             }
-        }
+        });
     }
 
     // With g the gradient of y, l the length and sums over what it is of:
@@ -50,50 +80,56 @@ public:
         if (param_gradient(0)) differentiate_scale();
         if (!input_gradient(0)) return;
         const float* const given = outputs_[0]->diff->data();
-#pragma omp parallel for
-        for (int64_t n = 0; n < outer_; n++) {
-            const float* const lengths = lengths_->data() + n * inner_;
-            float* const products = sums() + n * inner_;
-            add_products(n, input(0)->data(), given, products);
-            for (int64_t s = 0; s < inner_; s++) products[s] /= lengths[s] * lengths[s] * lengths[s];
+        with_products(given, sums(), [&](int64_t n, int64_t begin, int64_t width) {
+            const float* const lengths = lengths_->data() + n * inner_ + begin;
+            float* const products = sums() + n * inner_ + begin;
+            for (int64_t s = 0; s < width; s++) products[s] /= lengths[s] * lengths[s] * lengths[s];
             for (int64_t c = 0; c < channels_; c++) {
-                const int64_t begin = (n * channels_ + c) * inner_;
-                const float *const x = input(0)->data() + begin, *const g = given + begin;
-                float* const wanted = input(0)->diff->data() + begin;
-                for (int64_t s = 0; s < inner_; s++) wanted[s] = scale(c) * g[s] / lengths[s] - x[s] * products[s];
+                const int64_t at = (n * channels_ + c) * inner_ + begin;
+                differentiate(scale(c), given + at, input(0)->data() + at, lengths, products,
+                              input(0)->diff->data() + at, width);
             }
-        }
+        });
     }
 
 private:
     float scale(int64_t c) const { return param(0)->data()[shared_ ? 0 : c]; }
     float* sums() const { return static_cast<float*>(sums_.get_data_handle()); }
 
-    // into[s] = sum over the channels of sample n of x^2, or of scale g x; over all positions, too, with
-    // across_spatial.
-    void add_products(int64_t n, const float* x, const float* g, float* into) const {
-        std::fill_n(into, inner_, 0.f);
-        for (int64_t c = 0; c < channels_; c++) {
-            const int64_t begin = (n * channels_ + c) * inner_;
-            for (int64_t s = 0; s < inner_; s++) into[s] += (g ? scale(c) * g[begin + s] : x[begin + s]) * x[begin + s];
-        }
+    Strips strips() const { return {outer_, channels_, inner_}; }
+
+    // into[s] = sum over the channels of x^2, or of scale g x; over all positions of a sample, too, with
+    // across_spatial. Then use(sample, first position, positions) of each strip.
+    template <typename Use>
+    void with_products(const float* g, float* into, const Use& use) {
+        strips().each([&](int64_t strip, int64_t n, int64_t begin, int64_t width) {
+            float* const products = into + n * inner_ + begin;
+            std::fill_n(products, width, 0.f);
+            for (int64_t c = 0; c < channels_; c++) {
+                const int64_t at = (n * channels_ + c) * inner_ + begin;
+                const float* const x = input(0)->data() + at;
+                add_products(g ? scale(c) : 1, g ? g + at : x, x, products, width);
+            }
+            if (!across_) return use(n, begin, width);
+            sums_of_strips_[strip] = 0;
+            for (int64_t s = 0; s < width; s++) sums_of_strips_[strip] += products[s];
+        });
         if (!across_) return;
-        double all = 0;
-        for (int64_t s = 0; s < inner_; s++) all += into[s];
-        std::fill_n(into, inner_, float(all));
+        const int64_t each = strips().of_sample();
+        for (int64_t n = 0; n < outer_; n++)  // a sample's first gets the sum of them all
+            for (int64_t i = 1; i < each; i++) sums_of_strips_[n * each] += sums_of_strips_[n * each + i];
+        strips().each([&](int64_t, int64_t n, int64_t begin, int64_t width) {
+            std::fill_n(into + n * inner_ + begin, width, float(sums_of_strips_[n * each]));
+            use(n, begin, width);
+        });
     }
 
     void differentiate_scale() const {
-        const float* const given = outputs_[0]->diff->data();
-#pragma omp parallel for
-        for (int64_t n = 0; n < outer_; n++) {
-            const float* const lengths = lengths_->data() + n * inner_;
-            for (int64_t c = 0; c < channels_; c++) {
-                const int64_t begin = (n * channels_ + c) * inner_;
-                double sum = 0;
-                for (int64_t s = 0; s < inner_; s++) sum += given[begin + s] * input(0)->data()[begin + s] / lengths[s];
-                sums()[n * channels_ + c] = float(sum);
-            }
+        const float *const x = input(0)->data(), *const given = outputs_[0]->diff->data();
+#pragma omp parallel for schedule(static)
+        for (int64_t plane = 0; plane < outer_ * channels_; plane++) {
+            const float* const lengths = lengths_->data() + plane / channels_ * inner_;
+            sums()[plane] = float(sum_of_products(given + plane * inner_, x + plane * inner_, lengths, inner_));
         }
         const TensorPtr& diff = param(0)->diff;
         const int64_t count = diff->count();
@@ -110,6 +146,7 @@ private:
     int64_t outer_, channels_, inner_;
     TensorPtr lengths_;  // for each position
     memory sums_;
+    std::vector<double> sums_of_strips_;
 };
 
 static const RegisterOp<Normalize> registered("Normalize");

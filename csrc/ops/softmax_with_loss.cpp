@@ -8,10 +8,16 @@
 #include <cfloat>
 #include <cmath>
 
+#include "kernels/vectorised.h"
 #include "ops/common/softmax_loss_op.h"
 
 namespace engine {
 namespace {
+
+ENGINE_VECTORISED void subtract(const float* p, float uniform, float scale, float* diff, int64_t length) {
+#pragma omp simd
+    for (int64_t k = 0; k < length; k++) diff[k] = scale * (p[k] - uniform);
+}
 
 class SoftmaxWithLoss : public SoftmaxLossOp {
 public:
@@ -25,62 +31,64 @@ public:
         if (outputs_.size() > 2) touch(Pass::forward, output(2, plain_layout(spec_.output_shapes[2])));
     }
 
-    // The gradient of a row's loss is p - t, where t is the (smoothed) distribution that the label stands for.
+    // The gradient of a label's loss is p - t, where t is the (smoothed) distribution that the label stands for.
     void backward(const dnnl::stream&) override {
         const float scale = gradient_scale(), uniform = smoothing_ / float(classes_);
-        const int64_t row = classes_ * inner_;
-#pragma omp parallel for
-        for (int64_t i = 0; i < outer_; i++) {
-            const float* const p = probabilities_->data() + i * row;
-            float* const diff = input(0)->diff->data() + i * row;
+        const float* const p = probabilities_->data();
+        float* const wanted = input(0)->diff->data();
+        if (!distributions_)
+            in_chunks(outer_ * classes_ * inner_, [=](int64_t begin, int64_t length) {
+                subtract(p + begin, uniform, scale, wanted + begin, length);
+            });
+        strips().each([=, this](int64_t, int64_t n, int64_t begin, int64_t width) {
+            const int64_t at = n * classes_ * inner_ + begin;
+            float* const diff = wanted + at;
             if (distributions_) {
-                for (int64_t j = 0; j < inner_; j++) distribution_gradient(i, j, scale);
-                continue;
+                const float* const target = input(1)->data() + at;
+                for (int64_t j = 0; j < width; j++) distribution_gradient(p + at + j, target + j, scale, diff + j);
+                return;
             }
-#pragma omp simd
-            for (int64_t k = 0; k < row; k++) diff[k] = scale * (p[k] - uniform);
-            for (int64_t j = 0; j < inner_; j++) {
-                const int32_t label = labels_[i * inner_ + j];
+            for (int64_t j = 0; j < width; j++) {
+                const int32_t label = labels_[n * inner_ + begin + j];
                 if (label != Labels::ignored) diff[label * inner_ + j] -= scale * (1 - smoothing_);
                 if (label != Labels::ignored && weights_.empty()) continue;
                 const float weight = label == Labels::ignored ? 0 : float(weights_[size_t(label)]);
                 for (int64_t c = 0; c < classes_; c++)
                     diff[c * inner_ + j] = weight == 0 ? 0 : weight * diff[c * inner_ + j];
             }
-        }
+        });
     }
 
 private:
     // Where weights sum to t, the gradient is t times that of a label. (diff may lie where the probabilities do.)
-    void distribution_gradient(int64_t i, int64_t j, float scale) {
-        const int64_t begin = i * classes_ * inner_ + j, end = begin + classes_ * inner_;
-        const float *const target = input(1)->data(), *const p = probabilities_->data();
-        float* const diff = input(0)->diff->data();
+    void distribution_gradient(const float* p, const float* target, float scale, float* diff) const {
+        const int64_t end = classes_ * inner_;
         float total = 0;
-        for (int64_t k = begin; k < end; k += inner_) total += target[k];
+        for (int64_t k = 0; k < end; k += inner_) total += target[k];
         const float uniform = smoothing_ / float(classes_) * total;
-        for (int64_t k = begin; k < end; k += inner_)
+        for (int64_t k = 0; k < end; k += inner_)
             diff[k] = scale * (total * p[k] - uniform - (1 - smoothing_) * target[k]);
     }
 
     // Probabilities that have underflowed count as the smallest normal number, so that a loss is never infinite.
     static double minus_log(float p) { return -std::log(std::max(p, FLT_MIN)); }
 
-    double row_loss(int64_t i) const override {
+    double strip_loss(int64_t n, int64_t begin, int64_t end) const override {
+        const float* const p = probabilities_->data() + n * classes_ * inner_;
+        const float* const target = distributions_ ? input(1)->data() + n * classes_ * inner_ : nullptr;
+        float* const losses = outputs_.size() > 2 ? outputs_[2]->data() + n * inner_ : nullptr;
         double sum = 0;
-        for (int64_t j = i * inner_; j < (i + 1) * inner_; j++) {
-            const double loss = label_loss(j);
+        for (int64_t j = begin; j < end; j++) {
+            const double loss = target ? distribution_loss(p + j, target + j) : label_loss(p + j, n * inner_ + j);
             sum += loss;
-            if (outputs_.size() > 2) outputs_[2]->data()[j] = float(loss);
+            if (losses) losses[j] = float(loss);
         }
         return sum;
     }
 
-    double distribution_loss(int64_t j) const {
-        const int64_t begin = j / inner_ * classes_ * inner_ + j % inner_, end = begin + classes_ * inner_;
-        const float *const target = input(1)->data(), *const p = probabilities_->data();
+    double distribution_loss(const float* p, const float* target) const {
         double own = 0, all = 0, total = 0;
-        for (int64_t k = begin; k < end; k += inner_) {
+        for (int64_t k = 0; k < classes_ * inner_; k += inner_) {
             own += target[k] == 0 ? 0 : double(target[k]) * minus_log(p[k]);
             all += smoothing_ == 0 ? 0 : minus_log(p[k]);
             total += target[k];
@@ -88,11 +96,9 @@ private:
         return (1 - smoothing_) * own + smoothing_ / double(classes_) * total * all;
     }
 
-    double label_loss(int64_t j) const {
-        if (distributions_) return distribution_loss(j);
-        const int32_t label = labels_[j];
+    double label_loss(const float* p, int64_t position) const {
+        const int32_t label = labels_[position];
         if (label == Labels::ignored) return 0;
-        const float* const p = probabilities_->data() + j / inner_ * classes_ * inner_ + j % inner_;
         const double weight = weights_.empty() ? 1 : weights_[size_t(label)];
         const double own = (1 - smoothing_) * minus_log(p[label * inner_]);
         if (smoothing_ == 0) return weight * own;

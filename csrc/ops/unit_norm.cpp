@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "kernels/add_row.h"
+#include "kernels/chunks.h"
 #include "kernels/vectorised.h"
 #include "ops/common/onednn_util.h"
 
@@ -18,6 +19,14 @@ ENGINE_VECTORISED void add_magnitudes(const float* x, float* sums, bool l1, int6
     else
 #pragma omp simd
         for (int64_t i = 0; i < length; i++) sums[i] += x[i] * x[i];
+}
+
+ENGINE_VECTORISED void to_lengths(float* sums, bool l1, float eps, int64_t length) {
+#pragma omp simd
+    for (int64_t i = 0; i < length; i++) {
+        const float value = l1 ? sums[i] + eps : std::sqrt(sums[i] + eps);
+        sums[i] = value == 0 ? 1 : value;
+    }
 }
 
 ENGINE_VECTORISED void divide(const float* x, const float* lengths, float* y, int64_t length) {
@@ -54,62 +63,54 @@ public:
         touch(Pass::forward, {input(0), outputs_[0], lengths_});
         of_length_ = outputs_.size() > 1 && output_gradient(1) && spec_.attributes.flag("of_length");
         if (!input_gradient(0) || !(output_gradient(0) || of_length_)) return;
-        along_ = scratch(plain_layout({outer_, inner_}));
         touch(Pass::backward, {outputs_[0], lengths_, input(0)->diff});
         if (output_gradient(0)) touch(Pass::backward, outputs_[0]->diff);
         if (of_length_) touch(Pass::backward, lengths_->diff);
     }
 
     void forward(const dnnl::stream&) override {
-#pragma omp parallel for
-        for (int64_t n = 0; n < outer_; n++) {
-            float* const lengths = lengths_->data() + n * inner_;
-            std::fill_n(lengths, inner_, 0.f);
-            for (int64_t c = 0; c < channels_; c++) add_magnitudes(input(0)->data() + at(n, c), lengths, l1_, inner_);
-            for (int64_t i = 0; i < inner_; i++) {
-                lengths[i] = l1_ ? lengths[i] + eps_ : std::sqrt(lengths[i] + eps_);
-                if (lengths[i] == 0) lengths[i] = 1;
-            }
-            for (int64_t c = 0; c < channels_; c++)
-                divide(input(0)->data() + at(n, c), lengths, outputs_[0]->data() + at(n, c), inner_);
-        }
+        strips().each([this](int64_t, int64_t n, int64_t begin, int64_t width) {
+            const float* const x = input(0)->data() + n * channels_ * inner_ + begin;
+            float* const y = outputs_[0]->data() + n * channels_ * inner_ + begin;
+            float* const lengths = lengths_->data() + n * inner_ + begin;
+            std::fill_n(lengths, width, 0.f);
+            for (int64_t c = 0; c < channels_; c++) add_magnitudes(x + c * inner_, lengths, l1_, width);
+            to_lengths(lengths, l1_, eps_, width);
+            for (int64_t c = 0; c < channels_; c++) divide(x + c * inner_, lengths, y + c * inner_, width);
+        });
     }
 
     void backward(const dnnl::stream&) override {
         if (touched(Pass::backward).empty()) return;
-#pragma omp parallel for
-        for (int64_t n = 0; n < outer_; n++) {
-            const float* const lengths = lengths_->data() + n * inner_;
-            float* const along = static_cast<float*>(along_.get_data_handle()) + n * inner_;
-            std::fill_n(along, inner_, 0.f);
-            if (output_gradient(0))
-                for (int64_t c = 0; c < channels_; c++)
-                    add_products(outputs_[0]->diff->data() + at(n, c), outputs_[0]->data() + at(n, c), along, inner_);
+        strips().each([this](int64_t, int64_t n, int64_t begin, int64_t width) {
+            const int64_t first = n * channels_ * inner_ + begin;
+            const float* const y = outputs_[0]->data() + first;
+            const float* const given = output_gradient(0) ? outputs_[0]->diff->data() + first : nullptr;
+            const float* const lengths = lengths_->data() + n * inner_ + begin;
+            float* const wanted = input(0)->diff->data() + first;
+            alignas(64) float along[Strips::widest] = {};
+            if (given)
+                for (int64_t c = 0; c < channels_; c++) add_products(given + c * inner_, y + c * inner_, along, width);
             if (of_length_) {
                 // The length's own gradient is y (L1: the sign of x), which the division by it makes of this.
-                const float* const given = lengths_->diff->data() + n * inner_;
-                for (int64_t i = 0; i < inner_; i++) along[i] -= given[i] * lengths[i];
+                const float* const of_lengths = lengths_->diff->data() + n * inner_ + begin;
+                for (int64_t i = 0; i < width; i++) along[i] -= of_lengths[i] * lengths[i];
             }
             for (int64_t c = 0; c < channels_; c++) {
-                float* const wanted = input(0)->diff->data() + at(n, c);
-                const float* g = wanted;
-                if (output_gradient(0))
-                    g = outputs_[0]->diff->data() + at(n, c);
-                else
-                    std::fill_n(wanted, inner_, 0.f);
-                differentiate(g, outputs_[0]->data() + at(n, c), along, lengths, l1_, wanted, inner_);
+                float* const into = wanted + c * inner_;
+                if (!given) std::fill_n(into, width, 0.f);
+                differentiate(given ? given + c * inner_ : into, y + c * inner_, along, lengths, l1_, into, width);
             }
-        }
+        });
     }
 
 private:
-    int64_t at(int64_t n, int64_t c) const { return (n * channels_ + c) * inner_; }
+    Strips strips() const { return {outer_, channels_, inner_}; }
 
     bool l1_, of_length_;
     float eps_;
     int64_t outer_, channels_, inner_;
     TensorPtr lengths_;
-    memory along_;
 };
 
 static const RegisterOp<UnitNorm> registered("UnitNorm");

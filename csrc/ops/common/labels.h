@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/chunks.h"
 #include "kernels/whole.h"
 #include "op.h"
 
@@ -26,17 +27,18 @@ public:
 
     // Converts `count` labels and returns how many are not ignored. Throws when one is outside [0, classes).
     int64_t read(const float* labels) {
-        int64_t valid = 0;
-        for (size_t i = 0; i < values_.size(); i++) {
+        const auto count = int64_t(values_.size());
+        int64_t valid = 0, wrong = count;  // the first that is outside
+#pragma omp parallel for schedule(static) reduction(+ : valid) reduction(min : wrong) if (count > chunk_size)
+        for (int64_t i = 0; i < count; i++) {
             const float label = labels[i];
-            if (std::find(ignore_.begin(), ignore_.end(), label) != ignore_.end()) {
-                values_[i] = ignored;
-                continue;
-            }
-            if (!(label >= 0 && label < float(classes_))) fail(label, i);  // also catches NaN
-            values_[i] = int32_t(whole(label));
-            valid++;
+            const bool counts = std::find(ignore_.begin(), ignore_.end(), label) == ignore_.end();
+            const bool inside = label >= 0 && label < float(classes_);  // not NaN
+            if (counts && !inside) wrong = std::min(wrong, i);
+            values_[i] = counts && inside ? int32_t(whole(label)) : ignored;
+            valid += counts;
         }
+        if (wrong < count) fail(labels[wrong], wrong);
         return valid;
     }
 
@@ -44,7 +46,7 @@ public:
     int32_t operator[](size_t i) const { return values_[i]; }
 
 private:
-    [[noreturn]] void fail(float label, size_t position) const {
+    [[noreturn]] void fail(float label, int64_t position) const {
         throw std::runtime_error("layer '" + layer_ + "': label " + number_text(label) + " at position " +
                                  std::to_string(position) + " is outside [0, " + std::to_string(classes_) + ")");
     }

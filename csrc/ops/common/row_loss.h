@@ -1,16 +1,18 @@
 // What losses have in common that are a mean over the rows of their inputs.
 #pragma once
 
+#include "kernels/chunks.h"
 #include "ops/common/onednn_util.h"
 
 namespace engine {
 
-// Fills `losses` with loss_of(i), which may run in any thread, and adds them up in their order, whatever the number of
-// threads.
+// The sum of loss_of(sample, first position, positions) of all strips, which may run in any thread: in their order,
+// whatever the number of threads. `losses` is memory for that of each strip.
 template <typename LossOf>
-double sum_of_rows(std::vector<double>& losses, const LossOf& loss_of) {
-#pragma omp parallel for
-    for (int64_t i = 0; i < int64_t(losses.size()); i++) losses[i] = loss_of(i);
+double sum_of_strips(const Strips& strips, std::vector<double>& losses, const LossOf& loss_of) {
+    losses.resize(size_t(strips.count()));
+    strips.each(
+        [&](int64_t strip, int64_t n, int64_t begin, int64_t length) { losses[strip] = loss_of(n, begin, length); });
     double sum = 0;
     for (double loss : losses) sum += loss;
     return sum;
@@ -24,8 +26,7 @@ protected:
         : Op(std::move(spec)),
           rows_(input(0)->shape.at(0)),
           row_(input(0)->count() / rows_),
-          normalizer_(spec_.attributes.real("normalizer", double(rows_))),
-          losses_(rows_) {
+          normalizer_(spec_.attributes.real("normalizer", double(rows_))) {
         make_loss();
         for (const auto& each : spec_.inputs) touch(Pass::forward, each);
         if (!needs_backward()) return;
@@ -38,7 +39,14 @@ protected:
     // The loss from those of the rows, loss_of(i), which may run in any thread.
     template <typename LossOf>
     void add_up(const LossOf& loss_of) {
-        outputs_[0]->data()[0] = float(sum_of_rows(losses_, loss_of) / normalizer_);
+        write(sum_of_strips({rows_, 1, 1}, losses_, [&](int64_t i, int64_t, int64_t) { return loss_of(i); }));
+    }
+
+    // The loss from those of the elements, whatever their rows: loss_of(first, end) of neighbouring ones.
+    template <typename LossOf>
+    void add_up_elements(const LossOf& loss_of) {
+        const auto loss = [&](int64_t, int64_t begin, int64_t length) { return loss_of(begin, begin + length); };
+        write(sum_of_strips({1, 1, rows_ * row_}, losses_, loss));
     }
 
     // What a row's gradient is multiplied by.
@@ -47,6 +55,8 @@ protected:
     int64_t rows_, row_;  // N, and the elements of each row of the first input
 
 private:
+    void write(double sum) { outputs_[0]->data()[0] = float(sum / normalizer_); }
+
     double normalizer_;
     std::vector<double> losses_;
 };

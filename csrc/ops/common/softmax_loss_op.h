@@ -13,7 +13,10 @@ public:
         const int64_t valid = distributions_ ? outer_ * inner_ : labels_.read(input(1)->data());
         SoftmaxOp::forward(stream);
         normalizer_ = fixed_normalizer_ > 0 ? fixed_normalizer_ : double(std::max<int64_t>(valid, 1));
-        const double sum = sum_of_rows(losses_, [this](int64_t i) { return row_loss(i); });
+        const auto loss = [this](int64_t n, int64_t begin, int64_t width) {
+            return strip_loss(n, begin, begin + width);
+        };
+        const double sum = sum_of_strips(strips(), losses_, loss);
         outputs_[0]->data()[0] = float(sum / normalizer_);
     }
 
@@ -31,7 +34,6 @@ protected:
         make_loss();
         probabilities_ = outputs_.size() > 1 ? output(1, layout) : workspace("probabilities", layout);
         add_softmax(input(0), probabilities_, int(spec_.attributes.integer("axis")));
-        losses_.resize(outer_);
         touch(Pass::forward, input(1));
         if (!input_gradient(0)) return;
         touch(Pass::backward, {probabilities_, input(0)->diff});
@@ -39,8 +41,8 @@ protected:
         may_overwrite(Pass::backward, probabilities_, input(0)->diff);
     }
 
-    // The sum of the losses of labels i * inner_ to (i + 1) * inner_; called in any thread.
-    virtual double row_loss(int64_t i) const = 0;
+    // The sum of the losses of a sample's labels from `begin` to `end`; called in any thread.
+    virtual double strip_loss(int64_t n, int64_t begin, int64_t end) const = 0;
 
     // What a label's gradient is multiplied by.
     float gradient_scale() const { return float(loss_gradient() / normalizer_); }
@@ -51,7 +53,7 @@ protected:
 
 private:
     double fixed_normalizer_, normalizer_ = 1;
-    std::vector<double> losses_;  // of rows
+    std::vector<double> losses_;
 };
 
 }  // namespace engine

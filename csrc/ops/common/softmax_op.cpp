@@ -4,18 +4,16 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/chunks.h"
 #include "kernels/vectorised.h"
 
 namespace engine {
 
 namespace {
 
-// Neighbouring columns that are worked on together: what they hold of all classes fits into a second-level cache.
-constexpr int64_t most_columns = 512, cached = 1 << 16;
-
 // Of `width` columns, whose rows are `step` apart.
 ENGINE_VECTORISED void values(const float* x, float* y, int64_t classes, int64_t step, int64_t width) {
-    alignas(64) float largest[most_columns], sum[most_columns];
+    alignas(64) float largest[Strips::widest], sum[Strips::widest];
     std::copy_n(x, width, largest);
     for (int64_t c = 1; c < classes; c++) {
         const float* const row = x + c * step;
@@ -41,7 +39,7 @@ ENGINE_VECTORISED void values(const float* x, float* y, int64_t classes, int64_t
 // y (given - sum of y given)
 ENGINE_VECTORISED void gradients(const float* y, const float* given, float* wanted, int64_t classes, int64_t step,
                                  int64_t width) {
-    alignas(64) float sum[most_columns] = {};
+    alignas(64) float sum[Strips::widest] = {};
     for (int64_t c = 0; c < classes; c++) {
         const float *const p = y + c * step, *const g = given + c * step;
 #pragma omp simd
@@ -62,18 +60,6 @@ void spread_nans(float* y, int64_t rows, int64_t classes) {
         float* const row = y + i * classes;
         if (row[0] > 0 || std::none_of(row, row + classes, [](float p) { return std::isnan(p); })) continue;
         std::fill_n(row, classes, std::numeric_limits<float>::quiet_NaN());
-    }
-}
-
-// Calls work(offset of the first element, columns) for groups of columns, in parallel.
-template <typename Work>
-void over_columns(int64_t outer, int64_t classes, int64_t inner, const Work& work) {
-    const int64_t width = std::clamp<int64_t>(cached / classes / 16 * 16, 16, most_columns);
-    const int64_t groups = (inner + width - 1) / width;
-#pragma omp parallel for schedule(static)
-    for (int64_t group = 0; group < outer * groups; group++) {
-        const int64_t begin = group % groups * width;
-        work(group / groups * classes * inner + begin, std::min(width, inner - begin));
     }
 }
 
@@ -125,16 +111,19 @@ void SoftmaxOp::forward(const dnnl::stream& stream) {
     }
     const float* const x = x_->data();
     float* const y = y_->data();
-    over_columns(outer_, classes_, inner_,
-                 [&](int64_t begin, int64_t width) { values(x + begin, y + begin, classes_, inner_, width); });
+    strips().each([&](int64_t, int64_t n, int64_t begin, int64_t width) {
+        const int64_t at = n * classes_ * inner_ + begin;
+        values(x + at, y + at, classes_, inner_, width);
+    });
 }
 
 void SoftmaxOp::backward(const dnnl::stream& stream) {
     if (!in_columns_) return Op::backward(stream);
     const float *const y = y_->data(), *const given = y_->diff->data();
     float* const wanted = wanted_->data();
-    over_columns(outer_, classes_, inner_, [&](int64_t begin, int64_t width) {
-        gradients(y + begin, given + begin, wanted + begin, classes_, inner_, width);
+    strips().each([&](int64_t, int64_t n, int64_t begin, int64_t width) {
+        const int64_t at = n * classes_ * inner_ + begin;
+        gradients(y + at, given + at, wanted + at, classes_, inner_, width);
     });
 }
 

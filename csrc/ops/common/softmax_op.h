@@ -1,6 +1,7 @@
 // Softmax along one axis, in the layout of x: what layers share that begin with it.
 #pragma once
 
+#include "kernels/chunks.h"
 #include "ops/common/onednn_util.h"
 
 namespace engine {
@@ -13,6 +14,8 @@ protected:
     void add_softmax(const TensorPtr& x, const TensorPtr& y, int axis);
     // Its gradient, which backward() computes; `wanted` may lie in the memory of y->diff.
     void add_softmax_backward(const TensorPtr& wanted);
+
+    Strips strips() const { return {outer_, classes_, inner_}; }
 
     int64_t outer_, classes_, inner_;  // of x, around the axis; add_softmax() sets them
 
