@@ -4,29 +4,74 @@
 // and negative_weights (optional, both or none: for each label, which is x's second axis).
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
-#include "kernels/whole.h"
+#include "kernels/chunks.h"
+#include "kernels/squash.h"
 #include "ops/common/onednn_util.h"
 
 namespace engine {
 namespace {
+
+// Of a strip: what t and 1 - t are multiplied by.
+struct Weights {
+    alignas(64) float positive[Strips::widest], negative[Strips::widest];
+};
+
+// Of a strip: the sum of the losses of its targets that are not ignored, and how many these are.
+struct Losses {
+    double sum;
+    int64_t valid;
+};
+
+// log(1 + e), without the digits that 1 + e has lost (Kahan).
+inline __attribute__((always_inline)) float log_beyond(float e) {
+    const float sum = 1 + e;
+    return sum == 1 ? e : logf(sum) * (e / (sum - 1));
+}
+
+// -t log(s) - (1 - t) log(1 - s), arranged so that exp() never overflows; weights go before t and 1 - t.
+ENGINE_VECTORISED Losses measure(const float* x, const float* targets, const Weights& weights, float ignore,
+                                 int64_t length) {
+    double sum = 0;
+    int64_t valid = 0;
+#pragma omp simd reduction(+ : sum, valid)
+    for (int64_t i = 0; i < length; i++) {
+        const float t = targets[i], rest = log_beyond(expf(-std::fabs(x[i])));
+        const float positive = weights.positive[i] * t * ((x[i] < 0 ? -x[i] : 0) + rest);
+        const float negative = weights.negative[i] * (1 - t) * ((x[i] > 0 ? x[i] : 0) + rest);
+        const bool counts = std::trunc(t) != ignore;
+        sum += counts ? double(positive + negative) : 0;
+        valid += counts;
+    }
+    return {sum, valid};
+}
+
+ENGINE_VECTORISED void differentiate(const float* x, const float* targets, const Weights& weights, float ignore,
+                                     float scale, float* diff, int64_t length) {
+#pragma omp simd
+    for (int64_t i = 0; i < length; i++) {
+        const float t = targets[i], s = sigmoid(x[i]);
+        const float slope = weights.negative[i] * (1 - t) * s - weights.positive[i] * t * (1 - s);
+        diff[i] = std::trunc(t) == ignore ? 0 : scale * slope;
+    }
+}
 
 class SigmoidCrossEntropyLoss : public Op {
 public:
     explicit SigmoidCrossEntropyLoss(OpSpec spec) : Op(std::move(spec)) {
         const auto& attributes = spec_.attributes;
         fixed_normalizer_ = attributes.real("normalizer");
-        has_ignore_ = attributes.has("ignore_label");
-        if (has_ignore_) ignore_ = float(attributes.integer("ignore_label"));
+        if (attributes.has("ignore_label")) ignore_ = float(attributes.integer("ignore_label"));
         rows_ = input(0)->shape.at(0);
         row_ = input(0)->count() / rows_;
         if (attributes.has("positive_weights")) {
-            positive_ = attributes.reals("positive_weights");
-            negative_ = attributes.reals("negative_weights");
-            inner_ = row_ / int64_t(positive_.size());
+            const auto positive = attributes.reals("positive_weights"), negative = attributes.reals("negative_weights");
+            positive_.assign(positive.begin(), positive.end());
+            negative_.assign(negative.begin(), negative.end());
         }
-        losses_.resize(rows_);
-        valid_.resize(rows_);
+        inner_ = row_ / int64_t(positive_.size());
+        losses_.resize(size_t(strips().count()));
         make_loss();
         touch(Pass::forward, {input(0), input(1)});
         if (!input_gradient(0)) return;
@@ -35,69 +80,48 @@ public:
     }
 
     void forward(const dnnl::stream&) override {
-#pragma omp parallel for
-        for (int64_t i = 0; i < rows_; i++) measure(i);
-        double sum = 0;  // in the order of rows, whatever the number of threads
-        int64_t valid = 0;
-        for (int64_t i = 0; i < rows_; i++) {
-            sum += losses_[i];
-            valid += valid_[i];
+        const float *const x = input(0)->data(), *const targets = input(1)->data();
+        strips().each([=, this](int64_t strip, int64_t, int64_t begin, int64_t length) {
+            losses_[strip] = measure(x + begin, targets + begin, weights(begin, length), ignore_, length);
+        });
+        Losses all{0, 0};  // in the order of strips, whatever the number of threads
+        for (const Losses& each : losses_) {
+            all.sum += each.sum;
+            all.valid += each.valid;
         }
-        normalizer_ = fixed_normalizer_ > 0 ? fixed_normalizer_ : double(std::max<int64_t>(valid, 1));
-        outputs_[0]->data()[0] = float(sum / normalizer_);
+        normalizer_ = fixed_normalizer_ > 0 ? fixed_normalizer_ : double(std::max<int64_t>(all.valid, 1));
+        outputs_[0]->data()[0] = float(all.sum / normalizer_);
     }
 
     void backward(const dnnl::stream&) override {
         const float scale = float(loss_gradient() / normalizer_);
-        const float* const x = input(0)->data();
-        const float* const targets = input(1)->data();
+        const float *const x = input(0)->data(), *const targets = input(1)->data();
         float* const diff = input(0)->diff->data();
-        const int64_t count = rows_ * row_;
-#pragma omp parallel for
-        for (int64_t i = 0; i < count; i++) {
-            const float s = 1 / (1 + std::exp(-x[i])), t = targets[i];
-            if (ignored(t)) {
-                diff[i] = 0;
-            } else if (positive_.empty()) {
-                diff[i] = scale * (s - t);
-            } else {
-                const int64_t label = i % row_ / inner_;
-                diff[i] = scale * float(negative_[label] * (1 - t) * s - positive_[label] * t * (1 - s));
-            }
-        }
+        strips().each([=, this](int64_t, int64_t, int64_t begin, int64_t length) {
+            differentiate(x + begin, targets + begin, weights(begin, length), ignore_, scale, diff + begin, length);
+        });
     }
 
 private:
-    bool ignored(float target) const { return has_ignore_ && whole(target) == whole(ignore_); }
+    Strips strips() const { return {1, 1, rows_ * row_}; }
 
-    // -t log(s) - (1 - t) log(1 - s), arranged so that exp() never overflows; weights go before t and 1 - t.
-    void measure(int64_t i) {
-        const float* const x = input(0)->data() + i * row_;
-        const float* const targets = input(1)->data() + i * row_;
-        double sum = 0;
-        int64_t valid = 0;
-        for (int64_t j = 0; j < row_; j++) {
-            if (ignored(targets[j])) continue;
-            const float t = targets[j], rest = std::log1p(std::exp(-std::abs(x[j])));
-            if (positive_.empty()) {
-                sum += std::max(x[j], 0.f) - x[j] * t + rest;
-            } else {
-                sum += positive_[j / inner_] * t * (std::max(-x[j], 0.f) + rest);
-                sum += negative_[j / inner_] * (1 - t) * (std::max(x[j], 0.f) + rest);
-            }
-            valid++;
+    Weights weights(int64_t begin, int64_t length) const {
+        Weights weights;
+        for (int64_t i = 0; i < length;) {
+            const size_t label = size_t((begin + i) % row_ / inner_);
+            const int64_t end = std::min(length, i + inner_ - (begin + i) % inner_);
+            std::fill(weights.positive + i, weights.positive + end, positive_[label]);
+            std::fill(weights.negative + i, weights.negative + end, negative_[label]);
+            i = end;
         }
-        losses_[i] = sum;
-        valid_[i] = valid;
+        return weights;
     }
 
     double fixed_normalizer_, normalizer_ = 1;
-    bool has_ignore_;
-    float ignore_ = 0;
-    int64_t rows_, row_, inner_ = 1;
-    std::vector<double> losses_;
-    std::vector<int64_t> valid_;
-    std::vector<double> positive_, negative_;  // empty: all are 1
+    float ignore_ = std::numeric_limits<float>::quiet_NaN();  // no target is equal to it
+    int64_t rows_, row_, inner_;
+    std::vector<Losses> losses_;                    // of strips
+    std::vector<float> positive_{1}, negative_{1};  // of labels, or of all
 };
 
 static const RegisterOp<SigmoidCrossEntropyLoss> registered("SigmoidCrossEntropyLoss");

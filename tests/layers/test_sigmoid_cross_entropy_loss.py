@@ -47,6 +47,14 @@ def test_soft_targets():
     check_gradients(net_text(layer("loss_weight: 3"), x=X.shape, t=X.shape), {"x": X, "t": targets})
 
 
+def test_losses_of_targets_that_are_nearly_met_keep_their_digits():
+    x = np.linspace(5, 60, 45, dtype=np.float32)
+    for least in (5, 20, 50):
+        scores = x[x > least].reshape(1, -1)
+        loss = run(layer(), x=scores, t=np.ones_like(scores)).blobs["y"].data
+        np.testing.assert_allclose(loss, np.log1p(np.exp(-scores.astype(np.float64))).sum(), rtol=1e-5)
+
+
 def weighted(x, targets, positive, negative, divisor):
     s = 1 / (1 + np.exp(-x.astype(np.float64)))
     p, n = (np.reshape(weights, (1, -1, 1)) for weights in (positive, negative))
