@@ -18,10 +18,11 @@ public:
 
     void forward(const dnnl::stream&) override {
         labels_.read(input(1)->data());
-        add_up([this](int64_t i) {
+        const float* const x = input(0)->data();
+        add_up([=, this](int64_t i) {
             double sum = 0;
             for (int64_t c = 0; c < row_; c++) {
-                const double margin = std::max(1 - side(i, c) * input(0)->data()[i * row_ + c], 0.f);
+                const double margin = std::max(1 - side(i, c) * x[i * row_ + c], 0.f);
                 sum += squared_ ? margin * margin : margin;
             }
             return sum;

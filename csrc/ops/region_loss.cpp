@@ -54,10 +54,11 @@ public:
 
     void backward(const dnnl::stream&) override {
         const int64_t count = input(0)->count();
+        const float* const slopes = slopes_->data();
         float* const diff = input(0)->diff->data();
         const float scale = float(loss_gradient() / double(images_));
 #pragma omp parallel for simd
-        for (int64_t i = 0; i < count; i++) diff[i] = scale * slopes_->data()[i];
+        for (int64_t i = 0; i < count; i++) diff[i] = scale * slopes[i];
     }
 
 private:

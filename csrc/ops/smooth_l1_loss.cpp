@@ -5,60 +5,94 @@
 // normalizer (what the sum is divided by; N by default).
 #include <cmath>
 
+#include "kernels/vectorised.h"
 #include "ops/common/row_loss.h"
 
 namespace engine {
 namespace {
 
+// Weights may be nullptr, for 1.
+struct Inputs {
+    const float *a, *b, *inside, *outside;
+
+    float inner(int64_t k) const { return inside ? inside[k] : 1; }
+    float outer(int64_t k) const { return outside ? outside[k] : 1; }
+    float difference(int64_t k) const { return inner(k) * (a[k] - b[k]); }
+};
+
+// s^2, and where the straight part begins.
+struct Curve {
+    float square, bend;
+
+    float value(float d) const {
+        const float far = std::abs(d);
+        return far < bend ? square * d * d / 2 : far - bend / 2;
+    }
+    float slope(float d) const { return std::abs(d) < bend ? square * d : float(d > 0) - float(d < 0); }
+};
+
+// Of a strip. In two loops, as GCC keeps one in which float weights may be missing and doubles are added up scalar.
+ENGINE_VECTORISED double sum_of_values(const Inputs in, const Curve curve, int64_t begin, int64_t end) {
+    float values[Strips::widest];
+#pragma omp simd
+    for (int64_t k = begin; k < end; k++) values[k - begin] = in.outer(k) * curve.value(in.difference(k));
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t k = 0; k < end - begin; k++) sum += values[k];
+    return sum;
+}
+
+ENGINE_VECTORISED void differentiate(const Inputs in, const Curve curve, float scale, float* diff, int64_t begin,
+                                     int64_t end) {
+#pragma omp simd
+    for (int64_t k = begin; k < end; k++) diff[k] = scale * in.inner(k) * in.outer(k) * curve.slope(in.difference(k));
+}
+
 class SmoothL1Loss : public RowLoss {
 public:
     explicit SmoothL1Loss(OpSpec spec) : RowLoss(std::move(spec)) {
         const double sigma = spec_.attributes.real("sigma", 0);
-        square_ = float(sigma * sigma);
-        bend_ = sigma > 0 ? 1 / square_ : 0;
+        curve_.square = float(sigma * sigma);
+        curve_.bend = sigma > 0 ? 1 / curve_.square : 0;
         if (outputs_.size() > 1) touch(Pass::forward, output(1, plain_layout(spec_.output_shapes[1])));
     }
 
     void forward(const dnnl::stream&) override {
-        add_up([this](int64_t i) {
-            double sum = 0;
-            for (int64_t k = i * row_; k < (i + 1) * row_; k++) sum += value(k);
-            return sum;
-        });
-        if (outputs_.size() > 1) sum_channels();
+        const Inputs in = inputs();
+        add_up_elements([&](int64_t begin, int64_t end) { return sum_of_values(in, curve_, begin, end); });
+        if (outputs_.size() > 1) sum_channels(in, outputs_[1]->data());
     }
 
     void backward(const dnnl::stream&) override {
-        const int64_t count = rows_ * row_;
+        const Inputs in = inputs();
         for (size_t side = 0; side < 2; side++) {
             if (!input_gradient(side)) continue;
             const float scale = side == 0 ? gradient_scale() : -gradient_scale();
             float* const diff = input(side)->diff->data();
-#pragma omp parallel for
-            for (int64_t k = 0; k < count; k++) diff[k] = scale * weight(2, k) * weight(3, k) * slope(difference(k));
+            in_chunks(rows_ * row_, [&](int64_t begin, int64_t length) {
+                differentiate(in, curve_, scale, diff, begin, begin + length);
+            });
         }
     }
 
 private:
-    void sum_channels() const {
+    Inputs inputs() const {
+        const auto data = [this](size_t i) { return i < spec_.inputs.size() ? input(i)->data() : nullptr; };
+        return {data(0), data(1), data(2), data(3)};
+    }
+
+    void sum_channels(const Inputs& in, float* sums) const {
         const int64_t positions = outputs_[1]->count(), inner = positions / rows_;
 #pragma omp parallel for
         for (int64_t at = 0; at < positions; at++) {
             double sum = 0;
-            for (int64_t k = at % inner; k < row_; k += inner) sum += value(at / inner * row_ + k);
-            outputs_[1]->data()[at] = float(sum);
+            for (int64_t k = at / inner * row_ + at % inner; k < (at / inner + 1) * row_; k += inner)
+                sum += in.outer(k) * curve_.value(in.difference(k));
+            sums[at] = float(sum);
         }
     }
 
-    float value(int64_t k) const {
-        const float d = difference(k), far = std::abs(d);
-        return weight(3, k) * (far < bend_ ? square_ * d * d / 2 : far - bend_ / 2);
-    }
-    float weight(size_t i, int64_t k) const { return i < spec_.inputs.size() ? spec_.inputs[i]->data()[k] : 1; }
-    float difference(int64_t k) const { return weight(2, k) * (input(0)->data()[k] - input(1)->data()[k]); }
-    float slope(float d) const { return std::abs(d) < bend_ ? square_ * d : float((d > 0) - (d < 0)); }
-
-    float square_, bend_;  // s^2, and where the straight part begins
+    Curve curve_;
 };
 
 static const RegisterOp<SmoothL1Loss> registered("SmoothL1Loss"), registered_l1("L1Loss");
