@@ -6,11 +6,27 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/vectorised.h"
 #include "ops/common/labels.h"
 #include "ops/common/row_loss.h"
 
 namespace engine {
 namespace {
+
+ENGINE_VECTORISED double loss_of(const float* x, const float* center, bool l1, int64_t length) {
+    double sum = 0;
+    if (l1) {
+#pragma omp simd reduction(+ : sum)
+        for (int64_t k = 0; k < length; k++) sum += std::abs(double(x[k]) - double(center[k]));
+        return sum;
+    }
+#pragma omp simd reduction(+ : sum)
+    for (int64_t k = 0; k < length; k++) {
+        const double gap = double(x[k]) - double(center[k]);
+        sum += gap * gap;
+    }
+    return sum / 2;
+}
 
 class CenterLoss : public RowLoss {
 public:
@@ -25,15 +41,7 @@ public:
 
     void forward(const dnnl::stream&) override {
         labels_.read(input(1)->data());
-        add_up([this](int64_t i) {
-            const float *const x = input(0)->data() + i * row_, *const center = this->center(i);
-            double sum = 0;
-            for (int64_t k = 0; k < row_; k++) {
-                const double gap = double(x[k]) - double(center[k]);
-                sum += l1_ ? std::abs(gap) : gap * gap / 2;
-            }
-            return sum;
-        });
+        add_up([this](int64_t i) { return loss_of(input(0)->data() + i * row_, center(i), l1_, row_); });
     }
 
     void backward(const dnnl::stream&) override {

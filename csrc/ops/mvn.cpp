@@ -2,10 +2,32 @@
 // inputs: x (row-major); attributes: rows (how many x is made of), normalize_variance, eps.
 #include <cmath>
 
+#include "kernels/vectorised.h"
 #include "ops/common/onednn_util.h"
 
 namespace engine {
 namespace {
+
+ENGINE_VECTORISED double sum_of(const float* x, int64_t length) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t k = 0; k < length; k++) sum += x[k];
+    return sum;
+}
+
+ENGINE_VECTORISED double sum_of_squares(const float* x, float mean, int64_t length) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t k = 0; k < length; k++) sum += double(x[k] - mean) * double(x[k] - mean);
+    return sum;
+}
+
+ENGINE_VECTORISED double sum_of_products(const float* x, const float* y, int64_t length) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t k = 0; k < length; k++) sum += double(x[k]) * double(y[k]);
+    return sum;
+}
 
 class MVN : public Op {
 public:
@@ -30,11 +52,8 @@ public:
         for (int64_t i = 0; i < rows_; i++) {
             const float* const x = input(0)->data() + i * row_;
             float* const y = outputs_[0]->data() + i * row_;
-            double sum = 0, squares = 0;
-            for (int64_t k = 0; k < row_; k++) sum += x[k];
-            const float mean = float(sum / double(row_));
-            for (int64_t k = 0; k < row_; k++) squares += double(x[k] - mean) * double(x[k] - mean);
-            deviations_[i] = std::sqrt(squares / double(row_));
+            const float mean = float(sum_of(x, row_) / double(row_));
+            deviations_[i] = std::sqrt(sum_of_squares(x, mean, row_) / double(row_));
             const float factor = scales_variance_ ? float(1 / (deviations_[i] + eps_)) : 1;
             for (int64_t k = 0; k < row_; k++) y[k] = factor * (x[k] - mean);
         }
@@ -48,11 +67,7 @@ public:
             const float* const y = outputs_[0]->data() + i * row_;
             const float* const given = outputs_[0]->diff->data() + i * row_;
             float* const wanted = input(0)->diff->data() + i * row_;
-            double sum = 0, product = 0;
-            for (int64_t k = 0; k < row_; k++) {
-                sum += given[k];
-                product += double(given[k]) * double(y[k]);
-            }
+            const double sum = sum_of(given, row_), product = sum_of_products(given, y, row_);
             const double spread = scales_variance_ ? deviations_[i] + eps_ : 1;
             const bool varies = scales_variance_ && deviations_[i] > 0;
             const float mean = float(sum / double(row_)), factor = float(1 / spread);
