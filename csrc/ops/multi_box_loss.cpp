@@ -10,6 +10,7 @@
 #include <cmath>
 
 #include "kernels/box_matcher.h"
+#include "kernels/chunks.h"
 #include "kernels/whole.h"
 #include "ops/common/onednn_util.h"
 
@@ -44,6 +45,7 @@ public:
         priors_ = input(2)->count() / 8;
         matches_.resize(images_ * priors_);
         counts_.resize(images_ * priors_);
+        others_.resize(images_);
         for (auto* sums : {&matched_, &location_sums_, &class_sums_}) sums->resize(images_);
         make_loss();
         touch(Pass::forward, {input(0), input(1), input(2), input(3)});
@@ -75,13 +77,16 @@ public:
     }
 
     void backward(const dnnl::stream&) override {
-        if (input_gradient(0)) std::fill_n(input(0)->diff->data(), input(0)->count(), 0.f);
-        if (input_gradient(1)) std::fill_n(input(1)->diff->data(), input(1)->count(), 0.f);
-#pragma omp parallel for schedule(dynamic)
-        for (int64_t i = 0; i < images_ * priors_; i++) {
-            if (input_gradient(0) && matches_[i].truth >= 0) differentiate_location(i);
-            if (input_gradient(1) && counts_[i]) differentiate_class(i);
-        }
+        in_chunks(images_ * priors_, [this](int64_t begin, int64_t length) {
+            const int64_t numbers[] = {location_classes_ * 4, classes_};  // of each prior
+            for (size_t i = 0; i < 2; i++)
+                if (input_gradient(i))
+                    std::fill_n(input(i)->diff->data() + begin * numbers[i], length * numbers[i], 0.f);
+            for (int64_t i = begin; i < begin + length; i++) {
+                if (input_gradient(0) && matches_[i].truth >= 0) differentiate_location(i);
+                if (input_gradient(1) && counts_[i]) differentiate_class(i);
+            }
+        });
     }
 
 private:
@@ -101,7 +106,8 @@ private:
             matched_[n] += matches_[i].truth >= 0;
         }
         if (!mining_ || matched_[n] == 0) return;
-        std::vector<std::pair<double, int64_t>> others;
+        auto& others = others_[n];
+        others.clear();
         for (int64_t i = first; i < first + priors_; i++)
             if (matches_[i].truth == BoxMatcher::none && matches_[i].overlap < neg_overlap_)
                 others.emplace_back(class_loss(i), i);
@@ -195,9 +201,10 @@ private:
     double ratio_, loc_weight_, fixed_normalizer_, normalizer_ = 1;
     float neg_overlap_;
     Truths truths_;
-    std::vector<BoxMatcher::Match> matches_;                    // (N, P)
-    std::vector<uint8_t> counts_;                               // (N, P): whether the class does
-    std::vector<double> matched_, location_sums_, class_sums_;  // of each image
+    std::vector<BoxMatcher::Match> matches_;                       // (N, P)
+    std::vector<uint8_t> counts_;                                  // (N, P): whether the class does
+    std::vector<std::vector<std::pair<double, int64_t>>> others_;  // of each image: losses of what may be mined
+    std::vector<double> matched_, location_sums_, class_sums_;     // of each image
 };
 
 static const RegisterOp<MultiBoxLoss> registered("MultiBoxLoss");
