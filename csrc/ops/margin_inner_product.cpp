@@ -93,17 +93,17 @@ public:
 
     void backward(const dnnl::stream& stream) override {
         if (touched(Pass::backward).empty()) return;
+        if (margin_ == 1) return Op::backward(stream);
         const float* const given = outputs_[0]->diff->data();
         float* const changed = static_cast<float*>(changed_.get_data_handle());
         const float lambda = float(this->lambda()), share = 1 / (1 + lambda);
-        std::copy_n(given, samples_ * classes_, changed);
-        if (margin_ > 1)
-            for (int64_t i = 0; i < samples_; i++) {
-                const Own& own = own_[i];
-                changed[i * classes_ + labels_[i]] *= share * (own.of_other / norm(own) + lambda);
-            }
+#pragma omp parallel for
+        for (int64_t i = 0; i < samples_; i++) {
+            const Own& own = own_[i];
+            std::copy_n(given + i * classes_, classes_, changed + i * classes_);
+            changed[i * classes_ + labels_[i]] *= share * (own.of_other / norm(own) + lambda);
+        }
         Op::backward(stream);
-        if (margin_ == 1) return;
         for (int64_t i = 0; i < samples_; i++) {
             const Own& own = own_[i];
             const float factor = share * given[i * classes_ + labels_[i]] * own.of_itself;
@@ -143,7 +143,7 @@ private:
         fresh_scratch();
         const memory turned_changes = scratch(turned_y());
         fresh_scratch();
-        changed_ = scratch(y);  // the same bytes
+        changed_ = margin_ > 1 ? scratch(y) : outputs_[0]->diff->memory;  // scratch: the same bytes
         touch(Pass::backward, {input(0), outputs_[0]->diff});
         if (of_x) {
             const Layout w = plain_layout({classes_, size_});
@@ -152,7 +152,7 @@ private:
         }
         if (!of_w) return;
         const Layout w = plain_layout({classes_, size_});
-        const memory from = unit_weights_ ? outputs_[0]->diff->as(turned_y()) : turned_changes;
+        const memory from = unit_weights_ || margin_ == 1 ? outputs_[0]->diff->as(turned_y()) : turned_changes;
         const Target target = writing_gradient(0, w);
         add_product(from, turned_y(), input(0)->as(x), x, target.memory, w, backward_calls_);
         finish(target, backward_calls_);

@@ -40,6 +40,7 @@ public:
         double sum = 0;
         for (int64_t i = 0; i < rows_ && weights && relative_weights_; i++) sum += weights[i];
         const float of_others = other_factor();
+#pragma omp parallel for
         for (int64_t i = 0; i < rows_; i++) {
             float scale = gradient_scale();
             if (weights) scale *= relative_weights_ ? float(weights[i] * double(rows_) / sum) : weights[i];
