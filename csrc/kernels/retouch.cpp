@@ -223,51 +223,63 @@ int mirrored(int at, int size) {
     return at;
 }
 
+constexpr int reach = 3;
+constexpr int blur_weights[2 * reach + 1] = {9, 29, 55, 70, 55, 29, 9};  // exp(-x^2 / 4.5), in 256ths
+
+// `in` begins `reach` pixels before `out` does.
+ENGINE_VECTORISED void blur_along(const uint8_t* in, int channels, std::ptrdiff_t row, uint16_t* out) {
+    for (std::ptrdiff_t i = 0; i < row; ++i) {
+        int sum = 0;
+        for (int k = 0; k <= 2 * reach; ++k) sum += blur_weights[k] * in[i + k * channels];
+        out[i] = uint16_t(sum);
+    }
+}
+
+ENGINE_VECTORISED void blur_across(const uint16_t* const* rows, std::ptrdiff_t row, uint8_t* out) {
+    for (std::ptrdiff_t i = 0; i < row; ++i) {
+        int sum = 1 << 15;
+        for (int k = 0; k <= 2 * reach; ++k) sum += blur_weights[k] * rows[k][i];
+        out[i] = uint8_t(sum >> 16);
+    }
+}
+
 void blur(const Picture& picture) {
-    constexpr int reach = 3;
-    static constexpr int weights[2 * reach + 1] = {9, 29, 55, 70, 55, 29, 9};  // exp(-x^2 / 4.5), in 256ths
-    std::vector<uint16_t>& rows = own_scratch().rows;
-    rows.resize(std::max(rows.size(), std::size_t(picture.size())));
     const int n = picture.channels, width = picture.width, height = picture.height;
     const std::ptrdiff_t row = std::ptrdiff_t(width) * n;
+    std::vector<uint16_t>& rows = own_scratch().rows;
+    rows.resize(std::max(rows.size(), std::size_t(picture.size())));
+    std::vector<uint8_t>& wide = own_scratch().copy;  // a row with pixels beyond its edges
+    wide.resize(std::size_t(row + 2 * reach * n));
     for (int y = 0; y < height; ++y) {
         const uint8_t* const in = picture.pixels + y * row;
-        uint16_t* const out = rows.data() + y * row;
-        for (int x = 0; x < width; ++x) {
-            for (int c = 0; c < n; ++c) {
-                int sum = 0;
-                for (int k = -reach; k <= reach; ++k) sum += weights[k + reach] * in[mirrored(x + k, width) * n + c];
-                out[x * n + c] = uint16_t(sum);
-            }
+        std::copy_n(in, row, wide.begin() + reach * n);
+        for (int k = 1; k <= reach; ++k) {
+            std::copy_n(in + mirrored(-k, width) * n, n, wide.begin() + (reach - k) * n);
+            std::copy_n(in + mirrored(width - 1 + k, width) * n, n, wide.end() - (reach + 1 - k) * n);
         }
+        blur_along(wide.data(), n, row, rows.data() + y * row);
     }
     for (int y = 0; y < height; ++y) {
         const uint16_t* from[2 * reach + 1];
         for (int k = -reach; k <= reach; ++k) from[k + reach] = rows.data() + mirrored(y + k, height) * row;
-        uint8_t* const out = picture.pixels + y * row;
-        for (std::ptrdiff_t i = 0; i < row; ++i) {
-            int sum = 1 << 15;
-            for (int k = 0; k <= 2 * reach; ++k) sum += weights[k] * from[k][i];
-            out[i] = uint8_t(sum >> 16);
-        }
+        blur_across(from, row, picture.pixels + y * row);
     }
+}
+
+ENGINE_VECTORISED void lower_to(const uint8_t* most, uint8_t* pixels, std::ptrdiff_t count) {
+    for (std::ptrdiff_t i = 0; i < count; ++i) pixels[i] = std::min(pixels[i], most[i]);
 }
 
 void erode(const Picture& picture) {
     const uint8_t* const before = copy_of(picture);
-    const int n = picture.channels, width = picture.width, height = picture.height;
-    const std::ptrdiff_t row = std::ptrdiff_t(width) * n;
-    for (int y = 0; y < height; ++y) {
+    const std::ptrdiff_t n = picture.channels, row = picture.width * n;
+    for (int y = 0; y < picture.height; ++y) {
         const uint8_t* const in = before + y * row;
         uint8_t* const out = picture.pixels + y * row;
-        for (std::ptrdiff_t i = 0; i < row; ++i) {
-            uint8_t least = in[i];
-            if (i >= n) least = std::min(least, in[i - n]);
-            if (i < row - n) least = std::min(least, in[i + n]);
-            if (y > 0) least = std::min(least, in[i - row]);
-            if (y < height - 1) least = std::min(least, in[i + row]);
-            out[i] = least;
-        }
+        lower_to(in, out + n, row - n);
+        lower_to(in + n, out, row - n);
+        if (y > 0) lower_to(in - row, out, row);
+        if (y < picture.height - 1) lower_to(in + row, out, row);
     }
 }
 
