@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from engine.layers.affine import Affine
 from engine.layers.base import Parameter
 from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.layers.builder import Builder
 
 
 @register("Bias")
@@ -17,3 +22,10 @@ class Bias(Affine):
 
     def make_params(self) -> list[Parameter]:
         return [Parameter(self.coefficient_shape, self.param.filler)] if len(self.shapes) == 1 else []
+
+    def lower(self, builder: Builder) -> None:
+        if self.shapes[1:] == self.shapes[:1]:
+            inputs = [builder.tensor(blob) for blob in self.bottoms]
+            builder.op("EltwiseSum", self, inputs, {"coefficients": [1.0, 1.0]})
+        else:
+            super().lower(builder)

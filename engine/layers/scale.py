@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from engine import proto
 from engine.layers.affine import Affine
 from engine.layers.base import Attributes, Parameter
 from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.layers.builder import Builder
 
 
 @register("Scale")
@@ -46,6 +50,12 @@ class Scale(Affine):
 
     def attributes(self) -> Attributes:
         return {**super().attributes(), "bias": self.param.bias_term}
+
+    def lower(self, builder: Builder) -> None:
+        if self.shapes[1:] == self.shapes[:1] and not self.param.bias_term:
+            builder.op("EltwiseProduct", self, [builder.tensor(blob) for blob in self.bottoms])
+        else:
+            super().lower(builder)
 
     def flops(self) -> int:
         return (1 + self.param.bias_term) * math.prod(self.shapes[0])

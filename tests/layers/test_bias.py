@@ -24,7 +24,7 @@ def test_gradients(shape, param):
     check_gradients(net_text(layer(param), x=shape), {"x": RANDOM.normal(size=shape)})
 
 
-@pytest.mark.parametrize("coefficients, axis", [((2, 3), 0), ((3,), 1), ((4, 5), 2)])
+@pytest.mark.parametrize("coefficients, axis", [((2, 3), 0), ((3,), 1), ((4, 5), 2), ((2, 3, 4, 5), 0)])
 def test_gradients_of_two_bottoms(coefficients, axis):
     shape = (2, 3, 4, 5)
     text = net_text(layer(f"axis: {axis}", "x s"), x=shape, s=coefficients)
