@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.layers.harness import inputs, run
+from tests.layers.harness import inputs, run, set_top_diff
 from tests.mpi import ENVIRON, REPO
 
 POSITIONS, CLASSES = (37, 61), 5
@@ -44,7 +44,7 @@ def result(layer, params, second, x=X, given=GIVEN):
     net = run(f'layer {{ name: "layer" type: "{layer}" {names} top: "y" {params} }}', **bottoms)
     y = net.blobs["y"].data.copy()
     if y.shape:
-        net.set_top_diff("y", given[:, : y.shape[1]])
+        set_top_diff(net, "y", given[:, : y.shape[1]])
     net.backward()
     return y, inputs(net)["x"].diff.copy()
 

@@ -42,7 +42,7 @@ def test_the_gradient_of_the_bias_is_exact_over_many_rows():
     net = make_net(net_text(layer(), i=(300_000,)))
     dy = RANDOM.uniform(0, 1, (300_000, 4)).astype(np.float32)
     net.forward()
-    net.set_top_diff("y", dy)
+    set_top_diff(net, "y", dy)
     net.backward()
     np.testing.assert_allclose(net.params["layer"][1].diff.get(), dy.sum(0, np.float64), rtol=1e-6)
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tests.layers.harness import check_gradients, inputs, make_net, net_text, run
+from tests.layers.harness import check_gradients, inputs, make_net, net_text, run, set_top_diff
 from tests.layers.sequences import BATCH, UNITS, drive, layer, shapes_of, values
 
 
@@ -67,7 +67,7 @@ def test_the_gradient_of_the_inner_bias_is_exact_over_many_rows():
         tensor.set(np.zeros_like(tensor.get()))
     net.forward()
     dy = np.random.default_rng(1).uniform(0, 1, (steps, batch, UNITS)).astype(np.float32)
-    net.set_top_diff("y", dy)
+    set_top_diff(net, "y", dy)
     net.backward()
     np.testing.assert_allclose(net.params["layer"][-1].diff.get(), dy.sum((0, 1), np.float64) / 4, rtol=1e-6)
 

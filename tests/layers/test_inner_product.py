@@ -149,7 +149,7 @@ def test_the_gradient_of_the_bias_is_exact_over_many_rows(precision):
     net = make_net(net_text(layer("num_output: 4"), x=(300_000, 8)), precision=precision)
     dy = RANDOM.integers(1, 256, (300_000, 4)) / 256  # of the same sign; bf16 holds them
     net.forward()
-    net.set_top_diff("y", dy.astype(np.float32))
+    set_top_diff(net, "y", dy.astype(np.float32))
     net.backward()
     np.testing.assert_allclose(net.params["layer"][1].diff.get(), dy.sum(0), rtol=1e-6)
 

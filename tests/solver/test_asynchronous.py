@@ -7,6 +7,7 @@ import signal
 import numpy as np
 import pytest
 
+from engine.solver.update import remembered
 from engine.weights import read_solverstate
 from tests.solver.harness import all_fine, assert_refused, digits_net, in_files, make_solver, solve
 from tests.solver.test_restart import start, train
@@ -304,10 +305,8 @@ def test_bad_input(text):
 
 def test_one_line_about_memory():
     """Float32 weights and sums of a share, and room for what comes from the other ranks."""
-    from engine.examine.check import FileReport, _sets
-
     solver = make_solver("comm_param { mode: ASYNC } momentum: 0.9", digits_net())
-    assert _sets(solver.param, FileReport("net.prototxt", "solver", ranks=4)) == 1.5
+    assert remembered(solver.param, ranks=4) == 1.5
     solver.close()
 
 
