@@ -25,6 +25,7 @@ from engine.graph.passes.gradients import mark_gradients
 from engine.graph.passes.split import insert_splits
 from engine.host.memory import SMALLER_BATCH, free_memory, size_text, with_margin
 from engine.layers.python import ModuleRefused
+from engine.layers.registry import layer_types
 from engine.solver.adversarial_param import describe, of_discriminator
 from engine.solver.elastic_param import require_ranks
 from engine.solver.goals import check_goals
@@ -364,7 +365,7 @@ def _add_graph(
     for text in unknown_stages(config.message, stages):
         report.note(f"{config.path}: {text}")
     for index, layer in enumerate(config.message.layer):
-        if idle := params_of_others(layer):
+        if layer.type in layer_types() and (idle := params_of_others(layer)):
             report.note(
                 f"{config.where(index, idle[0])}: layer '{layer.name}': {', '.join(idle)} has no effect on {layer.type}"
             )
@@ -439,12 +440,13 @@ def _without_sides(text: str) -> str:
 
 def _unread(graph: Graph) -> Iterator[str]:
     """A line for each layer of a net that is trained whose gradient is 0, for nobody reads what it makes: a bottom may
-    have a wrong name. What measures, or gives data, is not meant to be read."""
+    have a wrong name. What measures, gives data, or shows what others read in another form is not meant to be read."""
     if graph.phase != proto.TRAIN or not any(any(layer.loss_weights) for layer in graph.layers):
         return
-    outputs = set(graph.outputs)
+    outputs, readers = set(graph.outputs), graph.readers()
     for layer in graph.layers:
-        makes = layer.bottoms and layer.named_tops and layer.differentiable and not layer.is_loss
+        shows = not layer.params and any(len(readers[bottom]) > 1 for bottom in layer.bottoms)
+        makes = layer.bottoms and layer.named_tops and layer.differentiable and not (layer.is_loss or shows)
         if makes and outputs.issuperset(layer.named_tops) and not any(layer.loss_weights):
             tops = ", ".join(f"'{top.name}'" for top in layer.named_tops)
             yield f"{layer.where}: layer '{layer.name}': in phase TRAIN nobody reads its top {tops}"

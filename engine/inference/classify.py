@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
@@ -106,16 +107,14 @@ def read_labels(path: str, classes: int | None = None) -> list[str]:
 
 
 def found_labels(config: NetConfig, classes: int) -> list[str]:
-    """The labels.txt that convert_imageset wrote with the net's data, else the names of the class folders that are its
-    data, else the labels.txt beside the net; [] where there is none, or it is not of so many classes."""
+    """The labels.txt that convert_imageset wrote with the net's data, or the one beside the net, else the names of
+    class folders that are its data; [] where there is none, or it is not of so many classes."""
     params = [param for layer in config.message.layer for param in (layer.data_param, layer.image_data_param)]
     sources = list(dict.fromkeys(param.source for param in params if param.source))
     beside = os.path.join(os.path.dirname(config.path), LABELS)
-    with_data = map(_labels_in, map(labels_file, sources))
-    for labels in (*with_data, *map(_class_folders, sources), _labels_in(beside)):
-        if len(labels) == classes:
-            return labels
-    return []
+    written = map(_labels_in, [*map(labels_file, sources), beside])
+    found = chain(written, map(_class_folders, sources))  # which takes a while to find them
+    return next((labels for labels in found if len(labels) == classes), [])
 
 
 def _labels_in(path: str) -> list[str]:

@@ -127,6 +127,8 @@ class Layer:
     widens = False  # whether they are float32 in this net, for readers that take nothing else: see can_widen
     # Whether the type reads positive_weight and negative_weight of loss_param.
     takes_label_weights = False
+    # Whether NaN in a bottom stands for what nobody knows.
+    takes_nan: ClassVar[bool] = False
     # Whether each top is made of the bottom of its number alone; whether the first top alone has a gradient, and the
     # others, as those of losses, tell of it.
     in_pairs: ClassVar[bool] = False

@@ -31,6 +31,8 @@ class LpqLoss(FlowLoss):
     What is not a number counts as 0, and not as an entry. `p` and `q` change at the iterations of
     pq_episode_starts_at_iter."""
 
+    takes_nan = True
+
     @property
     def param(self):
         return self.message.lpq_loss_param

@@ -105,6 +105,7 @@ class Downsample(Resizing):
     where more than half would not, the result is none. Has no gradient, as in the fork. Top (N, C, height, width)."""
 
     differentiable = False
+    takes_nan = True
 
     def infer(self) -> list[Shape]:
         param = self.message.downsample_param

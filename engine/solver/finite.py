@@ -10,6 +10,7 @@ import numpy as np
 from engine.errors import NumericalError
 
 if TYPE_CHECKING:
+    from engine.layers.base import Blob
     from engine.net import Net
 
 FIRST = "No update has been made, so that base_lr is not the cause: look at the data, fillers and initial weights"
@@ -35,11 +36,18 @@ def check_loss(loss: float, iteration: int, net: Net, describe: Callable[[tuple[
 
 
 def _check_data(loss: float, iteration: int, net: Net, describe: Callable[[tuple[str, int] | None], str]) -> None:
-    """Raises NumericalError where what the net was fed is not finite."""
-    makers = {top: layer for layer in net.graph.layers for top in layer.tops}
+    """Raises NumericalError where what the net was fed is not finite, for a layer that cannot compute with it."""
+    makers, readers = {top: layer for layer in net.graph.layers for top in layer.tops}, net.graph.readers()
+
+    def may_be_nan(blob: Blob) -> bool:
+        return all(
+            layer.takes_nan or (layer.type == "Split" and all(map(may_be_nan, layer.tops)))
+            for layer in readers.get(blob, ())
+        )
+
     for blob, values in net.fed.items():
         finite = np.isfinite(values)
-        if blob not in makers or finite.all():
+        if blob not in makers or finite.all() or may_be_nan(blob):
             continue
         layer, at = makers[blob], tuple(np.argwhere(~finite)[0])
         key = describe((layer.name, int(at[0]))) if at else ""

@@ -58,12 +58,12 @@ def _warnings(solver: Solver, outline: Outline) -> Iterator[str]:
             f"Layers '{one}' and '{other}' read the same samples of {source} and change them alike. For pairs of "
             "different samples give each a list of its own: lines of one number go together"
         )
-    for feeder in (solver.feeder, *(evaluator.feeder for evaluator in solver.evaluators)):
-        for one, other, why in feeder.torn_pairs():
-            yield (
-                f"Layers '{one}' and '{other}' would tear pairs apart: {why}. Where lines of one number belong "
-                "together, both need as many items, the same shuffle and the same rand_skip"
-            )
+    feeders = solver.feeder, *(evaluator.feeder for evaluator in solver.evaluators)
+    for one, other, why in dict.fromkeys(found for feeder in feeders for found in feeder.torn_pairs()):
+        yield (
+            f"Layers '{one}' and '{other}' do not give pairs: {why}. If lines of one number belong together, both need "
+            "as many items, the same shuffle and the same rand_skip"
+        )
     if slow_jpegs():
         yield slow_jpegs()
 

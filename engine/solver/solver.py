@@ -256,13 +256,7 @@ class Solver:
         if self._observed:  # a script goes back
             for observer in self.observers:
                 observer.gone_back(self.iteration)
-        if past:
-            warn(
-                f"Nothing to train: {path} is of iteration {self.iteration}, and max_iter is {self.param.max_iter}; a "
-                "larger max_iter goes on"
-            )
-        else:
-            log(f"Going on after iteration {self.iteration} of {self.param.max_iter}")
+        log(f"Going on after iteration {self.iteration}" + ("" if past else f" of {self.param.max_iter}"))
 
     def _find_first_sample(self) -> None:
         """Where more samples were seen than in so many iterations of this solver, they came before: in other stages, in
@@ -666,7 +660,11 @@ class Solver:
 
     def _finish(self) -> bool:
         """The last snapshot and test. Returns False where a signal has broken that off."""
-        if self._restored_at == self.iteration > self.param.max_iter:  # nothing was trained: see restore()
+        if self._restored_at == self.iteration > self.param.max_iter:
+            warn(
+                f"Nothing to train: the snapshot is of iteration {self.iteration}, and max_iter is "
+                f"{self.param.max_iter}; a larger max_iter goes on"
+            )
             return True
         self._stops_by = "the run is ending"
         lost = self.goals.are_lost(self.state.goals)

@@ -91,6 +91,7 @@ def build_alike(
         return net
     log(f"Ranks 0 and {other} have different processors or oneDNN versions: parameters stay in plain layouts.")
     options = options.plain()
+    del net  # before the next one takes its memory
     net = kernels.build(make, world)
     world.same_on_all_ranks(net.fingerprint(layouts_only=True), "the net's parameters")
     return net

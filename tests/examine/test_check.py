@@ -411,6 +411,9 @@ def test_parameters_of_other_types_are_told(tmp_path):
         f"{net}:5:3: layer 'data': image_data_param has no effect on Data",
         f"{net}:8:35: layer 'relu': convolution_param has no effect on ReLU",
     ]
+    other = tmp_path / "other.prototxt"
+    other.write_text(net.read_text().replace('type: "ReLU"', 'type: "ConvolutionReLU"'))  # who knows
+    assert "no effect on ConvolutionReLU" not in str(check_file(str(other)).notes)
     assert report.errors == [
         f"{net}:3:1: layer 'data': expected a data_param.batch_size above 0, got 0; Data does not read image_data_param"
     ]
@@ -428,7 +431,8 @@ def test_a_top_that_nobody_reads_is_told(tmp_path):
     net = tmp_path / "net.prototxt"
     forgotten = 'layer { name: "b" type: "InnerProduct" bottom: "conv" top: "b" inner_product_param { num_output: 7 } }'
     accuracy = 'layer { name: "accuracy" type: "Accuracy" bottom: "ip" bottom: "label" top: "accuracy" }'
-    net.write_text(f"{NET}{forgotten}\n{accuracy}")
+    shown = 'layer { name: "prob" type: "Softmax" bottom: "ip" top: "prob" }'
+    net.write_text(f"{NET}{forgotten}\n{accuracy}\n{shown}")
     assert check_file(str(net)).notes == [f"{net}:12:1: layer 'b': in phase TRAIN nobody reads its top 'b'"]
     net.write_text(f'{NET}{forgotten}\nlayer {{ name: "silence" type: "Silence" bottom: "b" }}')
     assert check_file(str(net)).notes == []

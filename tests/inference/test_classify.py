@@ -186,10 +186,12 @@ def test_labels_are_found_with_the_data_and_beside_the_net(picture, weights, tmp
     for number in range(7):
         (tmp_path / f"pictures/folder {number}").mkdir(parents=True)
         Image.fromarray(random_pixels(number)).save(tmp_path / f"pictures/folder {number}/x.png")
-    assert names(TRAIN.replace("not there", f"{tmp_path}/pictures")) == f"folder {best_one}"
+    folders = TRAIN.replace("not there", f"{tmp_path}/pictures")
+    assert names(folders) == f"net {best_one}"
+    (tmp_path / "labels.txt").write_text("only\none")
+    assert names(folders) == f"folder {best_one}"
     listed = TRAIN.replace('type: "Data"', 'type: "ImageData"').replace(" data_param", " image_data_param")
     assert names(listed.replace("not there", f"{tmp_path}/pictures")) == f"folder {best_one}"
-    (tmp_path / "labels.txt").write_text("only\none")
     assert names(DEPLOY) == str(best_one)
 
 
