@@ -89,11 +89,17 @@ def digest():
     return hashlib.sha256(b"".join(each.tobytes() for each in results)).hexdigest()
 
 
-@pytest.mark.parametrize("threads", ["1", "3"])
-def test_results_do_not_depend_on_the_number_of_threads(threads):
+def test_results_do_not_depend_on_the_number_of_threads():
     code = "from tests.layers.test_big_pictures import digest; print(digest())"
-    environ = {**ENVIRON, "OMP_NUM_THREADS": threads}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environ, cwd=REPO, capture_output=True, text=True, timeout=120
-    )
-    assert done.stdout.strip() == digest(), done.stderr[-2000:]
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**ENVIRON, "OMP_NUM_THREADS": threads},
+            cwd=REPO,
+            stdout=subprocess.PIPE,
+            check=True,
+            timeout=120,
+        ).stdout
+        for threads in "123"
+    }
+    assert len(found) == 1
