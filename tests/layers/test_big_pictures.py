@@ -1,6 +1,7 @@
 """One big picture: threads share strips of its positions."""
 
 import hashlib
+import os
 import subprocess
 import sys
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.layers.harness import inputs, run, set_top_diff
-from tests.mpi import ENVIRON, REPO
+from tests.mpi import REPO
 
 POSITIONS, CLASSES = (37, 61), 5
 RANDOM = np.random.default_rng(41)
@@ -94,7 +95,7 @@ def test_results_do_not_depend_on_the_number_of_threads():
     found = {
         subprocess.run(
             [sys.executable, "-c", code],
-            env={**ENVIRON, "OMP_NUM_THREADS": threads},
+            env={**os.environ, "OMP_NUM_THREADS": threads},
             cwd=REPO,
             stdout=subprocess.PIPE,
             check=True,
