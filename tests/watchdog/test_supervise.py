@@ -186,7 +186,10 @@ def test_what_has_started_ranks_ends_with_them(tmp_path, verb, number):
                 assert process.poll() is None
                 time.sleep(0.1)
         process.send_signal(number)
-        rest = process.communicate(timeout=30)[1]  # until the last of them has ended
+        rest = process.communicate(timeout=30)[1]  # until the last rank has ended; sentinels are about to
+        end = time.monotonic() + 10
+        while ranks_of(mark) and time.monotonic() < end:
+            time.sleep(0.1)
     finally:
         process.kill()
         for pid in (left := ranks_of(mark)):
