@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace engine {
 
@@ -39,5 +41,17 @@ struct Strips {
         }
     }
 };
+
+// The sum of part_of(sample, first position, positions) of all strips, which may run in any thread: in their order,
+// whatever the number of threads. `parts` is memory for that of each strip.
+template <typename Sum, typename PartOf>
+Sum sum_of_strips(const Strips& strips, std::vector<Sum>& parts, const PartOf& part_of) {
+    parts.resize(size_t(strips.count()));
+    strips.each(
+        [&](int64_t strip, int64_t n, int64_t begin, int64_t length) { parts[strip] = part_of(n, begin, length); });
+    Sum sum{};
+    for (const Sum& part : parts) sum += part;
+    return sum;
+}
 
 }  // namespace engine

@@ -5,19 +5,12 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/vectorised.h"
+#include "kernels/double_sums.h"
 #include "kernels/whole.h"
 #include "ops/common/row_loss.h"
 
 namespace engine {
 namespace {
-
-ENGINE_VECTORISED double square_of_distance(const float* a, const float* b, int64_t length) {
-    double sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t k = 0; k < length; k++) sum += double(a[k] - b[k]) * double(a[k] - b[k]);
-    return sum;
-}
 
 class ContrastiveLoss : public RowLoss {
 public:
@@ -31,7 +24,7 @@ public:
         add_up([this](int64_t i) {
             const float* const a = input(0)->data() + i * row_;
             const float* const b = input(1)->data() + i * row_;
-            const double square = square_of_distance(a, b, row_);
+            const double square = squared_distance(a, b, row_);
             squares_[i] = float(square);
             if (alike(i)) return square / 2;
             if (legacy_) return std::max(margin_ - square, 0.) / 2;

@@ -1,5 +1,6 @@
 // Half the mean squared distance: sum (a - b)^2 / 2N. Either input may want a gradient.
 // inputs: a, b (both row-major, same count, first axis N); attributes: loss_weight.
+#include "kernels/double_sums.h"
 #include "ops/common/row_loss.h"
 
 namespace engine {
@@ -12,12 +13,8 @@ public:
     void forward(const dnnl::stream&) override {
         const float* const a = input(0)->data();
         const float* const b = input(1)->data();
-        add_up_elements([=](int64_t begin, int64_t end) {
-            double sum = 0;
-#pragma omp simd reduction(+ : sum)
-            for (int64_t k = begin; k < end; k++) sum += double(a[k] - b[k]) * double(a[k] - b[k]);
-            return sum / 2;
-        });
+        add_up_elements(
+            [=](int64_t begin, int64_t end) { return squared_distance(a + begin, b + begin, end - begin) / 2; });
     }
 
     void backward(const dnnl::stream&) override {

@@ -22,27 +22,21 @@ public:
           scale_(spec_.attributes.real("scale")),
           plateau_(spec_.attributes.real("plateau")),
           by_entries_(spec_.attributes.flag("by_entries")),
-          by_value_(spec_.attributes.flag("by_value")),
-          sums_(size_t(strips().count())) {}
+          by_value_(spec_.attributes.flag("by_value")) {}
 
     void forward(const dnnl::stream&) override {
         choose_episode();
         const float *const a = input(0)->data(), *const b = second();
-        strips().each([=, this](int64_t strip, int64_t n, int64_t begin, int64_t width) {
+        const Sums all = sum_of_strips(strips(), sums_, [=, this](int64_t n, int64_t begin, int64_t width) {
             Sums sums;
             for (int64_t i = begin; i < begin + width; i++) {
                 const double sum = sum_at(a, b, n * row_ + i, &sums.entries);
                 sums.losses += by_value_ ? sum : std::pow((flat(sum) ? 0 : sum) + q_epsilon_, q_);
             }
-            sums_[strip] = sums;
+            return sums;
         });
-        double loss = 0, entries = 0;
-        for (const Sums& each : sums_) {
-            loss += each.losses;
-            entries += double(each.entries);
-        }
-        divisor_ = by_entries_ ? entries / double(channels_) : double(rows_);
-        outputs_[0]->data()[0] = float(loss / divisor_);
+        divisor_ = by_entries_ ? double(all.entries) / double(channels_) : double(rows_);
+        outputs_[0]->data()[0] = float(all.losses / divisor_);
     }
 
     void backward(const dnnl::stream&) override {
@@ -74,6 +68,11 @@ private:
     struct Sums {
         double losses = 0;
         int64_t entries = 0;
+
+        void operator+=(const Sums& other) {
+            losses += other.losses;
+            entries += other.entries;
+        }
     };
 
     Strips strips() const { return {rows_, channels_, inner_}; }

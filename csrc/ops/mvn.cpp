@@ -2,30 +2,17 @@
 // inputs: x (row-major); attributes: rows (how many x is made of), normalize_variance, eps.
 #include <cmath>
 
+#include "kernels/double_sums.h"
 #include "kernels/vectorised.h"
 #include "ops/common/onednn_util.h"
 
 namespace engine {
 namespace {
 
-ENGINE_VECTORISED double sum_of(const float* x, int64_t length) {
-    double sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t k = 0; k < length; k++) sum += x[k];
-    return sum;
-}
-
 ENGINE_VECTORISED double sum_of_squares(const float* x, float mean, int64_t length) {
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t k = 0; k < length; k++) sum += double(x[k] - mean) * double(x[k] - mean);
-    return sum;
-}
-
-ENGINE_VECTORISED double sum_of_products(const float* x, const float* y, int64_t length) {
-    double sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t k = 0; k < length; k++) sum += double(x[k]) * double(y[k]);
     return sum;
 }
 

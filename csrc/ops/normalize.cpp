@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/chunks.h"
+#include "kernels/double_sums.h"
 #include "kernels/vectorised.h"
 #include "ops/common/onednn_util.h"
 
@@ -111,8 +112,7 @@ private:
                 add_products(g ? scale(c) : 1, g ? g + at : x, x, products, width);
             }
             if (!across_) return use(n, begin, width);
-            sums_of_strips_[strip] = 0;
-            for (int64_t s = 0; s < width; s++) sums_of_strips_[strip] += products[s];
+            sums_of_strips_[strip] = sum_of(products, width);
         });
         if (!across_) return;
         const int64_t each = strips().of_sample();

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "kernels/double_sums.h"
 #include "kernels/vectorised.h"
 #include "ops/common/elementwise.h"
 
@@ -19,19 +20,16 @@ Term term_of(const std::string& name) {
     throw std::invalid_argument("no term '" + name + "'");
 }
 
-ENGINE_VECTORISED double sum(Term term, const float* x, int64_t length) {
+ENGINE_VECTORISED double sum_of_magnitudes(const float* x, int64_t length) {
     double total = 0;
-    if (term == Term::value) {
 #pragma omp simd reduction(+ : total)
-        for (int64_t i = 0; i < length; i++) total += x[i];
-    } else if (term == Term::magnitude) {
-#pragma omp simd reduction(+ : total)
-        for (int64_t i = 0; i < length; i++) total += std::abs(x[i]);
-    } else {
-#pragma omp simd reduction(+ : total)
-        for (int64_t i = 0; i < length; i++) total += double(x[i]) * double(x[i]);
-    }
+    for (int64_t i = 0; i < length; i++) total += std::abs(x[i]);
     return total;
+}
+
+double sum(Term term, const float* x, int64_t length) {
+    if (term == Term::value) return sum_of(x, length);
+    return term == Term::magnitude ? sum_of_magnitudes(x, length) : sum_of_products(x, x, length);
 }
 
 ENGINE_VECTORISED void spread(Term term, const float* x, float gradient, float* dx, int64_t length) {

@@ -22,6 +22,11 @@ struct Weights {
 struct Losses {
     double sum;
     int64_t valid;
+
+    void operator+=(const Losses& other) {
+        sum += other.sum;
+        valid += other.valid;
+    }
 };
 
 // log(1 + e), without the digits that 1 + e has lost (Kahan).
@@ -71,7 +76,6 @@ public:
             negative_.assign(negative.begin(), negative.end());
         }
         inner_ = row_ / int64_t(positive_.size());
-        losses_.resize(size_t(strips().count()));
         make_loss();
         touch(Pass::forward, {input(0), input(1)});
         if (!input_gradient(0)) return;
@@ -81,14 +85,9 @@ public:
 
     void forward(const dnnl::stream&) override {
         const float *const x = input(0)->data(), *const targets = input(1)->data();
-        strips().each([=, this](int64_t strip, int64_t, int64_t begin, int64_t length) {
-            losses_[strip] = measure(x + begin, targets + begin, weights(begin, length), ignore_, length);
+        const Losses all = sum_of_strips(strips(), losses_, [=, this](int64_t, int64_t begin, int64_t length) {
+            return measure(x + begin, targets + begin, weights(begin, length), ignore_, length);
         });
-        Losses all{0, 0};  // in the order of strips, whatever the number of threads
-        for (const Losses& each : losses_) {
-            all.sum += each.sum;
-            all.valid += each.valid;
-        }
         normalizer_ = fixed_normalizer_ > 0 ? fixed_normalizer_ : double(std::max<int64_t>(all.valid, 1));
         outputs_[0]->data()[0] = float(all.sum / normalizer_);
     }

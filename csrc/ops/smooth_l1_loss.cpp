@@ -5,6 +5,7 @@
 // normalizer (what the sum is divided by; N by default).
 #include <cmath>
 
+#include "kernels/double_sums.h"
 #include "kernels/vectorised.h"
 #include "ops/common/row_loss.h"
 
@@ -36,10 +37,7 @@ ENGINE_VECTORISED double sum_of_values(const Inputs in, const Curve curve, int64
     float values[Strips::widest];
 #pragma omp simd
     for (int64_t k = begin; k < end; k++) values[k - begin] = in.outer(k) * curve.value(in.difference(k));
-    double sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t k = 0; k < end - begin; k++) sum += values[k];
-    return sum;
+    return sum_of(values, end - begin);
 }
 
 ENGINE_VECTORISED void differentiate(const Inputs in, const Curve curve, float scale, float* diff, int64_t begin,

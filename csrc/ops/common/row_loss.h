@@ -6,18 +6,6 @@
 
 namespace engine {
 
-// The sum of loss_of(sample, first position, positions) of all strips, which may run in any thread: in their order,
-// whatever the number of threads. `losses` is memory for that of each strip.
-template <typename LossOf>
-double sum_of_strips(const Strips& strips, std::vector<double>& losses, const LossOf& loss_of) {
-    losses.resize(size_t(strips.count()));
-    strips.each(
-        [&](int64_t strip, int64_t n, int64_t begin, int64_t length) { losses[strip] = loss_of(n, begin, length); });
-    double sum = 0;
-    for (double loss : losses) sum += loss;
-    return sum;
-}
-
 // inputs: all row-major, with the same first axis N; outputs: loss (); attributes: loss_weight, normalizer (what the
 // sum over the rows is divided by; N by default).
 class RowLoss : public Op {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "ops/common/labels.h"
-#include "ops/common/row_loss.h"
 #include "ops/common/softmax_op.h"
 
 namespace engine {
