@@ -160,10 +160,12 @@ def kept(message: proto.LayerParameter, phase: int, level: int, stages: set[str]
     return not any(matches(rule) for rule in message.exclude)
 
 
-def kept_layers(config: NetConfig, phase: int) -> list[int]:
-    """The indices of the layers that a phase keeps, in the state that the net itself names. Raises ConfigError."""
+def kept_layers(config: NetConfig, phase: int | None = None) -> list[int]:
+    """The indices of the layers that the state keeps which the net itself names, or another phase with its level and
+    stages. Raises ConfigError."""
     state, layers = config.message.state, config.message.layer
-    return [i for i in range(len(layers)) if kept(layers[i], phase, state.level, set(state.stage), config.where(i))]
+    phase, stages = state.phase if phase is None else phase, set(state.stage)
+    return [i for i in range(len(layers)) if kept(layers[i], phase, state.level, stages, config.where(i))]
 
 
 def _build_layer(layer: Layer, connect: _Connector, shapes_of: ShapesOf | None) -> None:

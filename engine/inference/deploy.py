@@ -29,8 +29,8 @@ def deploy(config: NetConfig, shape: Sequence[int]) -> NetConfig:
     layers = test_layers(config)
     data = _feeding(layers)[0].top[0]
     usable, known, scores, negated = [], {data}, None, False
-    _require_one_input(layers, data, config.path)
     judging, probability = _judging(layers)
+    _require_one_input(layers, data, judging, config.path)
     for layer in layers:
         if layer.type in judging and layer.bottom[0] in known:
             scores = layer.bottom[0]
@@ -72,9 +72,10 @@ def _ends_in(type_: str, layers: list[proto.LayerParameter], scores: str) -> boo
     return bool(layers) and layers[-1].type == type_ and scores in layers[-1].top
 
 
-def _require_one_input(layers: list[proto.LayerParameter], data: str, path: str) -> None:
-    """Raises ConfigError where the scores depend on the picture, which is `data`, together with another input."""
-    judged = [layer.bottom[0] for layer in layers if layer.type in _judging(layers)[0]]
+def _require_one_input(layers: list[proto.LayerParameter], data: str, judging: Sequence[str], path: str) -> None:
+    """Raises ConfigError where the scores, which layers of these types judge, depend on the picture, which is `data`,
+    together with another input."""
+    judged = [layer.bottom[0] for layer in layers if layer.type in judging]
     from_data, from_others = {data}, {top for layer in _feeding(layers) for top in layer.top} - {data}
     for layer in _needed(layers, judged[-1]) if judged else layers:
         read, others = set(layer.bottom), [blob for blob in layer.bottom if blob in from_others]

@@ -31,7 +31,7 @@ def log_plan(solver: Solver) -> None:
         log(line)
     for text in _warnings(solver, outline) if solver.world.rank == 0 else ():
         warn(text)
-    for note in notes(solver.given) if solver.world.rank == 0 else ():
+    for note in (*solver.config.notes, *notes(solver.given)) if solver.world.rank == 0 else ():
         log(f"Note: {note}")
     if solver.model_parallel:
         log(f"Model parallelism: {solver.model_parallel.describe()}")

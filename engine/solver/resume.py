@@ -248,7 +248,7 @@ def hold_global_batch(config: SolverConfig, world: World, snapshot: Snapshot) ->
 def _slices(config: SolverConfig) -> set[int]:
     """How many samples the BatchNorm layers of the train net take statistics from; 0: all of a batch."""
     train = net_of_solver(config, proto.TRAIN)
-    layers = (train.message.layer[index] for index in kept_layers(train, train.message.state.phase))
+    layers = (train.message.layer[index] for index in kept_layers(train))
     params = (layer.batch_norm_param for layer in layers if layer.type == "BatchNorm")
     whole = train.message.bn_stats_batch_size
     return {param.stats_batch_size or whole for param in params if not param.use_global_stats}
@@ -316,7 +316,7 @@ def data_layers(config: SolverConfig) -> list[proto.LayerParameter]:
     """Those of the train net that have a batch_size, in its phase."""
     train = net_of_solver(config, proto.TRAIN)
     found = []
-    for layer in (train.message.layer[index] for index in kept_layers(train, train.message.state.phase)):
+    for layer in (train.message.layer[index] for index in kept_layers(train)):
         if layer.bottom:
             continue
         try:

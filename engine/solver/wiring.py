@@ -91,19 +91,14 @@ def _match_batches(config: NetConfig, batch: int) -> None:
                 shape.dim[0] = batch
 
 
-def _kept(config: NetConfig) -> list[int]:
-    """Of its layers, those of its phase."""
-    return kept_layers(config, config.message.state.phase)
-
-
 def _check_names(solver: SolverConfig, generator: NetConfig, discriminator: NetConfig) -> None:
     """Raises ConfigError for names that are unknown, or that both nets have."""
     param, place = solver.message.adversarial, solver.place
     inputs: dict[str, int] = {}
     found: dict[str, int] = {}
-    names = {generator.message.layer[i].name: generator.where(i) for i in _kept(generator)}
-    blobs = {top: generator.where(i) for i in _kept(generator) for top in generator.message.layer[i].top}
-    for i in _kept(discriminator):
+    names = {generator.message.layer[i].name: generator.where(i) for i in kept_layers(generator)}
+    blobs = {top: generator.where(i) for i in kept_layers(generator) for top in generator.message.layer[i].top}
+    for i in kept_layers(discriminator):
         layer = discriminator.message.layer[i]
         (inputs if layer.type == "Input" else found).update(dict.fromkeys(layer.top, i))
         if layer.name in names and layer.type != "Input":
@@ -160,7 +155,7 @@ def _join(param: proto.AdversarialParameter, generator: NetConfig, discriminator
     fed = list(dict.fromkeys(name for meet in param.meet for name in (meet.real, meet.made)))
     _add(joint, proto.LayerParameter(name=MEETING, type="Silence", bottom=fed))
     made = {meet.input: meet.made for meet in param.meet}
-    for i in _kept(discriminator):
+    for i in kept_layers(discriminator):
         layer = proto.LayerParameter()
         layer.CopyFrom(discriminator.message.layer[i])
         if layer.type == "Input":

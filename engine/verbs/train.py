@@ -208,8 +208,6 @@ def _train(
     if len(configs) > 1:
         _watch(config, world)
         log(f"Stage {position.index + 1} of {len(configs)}: {config.path}")
-    for note in config.notes:  # as engine check tells them
-        log(f"note: {note}")
     observers: list[Observer] = [TrainingBar(), Summary()]
     if options.layer_times:
         observers.append(LayerTimes())
