@@ -17,6 +17,7 @@ from engine.solver.validate import check_schedules, validate
 from engine.verbs.command_line import parse
 from engine.verbs.runtime import asked_solvers
 from tests.shared import SHARED, needs_shared
+from tests.solver.harness import make_solver
 
 FOLDER = Path(__file__).resolve().parent.parent / "solvers/paper"
 IMAGES = 1281167
@@ -123,6 +124,36 @@ def test_inception_resnet_s_rate_grows_with_the_root_of_the_batch(nodes, peak):
     last, warmup = 100 * IMAGES // batch, 5 * IMAGES // batch
     up = line(0.1 * (batch / 256) ** 0.5, last, warmup)
     same(found, lambda i: up(i) if i < warmup else 0.1 * (batch / 256) ** 0.5 * (1 - i / last) ** 3, lambda i: 0.0002)
+
+
+PARABOLA = """
+layer { name: "x" type: "DummyData" top: "x" top: "wanted" dummy_data_param { shape { dim: 1 dim: 1 }
+  data_filler { value: 1 } data_filler { value: 3 } } }
+layer { name: "y" type: "InnerProduct" bottom: "x" top: "y"
+  inner_product_param { num_output: 1 bias_term: false weight_filler { type: "constant" value: 5 } } }
+layer { name: "loss" type: "EuclideanLoss" bottom: "y" bottom: "wanted" top: "loss" }
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "nesterov"),
+    [("tensorflow_24k", True), ("inception_resnet_v2", False), ("../inception_resnet_v2", False)],
+)
+def test_what_tensorflow_has_trained_has_its_momentum(name, nesterov):
+    """a = m a + g; w -= rate a, or rate (g + m a): rates that change leave what is remembered as it is."""
+    recipe = read_solver(FOLDER / f"{name}.prototxt").message
+    taken = f'type: "{recipe.type}" momentum: 0.9 momentum_correction: {str(recipe.momentum_correction).lower()} '
+    taken += 'base_lr: 0.3 lr_policy: "poly" power: 1 max_iter: 8 warmup_iter: 4 warmup_start_lr: 0.1'
+    run = make_solver(taken, PARABOLA)
+    rate, w, a = LearningRate(run.param), 5.0, 0.0
+    assert run.solve()
+    for i in range(8):
+        g = w - 3
+        a = 0.9 * a + g
+        w -= rate(i) * (g + 0.9 * a if nesterov else a)
+    run.optimizer.wait()
+    assert run.optimizer.weights[0] == pytest.approx(w, rel=1e-5) and w != pytest.approx(3, abs=0.1)
+    run.close()
 
 
 def test_the_120_epochs():
