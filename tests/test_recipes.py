@@ -36,10 +36,15 @@ LINES = [
     ("table4", ["max_epoch=37"], 8192, 37, 5780, 3.2, 5, USUAL),
     ("table8_constant", [], 4096, 90, None, 1.6, 5, USUAL),
     ("table8_half", [], 4096, 90, None, 1.6, 5, HALF),
+    # Of a batch for which the paper no longer scales the rate.
+    *((name, [], 32768, 90, None, 6.4, 5, USUAL) for name in ("table1_linear", "table2", "table8_constant")),
+    *((name, ["max_epoch=90"], 32768, 90, None, 6.4, 5, USUAL) for name in ("table3", "table4")),
+    ("table8_half", [], 32768, 90, None, 6.4, 5, HALF),
 ]
 # File, global batch, epochs, published iterations, peak, epochs of warm-up, share of the epochs that the collapse has.
 COLLAPSED = [
     ("table8", 4096, 90, None, 1.6, 5, 1 / 18),
+    ("table8", 32768, 90, None, 6.4, 5, 1 / 18),
     ("table9_10k", 10240, 91, 11400, 4.0, 5, 0.05),
     ("table9_16k", 16384, 92, 7200, 6.4, 5, 0.05),
     ("table9_32k", 32768, 100, 4000, 6.4, 7, 0.05),
@@ -79,12 +84,13 @@ def test_lines(name, changes, batch, epochs, published, peak, warmup, decay):
     same(found, line(peak, last, warmup * IMAGES // batch), lambda i: decay)
 
 
-def test_three_steps():
-    _, found = solver("table1_steps", 7680)
-    epoch = IMAGES / 7680
-    up = line(3.0, 10**9, int(5 * epoch))
+@pytest.mark.parametrize(("batch", "peak"), [(7680, 3.0), (32768, 6.4)])
+def test_three_steps(batch, peak):
+    _, found = solver("table1_steps", batch)
+    epoch = IMAGES / batch
+    up = line(peak, 10**9, int(5 * epoch))
     steps = [int(30 * epoch), int(60 * epoch), int(80 * epoch)]
-    same(found, lambda i: up(i) if i < int(5 * epoch) else 3.0 * 0.1 ** sum(i >= s for s in steps), lambda i: USUAL)
+    same(found, lambda i: up(i) if i < int(5 * epoch) else peak * 0.1 ** sum(i >= s for s in steps), lambda i: USUAL)
 
 
 @pytest.mark.parametrize(("name", "batch", "epochs", "published", "peak", "warmup", "share"), COLLAPSED)

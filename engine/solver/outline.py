@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from engine.solver.calendar import Calendar
 
 MOST_STEPS = 8  # of a number that a line lists
+LARGEST_SCALING = 64  # of base_lr without layer-wise rates, by Codreanu et al. 2017, section V.C: 6.4 for 0.1
 
 
 @dataclass(frozen=True)
@@ -161,8 +162,14 @@ class Outline:
                 f"the rate begins at {factor:.3g} times base_lr, without a warm-up (warmup_epoch: 5 is usual, except "
                 "where a run goes on from trained weights)"
             )
-        start = given.warmup_start_lr
         ratio = scaled(given, self.calendar.batch, capped=False) / given.base_lr if given.base_lr else 0
+        uncapped = scaling.rule == scaling.LINEAR and not scaling.HasField("cap") and not given.local_lr_auto
+        if uncapped and ratio > LARGEST_SCALING:
+            yield (
+                f"lr_scaling: the linear rule gives {ratio:.3g} times base_lr; published runs stop at "
+                f"{LARGEST_SCALING} times (cap: {LARGEST_SCALING * given.base_lr:g}) and warm up for 7 to 10 epochs"
+            )
+        start = given.warmup_start_lr
         if start > 0 and ratio >= 4 and ratio / 2 <= given.base_lr / start <= ratio * 2:
             yield (
                 f"base_lr {given.base_lr:g} seems to be scaled already: it is {given.base_lr / start:.3g} times "

@@ -44,6 +44,8 @@ def test_what_the_log_begins_with():
 def test_nothing_to_doubt():
     assert list(outline(RECIPE).doubts()) == []
     assert list(outline('base_lr: 1 lr_policy: "poly" power: 2 max_iter: 1').doubts()) == []
+    assert list(outline(RECIPE.replace("cap: 6.4", ""), 16384).doubts()) == []
+    assert list(outline(RECIPE.replace("LINEAR", "SQRT").replace("cap: 6.4", ""), 65536).doubts()) == []
 
 
 @pytest.mark.parametrize(
@@ -51,6 +53,7 @@ def test_nothing_to_doubt():
     [
         (RECIPE.replace("0.1", "4.8") + "warmup_start_lr: 0.1", "base_lr 4.8 seems to be scaled already: it is 48"),
         (RECIPE.replace("6.4", "0.05") + "warmup_start_lr: 0", "lr_scaling.cap 0.05 is below base_lr 0.1"),
+        (RECIPE.replace("256 cap: 6.4", "128"), "the linear rule gives 112 times base_lr; published runs stop at 64"),
         (RECIPE.replace("warmup_epoch: 5", ""), "begins at 56 times base_lr, without a warm-up"),
         (RECIPE + "warmup_start_lr: 7", "the warm-up begins at 7, above the rate 5.6"),
         (RECIPE + "epoch_size: 1000000", "epoch_size is 1000000, but the source has 1281167 samples"),
