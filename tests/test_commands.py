@@ -42,7 +42,7 @@ NOT_RUN = {
     "engine export --torch": "needs torch: `make test-torch` runs tests/exchange/test_torch_file.py",
     "engine import resnet50.pth": "needs torch: tests/exchange/test_torchvision.py",
     "engine import weights.h5": "needs weights of Keras: tests/exchange/test_keras.py",
-    "engine train --ranks 2 --shorten 1000 --solver solvers/paper": "needs ImageNet",
+    "engine train --ranks 2 --shorten 50000": "needs ImageNet",
     "engine convert_imageset ILSVRC2012_img": "needs ImageNet",
     "engine test --model nets/resnet50.prototxt": "needs ImageNet",
     "python tools/bench/": "measures for minutes; tests/test_bench.py",

@@ -53,6 +53,12 @@ MULTIPLY_ADDS = {
     "resnet20": 0.0408,
     "resnet56": 0.1255,
 }
+GLOBAL_BATCHES = {
+    **dict.fromkeys(["alexnet", "vgg16", "densenet121"], 256),
+    "googlenet": 32,
+    **dict.fromkeys(["inception_v3", "inception_resnet_v2"], 2048),
+    **dict.fromkeys(["resnet50_448nodes", "resnet50_448nodes_collapse"], 14336),
+}
 CIFAR = {"resnet20": 20, "resnet56": 56}  # of one generator, by depth
 TWINS = {
     "alexnet": "bvlc/models/bvlc_alexnet/train_val.prototxt",
@@ -79,6 +85,12 @@ def test_each_phase_reads_one_source_and_tests_measure_top_1_and_5(path, phase):
     assert kept[0].data_param.shuffle == (phase == proto.TRAIN)
     top_k = [layer.accuracy_param.top_k for layer in kept if layer.type == "Accuracy"]
     assert top_k == ([1, 5] if phase == proto.TEST else [])
+
+
+def test_solvers_for_one_global_batch_name_it():
+    """CIFAR-10 and the digits, which train on any number of ranks, name none."""
+    told = {path.stem: config.read_solver(path).message for path in SOLVERS}
+    assert {name: each.global_batch for name, each in told.items() if each.HasField("global_batch")} == GLOBAL_BATCHES
 
 
 def test_collapse_trains_without_scale_and_aspect_augmentation():

@@ -11,6 +11,7 @@ import pytest
 from engine.comm.world import World
 from engine.config import read_solver
 from engine.solver import stages
+from engine.solver.outline import other_batch
 from engine.solver.resolve import resolve
 from engine.solver.schedules import LearningRate, WeightDecay
 from engine.solver.validate import check_schedules, validate
@@ -20,6 +21,7 @@ from tests.shared import SHARED, needs_shared
 from tests.solver.harness import make_solver
 
 FOLDER = Path(__file__).resolve().parent.parent / "solvers/paper"
+FILES = sorted(FOLDER.glob("*.prototxt"))
 IMAGES = 1281167
 HALF, USUAL = 0.00005, 0.0001
 # File, changes, global batch, epochs, published iterations, peak of the rate, epochs of warm-up, weight decay.
@@ -193,6 +195,19 @@ def test_each_cycle_has_its_collapse(cycle):
     same(found, lambda i: param.base_lr * (1 - i / len(found)) ** 2, lambda i: USUAL)
 
 
+IN_ITERATIONS = {"448nodes": (896, 16), "72epochs": (128, 32), "120epochs": (128, 32), "tensorflow_24k": (512, 48)}
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if "\nmax_iter" in p.read_text()], ids=lambda path: path.stem)
+def test_recipes_in_iterations_tell_their_global_batch(path):
+    """And half of the ranks, with the net's 16 images each, are told what it would take."""
+    ranks, size = next(each for name, each in IN_ITERATIONS.items() if path.stem.startswith(name))
+    config = read_solver(path)
+    assert list(other_batch(config, ranks * size, ranks)) == []
+    (told,) = other_batch(config, ranks // 2 * 16, ranks // 2)
+    assert f" = {ranks // 2} ranks x 16 x iter_size 1; --set 'layer[data].data_param.batch_size={2 * size}' or " in told
+
+
 def test_the_448_node_run_is_a_row_that_branches(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     configs = [read_solver(FOLDER / f"448nodes{part}.prototxt") for part in ("", "_collapse")]
@@ -224,7 +239,7 @@ def test_the_public_files_say_the_same(name):
     assert found == [(rate(i), decay(i)) for i in range(theirs.max_iter)]
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.prototxt")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_each_file_names_its_source(path):
     head = "".join(line for line in path.read_text().splitlines() if line.startswith("#"))
     assert any(word in head for word in ("arXiv", "Best Practice Guide", "Horovod", "Inception-Resnet-V2"))
@@ -235,7 +250,7 @@ def test_each_file_names_its_source(path):
 COMMAND = re.compile(r"^# {5}((?:mpiexec .*)?engine train (?:.*\\\n# {9})*.*)$", re.MULTILINE)
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.prototxt")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_the_command_of_each_file_can_be_run(path, monkeypatch):
     monkeypatch.chdir(FOLDER.parents[1])
     for command in COMMAND.findall(path.read_text()):

@@ -29,7 +29,7 @@ from engine.layers.registry import layer_types
 from engine.solver.adversarial_param import describe, of_discriminator
 from engine.solver.elastic_param import require_ranks
 from engine.solver.goals import check_goals
-from engine.solver.outline import Outline
+from engine.solver.outline import Outline, other_batch
 from engine.solver.resolve import in_epochs, resolve
 from engine.solver.resume import data_layers
 from engine.solver.schedules import LearningRate
@@ -249,6 +249,8 @@ def _add_outline(config: SolverConfig, source: SourceShapes, report: FileReport)
         return
     report.schedule = _schedule(resolved)
     report.outline = Outline(param, resolved, calendar, size)
+    for told in other_batch(config, batch, report.ranks):
+        report.note(told)
     for doubt in report.outline.doubts():
         report.note(f"{config.path}: {doubt}")
 

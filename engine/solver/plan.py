@@ -11,7 +11,7 @@ from engine.data.decode import slow_jpegs
 from engine.data.prefetch import data_threads
 from engine.host.cores import clash, core_plan, host_and_cores, ignored_variables
 from engine.report.log import log, warn
-from engine.solver.outline import Outline
+from engine.solver.outline import Outline, other_batch
 from engine.solver.validate import notes
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def log_plan(solver: Solver) -> None:
 
 def _warnings(solver: Solver, outline: Outline) -> Iterator[str]:
     """What is probably not meant: of the solver's numbers, its nets and their data."""
+    yield from other_batch(solver.config, solver.calendar.batch, solver.world.size)
     yield from outline.doubts()
     if solver.net.all_params() and not solver.net.parameters:
         yield "Nothing is learned: every parameter of the net has lr_mult: 0"

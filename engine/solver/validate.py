@@ -46,6 +46,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "lr_iter": (1, float("inf")),
     "weight_decay": (0, float("inf")),
     "epoch_size": (1, float("inf")),
+    "global_batch": (1, float("inf")),
     "min_lr": (0, float("inf")),
     "cycle_iter": (1, float("inf")),
     "cycle_mult": (1, float("inf")),

@@ -286,6 +286,28 @@ def test_what_contradicts_is_told(net_file, tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ([], "4 ranks x 2 x iter_size 1; --set 'layer[data].data_param.batch_size=4' or --set iter_size=2 or 8 ranks"),
+        (["layer[data].data_param.batch_size=4"], ""),
+        (["iter_size=2"], ""),
+        (["global_batch=24"], "=6' or --set iter_size=3 or 12 ranks would make it so"),
+        (["global_batch=17"], "global_batch of 17, and this run's is 8 = 4 ranks x 2 x iter_size 1"),
+        (["iter_size=3"], "is 24 = 4 ranks x 2 x iter_size 3; --set iter_size=2 would make it so"),
+        (["iter_size=4"], "batch_size=1' or --set iter_size=2 or 2 ranks would make it so"),
+        (["global_batch=0"], "2:1: global_batch: expected 1 or more, got 0"),
+    ],
+)
+def test_another_global_batch_than_is_meant_is_told(net_file, tmp_path, more, told):
+    solver = tmp_path / "solver.prototxt"
+    solver.write_text(f'net: "{net_file}"\nglobal_batch: 16 base_lr: 1 lr_policy: "fixed" max_iter: 9')
+    report = check_file(str(solver), more, ranks=4)
+    found = [each for each in (*report.errors, *report.notes) if "global_batch" in each]
+    assert len(found) == bool(told) and told in "".join(found), found
+    assert all(each.startswith(f"{solver}:2:1: ") for each in found)
+
+
 def test_the_curves_of_two_solvers(net_file, tmp_path):
     pytest.importorskip("matplotlib")
     reports = []

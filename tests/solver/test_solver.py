@@ -683,6 +683,30 @@ def test_a_net_that_does_not_learn_is_told(caplog, learns):
     assert ("Nothing is learned: every parameter of the net has lr_mult: 0" in caplog.text) != learns
 
 
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ("global_batch: 16", ""),
+        ("global_batch: 32 iter_size: 2", ""),
+        ("global_batch: 32", "--set 'layer[data].data_param.batch_size=32' or --set iter_size=2 or 2 ranks"),
+    ],
+)
+def test_another_global_batch_than_is_meant_is_told(caplog, fields, told):
+    """And what it would take."""
+    make_solver(f"max_iter: 0 {fields}", digits_net()).solve()
+    words = "net.prototxt:1:13: rates and iterations are meant for a global_batch of 32, and this run's is 16"
+    assert (words in caplog.text and told in caplog.text) == bool(told)
+    assert ("are meant for" in caplog.text) == bool(told)
+
+
+def test_no_batch_is_told_of_where_no_data_layer_has_one(caplog):
+    net = """layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 4 dim: 3 } } }
+        layer { name: "ip" type: "InnerProduct" bottom: "x" top: "ip" inner_product_param { num_output: 1 } }
+        layer { name: "loss" type: "Reduction" bottom: "ip" top: "loss" loss_weight: 1 }"""
+    make_solver("max_iter: 0 global_batch: 32", net).solve()
+    assert "global_batch" not in caplog.text
+
+
 def test_a_test_net_whose_weights_have_another_shape_is_refused():
     net = """layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 4 dim: 5 } } include { phase: TRAIN } }
 layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 4 dim: 6 } } include { phase: TEST } }
