@@ -3,6 +3,7 @@ and against the paper's own files, where they are there."""
 
 import re
 import shlex
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from tests.shared import SHARED, needs_shared
 from tests.solver.harness import make_solver
 
 FOLDER = Path(__file__).resolve().parent.parent / "solvers/paper"
+PAGE = FOLDER.parents[1] / "docs/recipes.md"
 FILES = sorted(FOLDER.glob("*.prototxt"))
 IMAGES = 1281167
 HALF, USUAL = 0.00005, 0.0001
@@ -206,6 +208,15 @@ def test_recipes_in_iterations_tell_their_global_batch(path):
     assert list(other_batch(config, ranks * size, ranks)) == []
     (told,) = other_batch(config, ranks // 2 * 16, ranks // 2)
     assert f" = {ranks // 2} ranks x 16 x iter_size 1; --set 'layer[data].data_param.batch_size={2 * size}' or " in told
+
+
+@pytest.mark.parametrize("name", IN_ITERATIONS)
+def test_the_page_tells_the_epochs_of_recipes_in_iterations(name):
+    """All that are computed: "120, and 5 x 5" of a run and its five collapses."""
+    row = next(each for each in PAGE.read_text().splitlines() if f"| `{name}" in each)
+    told = [prod(map(float, part.split(" x "))) for part in row.split("|")[4].split(", and ")]
+    files = [read_solver(path).message for path in FILES if path.stem.startswith(name)]
+    assert sum(told) == pytest.approx(sum(each.max_iter * each.global_batch for each in files) / IMAGES, abs=0.3)
 
 
 def test_the_448_node_run_is_a_row_that_branches(monkeypatch, tmp_path):
