@@ -112,12 +112,15 @@ def test_a_line_and_the_collapse_of_its_last_part(name, batch, epochs, published
     assert list(ended.train_state.stage) == ["collapse"] and not begun.train_state.stage
 
 
-def test_the_decay_of_the_64k_run_rises_in_steps():
-    param, found = solver("table9_64k", 65536)
-    epoch = IMAGES / 65536
-    assert param.max_iter == pytest.approx(2100, rel=0.025)
-    steps = [int(60 * epoch), int(100 * epoch)]
-    same(found, line(6.4, param.max_iter, int(10 * epoch)), lambda i: HALF * 2 ** sum(i >= s for s in steps))
+def test_the_decay_of_the_64k_run_rises_in_steps_and_in_its_collapse():
+    begun, found = solver("table9_64k", 65536)
+    ended, rest = solver("table9_64k_collapse", 65536)
+    epoch, whole = IMAGES / 65536, 107 * IMAGES // 65536
+    assert begun.max_iter + ended.max_iter == pytest.approx(whole, abs=2) == pytest.approx(2100, rel=0.025)
+    same(found, line(6.4, whole, int(10 * epoch)), lambda i: USUAL if i >= int(60 * epoch) else HALF)
+    same(rest, lambda i: 6.4 * 0.05 * (1 - i / ended.max_iter) ** 2, lambda i: 2 * USUAL)
+    assert rest[0][0] == pytest.approx(found[-1][0], rel=0.02)
+    assert list(ended.train_state.stage) == ["collapse"] and not begun.train_state.stage
 
 
 def test_the_line_of_24k_begins_where_the_warm_up_ends():
