@@ -67,7 +67,7 @@ def auxiliary(net, bottom):
 
 
 def inception_v3():
-    net = writer.Net("Inception-v3", 299, short=320)
+    net = writer.Net("Inception-v3", 299, short=320, augmentation=writer.WIDE_ASPECT)
     x = stem(net)
     for name, projection in (("mixed_5b", 32), ("mixed_5c", 64), ("mixed_5d", 64)):
         x = figure_5(net, name, x, projection)

@@ -9,7 +9,7 @@ the names of He's own nets. resnet101.py, resnet152.py and wide_resnet50.py are 
 
 from pathlib import Path
 
-from writer import ASPECT, CLASSES, MIRROR, SYNTHETIC, data, layer, options, short_side, synthetic
+from writer import CLASSES, MIRROR, SYNTHETIC, WIDE_ASPECT, data, layer, options, short_side, synthetic
 
 WIDTHS = (64, 128, 256, 512)  # channels of the 3 x 3 convolutions of a group
 EXPANSION = 4  # channels that leave a block, over those
@@ -30,7 +30,7 @@ def all_data(batch, folder):
     def source(rule, db, count, augmentation, reading=""):
         return data(rule, db, count, CROP, augmentation, 0.0078125, reading)
 
-    yield source('phase: TRAIN not_stage: "collapse"', train, batch, ASPECT, shuffled)
+    yield source('phase: TRAIN not_stage: "collapse"', train, batch, WIDE_ASPECT, shuffled)
     yield source('phase: TRAIN stage: "collapse"', train, batch, f"{MIRROR}\n{cut}", shuffled)
     yield source("phase: TEST", test, 50, cut)
 

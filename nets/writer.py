@@ -14,15 +14,23 @@ BIASED = "param { lr_mult: 1 decay_mult: 1 }\nparam { lr_mult: 2 decay_mult: 0 }
 UNDECAYED = "param { decay_mult: 0 }\nparam { decay_mult: 0 }"
 CUBIC = "resize_param { interp_mode: CUBIC }"
 MIRROR = "mirror: true"
-# Crops of 8% to 100% of the picture, sides 3:4 to 4:3 (Szegedy et al., 2014).
-ASPECT = f"""\
+
+
+def aspect(change):
+    """Mirror images, and crops of 8% to 100% of the picture: one side is that of a square times a random number from
+    `change` to its inverse, the other side that over it."""
+    return f"""\
 {MIRROR}
 random_aspect_ratio_param {{
     min_area_ratio: 0.08
     max_area_ratio: 1
-    aspect_ratio_change: 0.75
+    aspect_ratio_change: {change}
     {CUBIC}
 }}"""
+
+
+ASPECT = aspect(0.866)  # sides 3:4 to 4:3 (Szegedy et al., 2014)
+WIDE_ASPECT = aspect(0.75)  # 9:16 to 16:9: SURFsara's ResNet-50, Intel's Inception-v3
 
 
 def layer(name, kind, bottoms, tops, body=""):

@@ -101,6 +101,22 @@ def test_collapse_trains_without_scale_and_aspect_augmentation():
     assert kinds == {"resnet50_448nodes": True, "resnet50_448nodes_collapse": False}
 
 
+# Height over width of the narrowest and the widest crop. SURFsara's and Intel's recipes take 0.75 for each side.
+CROPS = {
+    **dict.fromkeys(["resnet50", "resnet101", "resnet152", "wide_resnet50", "inception_v3"], (9 / 16, 16 / 9)),
+    **dict.fromkeys(["inception_v2", "inception_resnet_v2", "densenet121", "googlenet"], (3 / 4, 4 / 3)),
+    **dict.fromkeys(["alexnet", "vgg16", "resnet20", "resnet56"], (1, 1)),  # as Caffe's own are trained
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_crops_are_as_narrow_and_as_wide_as_the_source_says(name):
+    """One side is that of a square times the factor, the other over it."""
+    transform = config.read_net(ROOT / f"nets/{name}.prototxt").message.layer[0].transform_param
+    change = transform.random_aspect_ratio_param.aspect_ratio_change
+    assert (change**2, change**-2) == pytest.approx(CROPS[name], rel=1e-3)
+
+
 def generate(name, *options):
     generator = ["resnet_cifar.py", "--depth", str(CIFAR[name])] if name in CIFAR else [f"{name}.py"]
     command = [sys.executable, ROOT / "nets" / generator[0], *generator[1:], *options]
