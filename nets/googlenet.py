@@ -1,7 +1,7 @@
 """GoogLeNet (Szegedy et al., 2014): table 1 of "Going deeper with convolutions", with its two auxiliary classifiers.
 
 13,378,280 parameters, of which the auxiliary classifiers, which serve in training only, are 6,379,728. Layers have the
-names of Caffe's weights.
+names of Caffe's weights, and pictures are cropped and mirrored as for these, without the paper's changes of shape.
 
     python nets/googlenet.py > nets/googlenet.prototxt
 """
@@ -46,7 +46,7 @@ def auxiliary(net, name, bottom):
 
 
 def googlenet():
-    net = writer.Net("GoogLeNet", 224, scale="")
+    net = writer.Net("GoogLeNet", 224, augmentation=writer.MIRROR, scale="")
     x = net.convolution("conv1/7x7_s2", "data", 64, 7, stride=2, bias=BIAS)
     x = net.lrn("pool1/norm1", net.max_pool("pool1/3x3_s2", x, 3, 2))
     x = net.convolution("conv2/3x3_reduce", x, 64, 1, bias=BIAS)
