@@ -198,6 +198,14 @@ def parse_datum(value: bytes) -> Datum:
         raise UndecodableImage(f"not a Datum: {error}") from None
 
 
+def parse_annotated(value: bytes) -> proto.AnnotatedDatum:
+    """Raises UndecodableImage."""
+    try:
+        return proto.AnnotatedDatum.FromString(value)
+    except DecodeError as error:
+        raise UndecodableImage(f"not an AnnotatedDatum: {error}") from None
+
+
 def decode(datum: Datum, color: str | None = None) -> AnyImage:
     """The image of a Datum. color: COLOR or GRAY to force one; None keeps grey grey and makes all else COLOR.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine import proto
-from engine.data.decode import AnyImage, ImageError, as_array, decode, decode_mask, parse_datum
+from engine.data.decode import AnyImage, ImageError, as_array, decode, decode_mask, parse_annotated, parse_datum
 from engine.data.ordered_map import ordered_map
 from engine.data.pair import check_pair
 from engine.data.registry import open_source, recognised
@@ -74,7 +74,7 @@ def check_data(path: str, progress: Callable[[int, int], None] | None = None) ->
             key, stored = source.item(index)
             datum = parse_datum(stored) if isinstance(stored, bytes) else stored
             if isinstance(stored, bytes) and not (datum.data or datum.float_data):
-                datum = proto.AnnotatedDatum.FromString(stored).datum  # boxes; not raised for: any bytes may be one
+                datum = parse_annotated(stored).datum  # boxes; not raised for: any bytes may be one
             image = decode(datum)
             if datum.mask:
                 check_pair(decode_mask(datum.mask), image)

@@ -10,7 +10,8 @@ from PIL import Image
 from engine.cli import main
 from engine.data.convert_imageset import Output, convert_imageset
 from engine.examine.check_data import is_data
-from tests.data.pictures import image_bytes, random_pixels
+from tests.data.conftest import make_lmdb  # noqa: F401
+from tests.data.pictures import encoded_datum, image_bytes, random_pixels
 
 
 @pytest.fixture
@@ -43,6 +44,14 @@ def test_what_is_broken(folder, tmp_path, capsys):
     assert [line[:16] for line in lines[2:]] == ["broken: 'a/1.png", "broken: 'b/2.png", "broken items: 2"]
     assert main(["check", "--json", str(folder)]) == 1
     assert [each["key"] for each in json.loads(capsys.readouterr().out)["broken"]] == ["a/1.png", "b/2.png"]
+
+
+def test_an_item_that_is_no_annotated_datum(make_lmdb, capsys):  # noqa: F811
+    """A Datum without pixels may be one with boxes."""
+    path = make_lmdb({"a": encoded_datum(random_pixels(0), "PNG", 1), "b": b"\x0a\x02\xff\xff"})
+    assert main(["check", str(path)]) == 1
+    broken, count = capsys.readouterr().out.splitlines()[-2:]
+    assert broken.startswith("broken: 'b': not an AnnotatedDatum: ") and count == "broken items: 1"
 
 
 def test_broken_items_of_one_name_are_counted_each(folder, tmp_path, capsys):

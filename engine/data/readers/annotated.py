@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from google.protobuf.message import DecodeError
 
 from engine import proto
 from engine.data.boxes import COLUMNS, boxes_of, make_emit, mirrored, seen_from
-from engine.data.decode import AnyImage, ImageError, UndecodableImage, as_array, as_pillow, decode
+from engine.data.decode import AnyImage, ImageError, as_array, as_pillow, decode, parse_annotated
 from engine.data.distort import make_distort
 from engine.data.keyed_random import KeyedRandom
 from engine.data.patches import make_expand, make_patches
@@ -65,10 +64,7 @@ class AnnotatedReader(DatabaseReader):
 
     def decode(self, fetched: bytes) -> tuple[AnyImage, np.ndarray]:
         """(picture, boxes)."""
-        try:
-            annotated = proto.AnnotatedDatum.FromString(fetched)
-        except DecodeError as error:
-            raise UndecodableImage(f"not an AnnotatedDatum: {error}") from None
+        annotated = parse_annotated(fetched)
         boxes = boxes_of(annotated)
         if len(boxes) > MAX_BOXES:
             raise ImageError(f"the picture has {len(boxes)} boxes, at most {MAX_BOXES} are held")
