@@ -96,10 +96,10 @@ def read_table(path: str) -> list[plot.Row]:
     """The rows of a table, but for a last one that was not written to its end. Raises DataError for a file that is
     none."""
     whole, _, _ = read_text(path, DataError).rpartition("\n")
-    rows = list(csv.reader(io.StringIO(whole)))
     try:
+        rows = list(csv.reader(io.StringIO(whole)))
         if rows[:1] != [HEADER]:
             raise ValueError(f"expected the columns {', '.join(HEADER)}")
         return [(bool(int(is_loss)), name, int(at), float(value)) for is_loss, name, at, value in rows[1:]]
-    except ValueError as error:
+    except (ValueError, csv.Error) as error:
         raise DataError(f"no curve's table: {error}", path) from None

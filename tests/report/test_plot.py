@@ -145,7 +145,18 @@ def test_another_rank_draws_all_of_a_resumed_run(tmp_path):
     assert sorted(read_table(path)) == sorted([*before, (True, "train loss", 12, 1.5)])
 
 
-@pytest.mark.parametrize("content", ["", "no table\n", "loss,name,iteration,value\n1,x,y,0.5\n", "\x00"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "no table\n",
+        "loss,name,iteration,value\n1,x,y,0.5\n",
+        "\x00",
+        "loss,name,iteration,value\n1,x\ry,3,0.5\n",
+        'loss,name,iteration,value\n1,"' + "x" * 200_000 + "\n",
+    ],
+    ids=range(6),
+)
 def test_a_damaged_table_is_left_out(tmp_path, content, monkeypatch):
     told: list[str] = []
     monkeypatch.setattr("engine.report.curve.warn", told.append)
