@@ -178,7 +178,7 @@ def _beside(left: Image.Image, right: Image.Image) -> Image.Image:
 
 
 def _name(number: float, names: Sequence[str]) -> str:
-    if number == int(number) and 0 <= number < len(names):
+    if float(number).is_integer() and 0 <= number < len(names):
         return f"{int(number)} {names[int(number)]}"
     return f"{number:g}"
 

@@ -121,6 +121,15 @@ def test_distributions_and_several_labels():
     assert text(np.array([1.0, 0, 1]), []) == "1 0 1" and text(np.array([3.0]), []) == "3"
 
 
+def test_labels_that_are_no_finite_numbers(tmp_path, monkeypatch):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["y"] = np.zeros((3, 3, 12, 16), np.float32), np.array([np.nan, np.inf, 1], np.float32)
+    (tmp_path / "list").write_text(f"{tmp_path}/a.h5\n")
+    net = f"""layer {{ name: "d" type: "HDF5Data" top: "x" top: "y"
+      hdf5_data_param {{ source: "{tmp_path}/list" batch_size: 3 }} }}"""
+    assert [each.lines[0] for each in shown(net, monkeypatch, 3)] == ["nan", "inf", "1"]
+
+
 def test_frames_and_pairs_stand_side_by_side():
     assert module._as_image(np.zeros((6, 5, 4), np.uint8)).size == (8, 5)
     pair = np.stack([np.full((5, 4), 1, np.uint8), np.full((5, 4), 2, np.uint8)])
