@@ -33,6 +33,7 @@ VOC_CLASSES = (
 ).split()
 BACKGROUND = ("none_of_the_above", "background")  # name and display_name of label 0 in SSD's label maps
 _MAX_LABEL = 65535  # a list of the names is written
+_LONE = re.compile("[\ud800-\udfff]")  # half of a character, as JSON may have it: no file takes it
 _MAX_XML = 1 << 24  # characters; VOC's longest file has 20,000
 _SHOWN = 60  # characters of a wrong value
 _MAX_OUTLINES = 1 << 23  # pixels along all polygons of a picture, which take 0.5 GB and 2 s; COCO's have 20,000
@@ -289,7 +290,8 @@ class _Coco:
 
     def _get(self, of: dict[str, Any], key: str, name: str, kind: type, wanted: str) -> Any:
         value = of.get(name)
-        if not isinstance(value, kind) or isinstance(value, bool) or value == "":
+        lone = isinstance(value, str) and _LONE.search(value)
+        if not isinstance(value, kind) or isinstance(value, bool) or value == "" or lone:
             raise self._error(f"{key}.{name}", f"expected {wanted}, got {_got(value) if name in of else 'none'}")
         return value
 

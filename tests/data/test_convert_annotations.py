@@ -450,6 +450,11 @@ def changed(key, value):
         (changed("categories.0.id", "90"), r"categories\[0\]\.id: expected a whole number of 0 or more, got '90'"),
         (changed("categories.0.id", 18), r"categories\[1\]\.id: 18 is there twice"),
         (changed("categories.0.name", None), r"categories\[0\]\.name: expected a name, got none"),
+        (changed("categories.0.name", "\ud800"), r"categories\[0\]\.name: expected a name, got '\\ud800'"),
+        (
+            changed("images.0.file_name", "\ud800"),
+            r"images\[0\]\.file_name: expected the name of a file, got '\\ud800'",
+        ),
         (changed("images.1.id", 7), r"images\[1\]\.id: 7 is there twice"),
         (changed("images.1.id", -1), r"images\[1\]\.id: expected a whole number of 0 or more, got -1"),
         (changed("images.1.id", True), r"images\[1\]\.id: expected a whole number of 0 or more, got True"),
