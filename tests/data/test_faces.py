@@ -81,6 +81,16 @@ def value_at(plane, x, y):
     return np.array([top + 1 - y, y - top]) @ plane[top : top + 2, left : left + 2] @ columns
 
 
+@pytest.mark.parametrize("size", [(1, 60), (60, 1), (1, 1)])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_a_picture_one_pixel_high_or_wide(listed, tmp_path, size, mode):
+    source = listed()
+    Image.new(mode, size, 50 if mode == "L" else (50, 60, 70)).save(tmp_path / "a.png")
+    [(data, _)] = read(layer_of(f"{source} {FACE}", "force_gray: true" if mode == "L" else ""))
+    colours = {tuple(pixel) for pixel in data.reshape(len(data), -1).T.astype(int)}
+    assert colours & {(70, 60, 50), (50,)} and len(colours) > 1
+
+
 def test_points_move_with_the_picture(listed):
     """Where a point has come to, the ramp has the value that it had there; mirrored, left and right change places."""
     found = read(layer_of(f"{listed()} {FACE} {RANDOM}"), 30)

@@ -106,7 +106,7 @@ class Faces:
         data = np.column_stack([back, offset]).ravel().tolist()
         size, mode = (self._param.new_width, self._param.new_height), Image.Transform.AFFINE
         grey = (_GREY,) * pixels.shape[2] if pixels.shape[2] > 1 else _GREY
-        source = Image.fromarray(pixels.squeeze())
+        source = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
         turned = source.transform(size, mode, data, Image.Resampling.BILINEAR, fillcolor=grey)
         return np.asarray(turned).reshape(*size[::-1], -1)
 
