@@ -14,6 +14,7 @@ from engine.errors import ConfigError, shape_text
 from engine.examine.synthetic import feed_synthetic
 from engine.inference.trained import load
 from engine.net import Net, NetOptions
+from engine.report.log import log
 from engine.report.table import table
 from engine.weights import read_caffemodel, read_solverstate
 
@@ -68,16 +69,20 @@ def compare_nets(
     precision: str = "fp32",
     seed: int = 1,
 ) -> Comparison:
-    """Every top of one forward pass on the same synthetic input; the second net in `precision`.
+    """Every top of one forward pass on the same synthetic input; the second net in `precision`. Logs what is supposed
+    of data that are not here.
 
     weights: files for each, at least one. Raises ConfigErrors, WeightsError.
     """
-    a, b = (_run(*each, phase, seed) for each in zip(nets, weights, ("fp32", precision), strict=True))
+    absent: list[str] = []
+    a, b = (_run(*each, phase, seed, absent) for each in zip(nets, weights, ("fp32", precision), strict=True))
+    for line in dict.fromkeys(absent):  # of one net twice, the same
+        log(line)
     return _compare(a, b, (nets[0].path, nets[1].path))
 
 
-def _run(config: NetConfig, weights: Sequence[str], precision: str, phase: int, seed: int) -> Arrays:
-    shapes_of = SourceShapes(config.message, phase, config.notes.append)
+def _run(config: NetConfig, weights: Sequence[str], precision: str, phase: int, seed: int, absent: list[str]) -> Arrays:
+    shapes_of = SourceShapes(config.message, phase, absent.append)
     net = Net(config, phase, NetOptions(shapes_of=shapes_of, precision=precision).watched())
     load(net, weights)
     feed_synthetic(net, seed)

@@ -56,6 +56,17 @@ def test_what_the_nets_compute(models):
     assert found.differences[2].largest == pytest.approx(0.25, rel=1e-4)
 
 
+def test_the_data_that_are_supposed_are_told_once(models, tmp_path, capsys):
+    net = tmp_path / "net.prototxt"
+    layers = (NET % "").split("\n", 3)[3]
+    net.write_text(
+        'layer { name: "data" type: "Data" top: "data" top: "label" data_param { source: "/none" '
+        "batch_size: 2 } transform_param { crop_size: 8 } }\n" + layers
+    )
+    assert main(["compare", models[0], models[0], "--model", str(net)]) == 0
+    assert capsys.readouterr().err.count("source /none is not here; taking data of 3 x 8 x 8") == 1
+
+
 def test_the_layer_in_place_that_differs_is_named(models):
     configs = parse_net(NET % ""), parse_net(NET % "relu_param { negative_slope: 0.1 }")
     found = compare_nets(configs, ([models[0]], [models[0]]), proto.TRAIN)
