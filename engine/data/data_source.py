@@ -19,7 +19,7 @@ class DataSource:
     @property
     def name(self) -> str:
         """What is read, in the layer's words."""
-        return getattr(self.reader, "name", "")
+        return self.reader.name
 
     @property
     def size(self) -> int:

@@ -59,16 +59,18 @@ class Sample(NamedTuple):  # made for each sample: a frozen dataclass takes thri
 class Reader:
     """One data layer's source, open. A type of layer overrides what is below; load() is called by several threads.
 
-    size: items. shapes: of one item's arrays, one for each top. classes: names by their labels, where the source says
-    them. Order and prefetch: shuffle (a new permutation in each epoch), first (item that the training begins with),
-    owners (where the source holds the items of some ranks only: those ranks), depth (batches read ahead; 0: each when
-    it is asked for). pairs: samples 2k and 2k + 1 of a batch go through join() when both are loaded.
+    name: what is read, in the layer's words. size: items. shapes: of one item's arrays, one for each top. classes:
+    names by their labels, where the source says them. Order and prefetch: shuffle (a new permutation in each epoch),
+    first (item that the training begins with), owners (where the source holds the items of some ranks only: those
+    ranks), depth (batches read ahead; 0: each when it is asked for). pairs: samples 2k and 2k + 1 of a batch go through
+    join() when both are loaded.
     """
 
     field: ClassVar[str]  # of LayerParameter, which has batch_size
 
     has_masks: ClassVar[bool] = False  # each item has one: its second array
 
+    name: str
     size: int
     shapes: tuple[Shape, ...]
     classes: Sequence[str] = ()
@@ -165,7 +167,6 @@ class PictureReader(Reader):
     """Items that are decoded: bad ones are errors, or, with skip_bad_images, replaced by the next good one. Arrays, if
     a type of layer says nothing else: the picture (c, h, w) as transform_param makes it, and its label ()."""
 
-    name: str  # of the source, for messages
     _transformer: Transformer
 
     def __init__(self, message: proto.LayerParameter, request: Request):

@@ -192,7 +192,7 @@ def to_text(found: DataTimes) -> str:
             (stage, f"{value:.3f}", f"{100 * value / whole:.1f}%", f"{1e3 / value:.0f}" if value > 1e-4 else "")
             for stage, value in layer.stages.items()
         ]
-        lines.append(f"Layer '{layer.name}', {layer.images} images of {layer.source or 'memory'}, on one core:")
+        lines.append(f"Layer '{layer.name}', {layer.images} images of {layer.source}, on one core:")
         header = ("stage", "ms per image", "share", "images per core-second")
         lines.append(table(header, rows, "<>>>", ("all", f"{whole:.3f}", "", f"{1e3 / whole:.0f}")))
         threads = f"{layer.threads} decoding thread{'s' if layer.threads > 1 else ''}"

@@ -2,7 +2,10 @@
 
 from types import SimpleNamespace
 
+import h5py
+import numpy as np
 import pytest
+from PIL import Image
 
 from engine.cli import main
 from engine.comm.world import World
@@ -62,6 +65,26 @@ def test_stages(solver, kind, transform, takes, not_at_all):
     assert layer.images == 20 and layer.batch == 4 and layer.elapsed > 0 and found.step_ms > 0
     assert to_json(found)["threads_needed"] == found.threads_needed >= 1
     assert f"Layer 'd', 20 images of {layer.source}" in to_text(found)
+
+
+def test_the_source_of_every_layer_is_named(solver, tmp_path):
+    """Of layers of rows and of windows, too."""
+    path = solver("raw")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["y"] = np.zeros((9, 3), np.float32), np.zeros(9, np.float32)
+    (tmp_path / "h5").write_text(f"{tmp_path}/a.h5\n")
+    Image.fromarray(random_pixels(1, 20, 20)).save(tmp_path / "a.png")
+    (tmp_path / "windows").write_text(f"# 0\n{tmp_path}/a.png\n3\n20\n20\n1\n1 0.9 2 2 15 15\n")
+    rows = f'type: "HDF5Data" hdf5_data_param {{ source: "{tmp_path}/h5" batch_size: 4 }}'
+    windows = f"""type: "WindowData" transform_param {{ crop_size: 8 }}
+      window_data_param {{ source: "{tmp_path}/windows" batch_size: 4 fg_fraction: 1 }}"""
+    for source, data in (("h5", rows), ("windows", windows)):
+        _, _, rest = (tmp_path / "net.prototxt").read_text().partition('layer { name: "ip"')
+        (tmp_path / "net.prototxt").write_text(
+            f'layer {{ name: "d" top: "x" top: "y" {data} }} layer {{ name: "ip"{rest}'
+        )
+        found = data_times(read_solver(str(path)), World(), "fp32", 1)
+        assert f" images of {tmp_path}/{source}, on one core" in to_text(found)
 
 
 def test_the_step_is_that_of_training(solver, monkeypatch):

@@ -40,7 +40,7 @@ class HDF5Reader(Reader):
         param = message.hdf5_data_param
         if not param.source:
             raise ConfigError("hdf5_data_param.source is missing", request.where)
-        self._list = request.path(param.source)
+        self.name = request.path(param.source)
         self._name = str(DataError("HDF5Data", request.where))  # as messages show it
         names = list(message.top)
         self._files = [self._open(path, names) for path in self._paths()]
@@ -77,7 +77,7 @@ class HDF5Reader(Reader):
         try:
             shape = self._transformer.shape(np.zeros((*rows[0][1:], rows[0][0]), kind))
         except ImageError as error:
-            raise DataError(f"{self._list}: {error}", request.where) from None
+            raise DataError(f"{self.name}: {error}", request.where) from None
         self.shapes = (
             shape,
             *(
@@ -88,16 +88,16 @@ class HDF5Reader(Reader):
 
     def _paths(self) -> list[str]:
         wanted = "a text file with the path of an HDF5 file on each line"
-        lines = read_text(self._list, DataError, self._where, wanted).splitlines()
+        lines = read_text(self.name, DataError, self._where, wanted).splitlines()
         paths = [line.strip() for line in lines if line.strip()]
         if not paths:
-            raise DataError(f"the list {self._list} of HDF5 files is empty", self._where)
+            raise DataError(f"the list {self.name} of HDF5 files is empty", self._where)
         return paths
 
     def _open(self, path: str, names: list[str]) -> tuple[str, list[Rows]]:
         """(path, one array or dataset of rows for each name). A file without the latter does not stay open."""
         h5py = import_h5py("HDF5Data needs", DataError, self._where)
-        file = H5File(h5py, path, lambda reason: DataError(f"{self._list}: cannot read {path}: {reason}", self._where))
+        file = H5File(h5py, path, lambda reason: DataError(f"{self.name}: cannot read {path}: {reason}", self._where))
         for name in names:
             if not file.has(name):
                 raise DataError(f"{path} has no dataset '{name}'; it has {', '.join(file.names())}", self._where)
@@ -117,7 +117,7 @@ class HDF5Reader(Reader):
         slow = [path for path, rows in self._files if any(getattr(each, "chunks", None) for each in rows)]
         if slow:
             _log.warning(
-                f"{self._list}: shuffle takes rows of {slow[0]}{f' and {len(slow) - 1} more' if slow[1:] else ''} "
+                f"{self.name}: shuffle takes rows of {slow[0]}{f' and {len(slow) - 1} more' if slow[1:] else ''} "
                 "in any order, which lie in chunks and do not fit into memory: for each a chunk is read and unpacked. "
                 "Write the file without chunks and compression, as h5repack -l CONTI -f NONE does, or leave shuffle out"
             )

@@ -17,6 +17,7 @@ class MemoryReader(Reader):
     """Arrays: data (channels, height, width), label (). There are no items until set() is called."""
 
     field = "memory_data_param"
+    name = "memory"
     depth = 0  # the program may change its arrays between two batches
 
     def __init__(self, message: proto.LayerParameter, request: Request):

@@ -38,8 +38,8 @@ class WindowReader(Reader):
         super().__init__(message, request)
         param, transform = message.window_data_param, message.transform_param
         self._seed = request.seed
-        source, self.owners = request.path(param.source), request.owners(param.source)
-        self._place = f"{request.where}: {source}" if request.where else source
+        self.name, self.owners = request.path(param.source), request.owners(param.source)
+        self._place = f"{request.where}: {self.name}" if request.where else self.name
         self._batch = self.batch_size(message, request.where)
         self.shapes = self.shapes_without_data(message, request.where)
         self._crop = _Crop(transform.crop_size, param.context_pad, param.crop_mode == "square")
@@ -49,7 +49,7 @@ class WindowReader(Reader):
         check_within(0, param.fg_fraction, 1, "window_data_param.fg_fraction", request.where)
         self._mirror, self._scale = transform.mirror, param.scale
         self._mean = _centre_mean(transform, request.where)
-        self._pictures, windows = read_windows(source, param.root_folder, request.where)
+        self._pictures, windows = read_windows(self.name, param.root_folder, request.where)
         foreground = np.flatnonzero(windows.overlaps >= param.fg_threshold)
         background = np.flatnonzero(windows.overlaps < min(param.fg_threshold, param.bg_threshold))
         wanted = int(np.float32(self._batch) * np.float32(param.fg_fraction))  # as Caffe does it: 18 of 20 * 0.9
@@ -62,7 +62,7 @@ class WindowReader(Reader):
         self._windows, self._kinds = windows, (background, foreground)
         if (wanted and not len(foreground)) or (self._background and not len(background)):
             raise DataError(
-                f"{source}: a batch of {self._batch} takes {wanted} foreground and {self._background} background "
+                f"{self.name}: a batch of {self._batch} takes {wanted} foreground and {self._background} background "
                 f"windows; the file has {len(foreground)} and {len(background)}",
                 request.where,
             )
