@@ -31,6 +31,7 @@ for the run: its sentinel removes them, copies when no other process reads them.
                             ranks NUMBER                 of them all
                             watch SECONDS                        0: not at all
                             saved FILE                   rank 0's: where the run could go on
+                            outlive 0|1                  rank 0's: whether the others go on when a rank dies
                             leaves [[LOCK, ...], [FOLDER, ...]]  JSON; see World.leaves()
                             keeps [FOLDER, ...]          JSON; see World.keeps()
                             child PID                    forked by the rank: ends with it, unless it ends well
