@@ -275,7 +275,7 @@ def net_files(solver: SolverConfig) -> list[str]:
     named.append(("adversarial.discriminator", message.adversarial.discriminator))
     for name, path in named:
         with contextlib.suppress(ConfigError):  # of nets that are not there, which nets_of_solver() tells
-            found.append(_find_net(solver, name, expand_ranks(path, solver.rank, solver.ranks))[0])
+            found.append(_find_net(solver, name, path)[0])
     return found
 
 
@@ -327,8 +327,8 @@ def _load_nets(solver: SolverConfig) -> SolverNets:
     phases = [both if is_tested else {proto.TRAIN}] * len(trained) + [test_only] * len(tested)
     nets, discriminator = [*sources], None
     if message.adversarial.discriminator:
-        path, _ = _find_net(solver, "adversarial.discriminator", message.adversarial.discriminator)
-        nets.append(discriminator := _parse_upgraded(read_text(path), path))
+        discriminator = _read_named(solver, "adversarial.discriminator", message.adversarial.discriminator)
+        nets.append(discriminator)
         phases.append({proto.TRAIN})
     _override_nets(nets, solver._net_overrides, phases)
     for net in nets:
@@ -368,10 +368,7 @@ def _load_net(solver: SolverConfig, name: str, index: int | None) -> NetConfig:
     value = getattr(solver.message, name)
     value = value if index is None else value[index]
     if isinstance(value, str):
-        path, notes = _find_net(solver, name, expand_ranks(value, solver.rank, solver.ranks))
-        net = _parse_upgraded(read_text(path), path)
-        net.notes[:0] = notes
-        return net
+        return _read_named(solver, name, value)
     given = [node.value for node in solver._nodes if node.name == name and isinstance(node.value, list)]
     parts = given if index is None else given[index : index + 1]  # one net given twice has the fields of both
     net = Config(proto.NetParameter(), solver.path, _nodes=[node for part in parts for node in part])
@@ -380,7 +377,17 @@ def _load_net(solver: SolverConfig, name: str, index: int | None) -> NetConfig:
     return net
 
 
+def _read_named(solver: SolverConfig, name: str, path: str) -> NetConfig:
+    """The net of the file that field `name` names, before overrides."""
+    found, notes = _find_net(solver, name, path)
+    net = _parse_upgraded(read_text(found), found)
+    net.notes[:0] = notes
+    return net
+
+
 def _find_net(solver: SolverConfig, name: str, path: str) -> tuple[str, list[str]]:
+    """(where a net's file is, notes on it); see nets_of_solver()."""
+    path = expand_ranks(path, solver.rank, solver.ranks)
     if os.path.exists(path) or os.path.isabs(path):
         return path, []
     folder = Path(solver.path).absolute().parent

@@ -636,6 +636,17 @@ def test_net_of_each_rank(folder):
     assert os.path.samefile(net.path, folder / "nets/tiny_3_of_8.prototxt")
 
 
+def test_the_discriminator_is_found_as_other_nets_are(folder):
+    (folder / "solvers/critic_3_of_8.prototxt").write_text(NET)
+    text = "net: 'nets/tiny.prototxt' adversarial {\n discriminator: 'models/critic_%#_of_%*.prototxt' }"
+    config = solver_in(folder, text)
+    config.rank, config.ranks = 3, 8
+    net = nets_of_solver(config).discriminator
+    assert os.path.samefile(net.path, folder / "solvers/critic_3_of_8.prototxt")
+    told = "solver.prototxt:2:2: adversarial.discriminator 'models/critic_3_of_8.prototxt' is not there; taking "
+    assert told in net.notes[0]
+
+
 def test_weights_separated_by_commas():
     config = parse_solver('weights: "a.caffemodel, b.caffemodel" weights: "c.caffemodel"')
     assert list(config.message.weights) == ["a.caffemodel", "b.caffemodel", "c.caffemodel"]
