@@ -8,6 +8,7 @@ from typing import Any
 
 from engine.host.cores import own_cores, ranges
 from engine.host.machine import memory, processor
+from engine.host.memory import available_memory
 from engine.report.table import human, table
 
 
@@ -17,7 +18,6 @@ def device() -> dict[str, Any]:
     from engine.comm.mpi_world import mpi_library
     from engine.host import _core
 
-    total, available = memory()
     return {
         "host": platform.node(),
         "processor": processor(),
@@ -25,8 +25,8 @@ def device() -> dict[str, Any]:
         "cores_allowed": cores,
         "threads": _core.threads(),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
-        "memory_bytes": total,
-        "memory_available_bytes": available,
+        "memory_bytes": memory(),
+        "memory_available_bytes": available_memory(),
         "onednn": _core.onednn_version(),
         "isa": _core.onednn_isa(),
         "mpi": mpi_library(),

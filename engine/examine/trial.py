@@ -22,7 +22,7 @@ from engine.data.feeder import Feeder
 from engine.data.source_shapes import Supposition
 from engine.errors import ConfigError, EngineError, NumericalError
 from engine.examine.synthetic import SyntheticFeeder
-from engine.host.machine import memory
+from engine.host.memory import available_memory, limit_data
 from engine.inference.evaluator import Evaluator
 from engine.layers.python import allow_modules
 from engine.net import Net
@@ -145,8 +145,7 @@ def _give_statistics(net: Net) -> None:
 
 def _limit_memory() -> None:
     """So that a net which is too large ends itself and nobody else."""
-    _, free = memory()
-    resource.setrlimit(resource.RLIMIT_DATA, (int(_MEMORY_SHARE * free), resource.RLIM_INFINITY))
+    limit_data(int(_MEMORY_SHARE * available_memory()))
     with open("/proc/self/oom_score_adj", "w") as file:  # the first that the system ends when memory is short
         file.write("1000")
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import psutil
 
 
-def memory() -> tuple[int, int]:
-    """Returns the bytes of the machine's memory, and how many of them a new process could use."""
-    found = psutil.virtual_memory()
-    return found.total, found.available
+def memory() -> int:
+    """Returns the bytes of the machine's memory; see available_memory() of memory.py, too."""
+    return psutil.virtual_memory().total
 
 
 def interrupt_seconds() -> float:

@@ -55,15 +55,20 @@ def at_most(more: int) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before, most = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = _pages(5) + more
-    if before != resource.RLIM_INFINITY:
-        limit = min(limit, before)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
+    before = limit_data(_pages(5) + more)
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_DATA, (before, most))
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def limit_data(count: int) -> tuple[int, int]:
+    """Lets this process have so many bytes of its own, or as many as it might before, if these are fewer; returns the
+    limits before."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = count if soft == resource.RLIM_INFINITY else min(count, soft)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    return soft, hard
 
 
 def size_text(count: int) -> str:

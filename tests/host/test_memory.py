@@ -10,6 +10,7 @@ from engine import proto
 from engine.config import parse_net
 from engine.errors import EngineError
 from engine.examine.check import check_file
+from engine.examine.device import device
 from engine.host import memory
 from engine.net import Net
 from tests.mpi import REPO, run_ranks
@@ -48,6 +49,11 @@ def test_a_group_has_its_own_limit(tmp_path):
     assert list(memory._left_in(tmp_path, *names)) == [550_000]
     (tmp_path / "memory.max").write_text("max\n")
     assert list(memory._left_in(tmp_path, *names)) == []
+
+
+def test_what_a_group_leaves_is_what_the_device_has(monkeypatch):
+    monkeypatch.setattr(memory, "_left_in_groups", lambda: iter([500_000]))
+    assert device()["memory_available_bytes"] == 500_000
 
 
 def test_a_limit_of_addresses_counts():
