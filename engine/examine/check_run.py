@@ -96,11 +96,16 @@ def run_apart(trial: Trial) -> Outcome:
     """The trial in a process of its own, within TIME_LIMIT."""
     try:
         done = subprocess.run(
-            own_command("--trial"), input=json.dumps(asdict(trial)), capture_output=True, text=True, timeout=TIME_LIMIT
+            own_command("--trial"),
+            input=json.dumps(asdict(trial)),
+            capture_output=True,
+            text=True,
+            errors="replace",  # a user's code says what it likes
+            timeout=TIME_LIMIT,
         )
     except subprocess.TimeoutExpired:
         return Outcome("time", f"not done in {TIME_LIMIT} s")
-    if done.returncode == 0:
+    if done.returncode == 0 and done.stdout:  # else a user's code has ended it
         return Outcome(**json.loads(done.stdout.splitlines()[-1]))
     if done.returncode == -signal.SIGKILL:
         return Outcome("memory", "killed, probably because the machine was out of memory")

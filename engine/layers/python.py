@@ -126,7 +126,7 @@ class Python(Layer):
             if error.name != param.module.split(".")[0]:
                 raise self.error(f"module '{param.module}' needs '{error.name}', which is not there") from error
             raise self._absent() from None
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failure("import", error) from error
         if not hasattr(module, param.layer):
             classes = [name for name, value in vars(module).items() if isinstance(value, type)]

@@ -1,6 +1,8 @@
 """`engine check --run`: nets take a step on synthetic data, each in a process of its own."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -118,6 +120,35 @@ def test_a_process_that_ends_badly_is_a_crash(folder, tmp_path):
     assert outcome.reason == "defect" and "TypeError" in outcome.message
     outcome = run_apart(Trial("net.prototxt", "net", "TEST", overrides=None))
     assert outcome.reason == "crash" and "exit status 1" in outcome.message
+
+
+def test_a_limit_of_memory_that_nobody_may_lift(folder):
+    command = [sys.executable, "-m", "engine", "check", "--run", str(folder / "net.prototxt")]
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -d 4000000; exec "$@"', "bash", *command], cwd=REPO, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines()[-1] == "1 files: 1 read, 1 build, 1 run", done
+
+
+USER_CODE = """
+layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 } } }
+layer { name: "y" type: "Python" bottom: "x" top: "y" python_param { module: "%s" layer: "Any" } }
+"""
+
+
+@pytest.mark.parametrize(
+    "name, code, reason, told",
+    [
+        ("leaves", "import sys; sys.exit()", "refused", "import of leaves.Any failed"),
+        ("ends", "import os; os._exit(0)", "crash", "exit status 0"),
+        ("says", r"import os; os.write(2, b'\xff no text'); os._exit(3)", "crash", "exit status 3; \ufffd no text"),
+    ],
+)
+def test_user_code_that_ends_the_process(folder, name, code, reason, told):
+    (folder / f"{name}.py").write_text(code)
+    (folder / "net.prototxt").write_text(USER_CODE % name)
+    outcome = run_apart(Trial(str(folder / "net.prototxt"), "net", "TEST", python_layers=True))
+    assert outcome.reason == reason and told in outcome.message
 
 
 def test_what_is_counted():

@@ -365,6 +365,8 @@ def test_names_that_are_not_there(tmp_path):
     assert "module 'needing' needs 'no_such_package'" in message
     (tmp_path / "broken.py").write_text("1 / 0")
     assert "ZeroDivisionError" in error_of(layer("Scale").replace("user_layers", "broken"), x=(2,))
+    (tmp_path / "leaving.py").write_text("import sys; sys.exit()")
+    assert "import of leaving.Scale failed" in error_of(layer("Scale").replace("user_layers", "leaving"), x=(2,))
 
 
 def test_engine_train_finds_the_module_beside_the_net(tmp_path):
