@@ -140,8 +140,6 @@ def write_curve(history: CurvePoints, prefix: str) -> None:
         write_panels(path, history.title, panels)
     except EngineError as error:
         warn(f"The curve is left out: {error}")
-    except Exception as error:  # whatever matplotlib, its settings or its cache of fonts come up with
-        warn(f"The curve is left out: {type(error).__name__}: {error}")
     else:
         log(f"Curve in {path}")
 
@@ -155,7 +153,7 @@ def write_picture(path: str, size: tuple[float, float], draw: Callable[[Figure],
     """Writes a picture of one of the KINDS, as path's suffix says, of so many inches.
 
     Raises:
-        EngineError: path has another suffix, matplotlib is not installed, or the file cannot be written.
+        EngineError: path has another suffix, matplotlib is not installed or fails, or the file cannot be written.
     """
     suffix = Path(path).suffix
     if suffix not in KINDS:
@@ -164,16 +162,20 @@ def write_picture(path: str, size: tuple[float, float], draw: Callable[[Figure],
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
+
+        # Names are no formulas, and an SVG holds them as text.
+        with rc_context({"text.parse_math": False, "svg.fonttype": "none"}), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a name in a script that no font has
+            figure = Figure(figsize=size, layout="constrained")
+            draw(figure)
+            with atomic_write(path) as file:
+                figure.savefig(file, format=suffix[1:], dpi=110)
+    except EngineError:
+        raise
     except ImportError:
         raise EngineError("drawing needs matplotlib: pip install prototxt-engine[plot]", path) from None
-
-    # Names are no formulas, and an SVG holds them as text.
-    with rc_context({"text.parse_math": False, "svg.fonttype": "none"}), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a name in a script that no font has
-        figure = Figure(figsize=size, layout="constrained")
-        draw(figure)
-        with atomic_write(path) as file:
-            figure.savefig(file, format=suffix[1:], dpi=110)
+    except Exception as error:  # whatever matplotlib, its settings or its cache of fonts come up with
+        raise EngineError(f"cannot be drawn: {type(error).__name__}: {error}", path) from None
 
 
 def _draw(figure: Figure, title: str, panels: list[Panel]) -> None:

@@ -133,6 +133,14 @@ def test_without_matplotlib_there_is_the_table(tmp_path, solver, monkeypatch, ca
     assert (tmp_path / "rates.csv").read_text() == "mine"
 
 
+def test_a_matplotlib_that_fails_leaves_out_the_curve_alone(tmp_path, solver, monkeypatch, capfd):
+    monkeypatch.setattr("engine.examine.rates._draw", lambda *_: 1 / 0)
+    files = ["--output", f"{tmp_path}/rates.png", "--json", f"{tmp_path}/x.json"]
+    assert main([*solver, "--iterations", "6", *files]) == 0
+    assert "rates.png: cannot be drawn: ZeroDivisionError" in capfd.readouterr().err
+    assert (tmp_path / "rates.png.csv").exists() and (tmp_path / "x.json").exists()
+
+
 def test_a_table_that_cannot_be_written_is_told_before_the_test(tmp_path, solver, capfd):
     (tmp_path / "rates.png.csv").mkdir()
     assert main([*solver, "--output", f"{tmp_path}/rates.png"]) == 1

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import subprocess
 import sys
 
 import numpy as np
@@ -239,6 +241,15 @@ def test_without_matplotlib_there_are_no_pictures(tmp_path, trained, monkeypatch
     told = capfd.readouterr().err
     assert told.count("Pictures are left out of the report") == 1 and "pip install" in told
     assert {path.name for path in (tmp_path / "report").iterdir()} == {"classes.csv", "confusion.csv", "report.json"}
+
+
+def test_a_matplotlib_that_fails_leaves_out_the_pictures_alone(tmp_path, trained):
+    command = [sys.executable, "-m", "engine", *trained, "--report", f"{tmp_path}/report", "--json", f"{tmp_path}/x"]
+    environment = os.environ | {"MPLBACKEND": "nonsense"}
+    done = subprocess.run(command, cwd=REPO, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr.count("Pictures are left out of the report") == 1, done.stderr
+    assert {path.name for path in (tmp_path / "report").iterdir()} == {"classes.csv", "confusion.csv", "report.json"}
+    assert json.loads((tmp_path / "x").read_text())["accuracy"]
 
 
 def test_views_are_averaged_in_the_report_too(tmp_path, trained):
