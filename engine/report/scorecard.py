@@ -45,6 +45,7 @@ class Scorecard:
         check_writable(self._folder / "report.json")
         self._found: dict[str, Any] = {}
         self._draws = True  # until matplotlib turns out to be missing
+        self._stems: dict[str, str] = {}  # of blobs -> of the files' names
         self.files: list[str] = []
 
     def add_figures(self, **figures: object) -> None:
@@ -57,7 +58,7 @@ class Scorecard:
         labels = list(names) or [str(number) for number in range(len(found.samples))]
         header = ["class", "name", kind, "accuracy", "precision", "iou"]
         rows = zip(range(len(labels)), labels, found.samples, by_class.recall, by_class.precision, by_class.iou)
-        self._table(_name(stem, "classes.csv"), header, rows)
+        self._table(self._name(stem, "classes.csv"), header, rows)
         total = found.samples.sum()
         if found.unknown:
             warn(f"{blob}: {found.unknown} of {total} {kind} have scores that are NaN: they count as wrong")
@@ -76,16 +77,20 @@ class Scorecard:
             log(f"{blob}: no confusion matrix of {len(labels)} classes, which are more than {MOST_CLASSES}")
         else:
             self._table(
-                _name(stem, "confusion.csv"), ["label", *labels], ([name, *row] for name, row in zip(labels, matrix))
+                self._name(stem, "confusion.csv"),
+                ["label", *labels],
+                ([name, *row] for name, row in zip(labels, matrix)),
             )
             side = float(np.clip(0.42 * len(labels) + 2.5, 5, 16))
             self._picture(
-                _name(stem, "confusion.png"), (side + 1, side), lambda figure: draw_confusion(figure, matrix, labels)
+                self._name(stem, "confusion.png"),
+                (side + 1, side),
+                lambda figure: draw_confusion(figure, matrix, labels),
             )
         bars = {"iou": by_class.iou} if by_pixel else {"accuracy": by_class.recall}
         height = float(np.clip(0.24 * len(labels) + 1.2, 3, 60))
         if len(labels) <= 200:
-            self._picture(_name(stem, "classes.png"), (7, height), lambda figure: draw_bars(figure, bars, labels))
+            self._picture(self._name(stem, "classes.png"), (7, height), lambda figure: draw_bars(figure, bars, labels))
 
     def add_labels(
         self, blob: str, scores: np.ndarray, there: np.ndarray, names: Names, stem: str, keys: Sequence[str]
@@ -99,18 +104,18 @@ class Scorecard:
         areas = np.array([curve.area for curve in curves])
         positive, counted = (there == 1).sum(0), (there >= 0).sum(0)
         header = ["label", "name", "samples", "positive", "auroc"]
-        self._table(_name(stem, "labels.csv"), header, zip(range(len(labels)), labels, counted, positive, areas))
+        self._table(self._name(stem, "labels.csv"), header, zip(range(len(labels)), labels, counted, positive, areas))
         points = (
             (number, name, threshold, wrong, right)
             for number, (name, curve) in enumerate(zip(labels, curves))
             for threshold, wrong, right in zip(curve.thresholds, curve.false_rates, curve.true_rates)
         )
         header = ["label", "name", "threshold", "false positive rate", "true positive rate"]
-        self._table(_name(stem, "roc.csv"), header, points)
+        self._table(self._name(stem, "roc.csv"), header, points)
         header = ["sample", *labels, *(f"{name} score" for name in labels)]
         known = ([int(y) if y >= 0 else "" for y in row] for row in there)
         rows = ([key, *row, *found] for key, row, found in zip(keys, known, scores))
-        self._table(_name(stem, "scores.csv"), header, rows)
+        self._table(self._name(stem, "scores.csv"), header, rows)
         self._found.setdefault("labels", {})[blob] = {
             "mean_auroc": _number(mean(areas)),
             "names": labels,
@@ -118,20 +123,20 @@ class Scorecard:
             "positive": positive.tolist(),
             "auroc": _numbers(areas),
         }
-        self._picture(_name(stem, "roc.png"), (7.5, 6.5), lambda figure: draw_roc(figure, curves, labels))
+        self._picture(self._name(stem, "roc.png"), (7.5, 6.5), lambda figure: draw_roc(figure, curves, labels))
 
     def add_detections(self, blob: str, found: Detections, version: str, names: Names, stem: str = "") -> None:
         """version: of AP_VERSIONS."""
         curves, precisions = found.curves(), found.average_precisions(version)
         labels = {label: names[label] if label < len(names) else str(label) for label in curves}
         rows = ((label, labels[label], int(found.boxes[label]), precisions[label]) for label in curves)
-        self._table(_name(stem, "detections.csv"), ["label", "name", "boxes", "average precision"], rows)
+        self._table(self._name(stem, "detections.csv"), ["label", "name", "boxes", "average precision"], rows)
         points = (
             (label, labels[label], *point)
             for label, (precision, recall) in curves.items()
             for point in zip(recall, precision)
         )
-        self._table(_name(stem, "precision_recall.csv"), ["label", "name", "recall", "precision"], points)
+        self._table(self._name(stem, "precision_recall.csv"), ["label", "name", "recall", "precision"], points)
         self._found.setdefault("detections", {})[blob] = {
             "ap_version": version,
             "map": found.mean(version),
@@ -139,7 +144,7 @@ class Scorecard:
         }
         lines = {f"{labels[label]}, {precisions[label]:.3f}": curves[label] for label in curves}
         draw = lambda figure: draw_precisions(figure, lines)  # noqa: E731
-        self._picture(_name(stem, "precision_recall.png"), (7.5, 6.5), draw)
+        self._picture(self._name(stem, "precision_recall.png"), (7.5, 6.5), draw)
 
     def add_results(self, results: Sequence[Mapping[str, object]]) -> None:
         """Boxes of a detector, as pycocotools reads them."""
@@ -151,6 +156,19 @@ class Scorecard:
         with self._file("report.json") as file:
             file.write(json_text(self._found).encode() + b"\n")
         log(f"Report in {self._folder}: {', '.join(self.files)}")
+
+    def _name(self, stem: str, name: str) -> str:
+        """Of a file. A number tells stems apart that would be one as a file's name."""
+        if not stem:
+            return name
+        if stem not in self._stems:
+            plain = found = re.sub("[^A-Za-z0-9-]+", "_", stem)
+            number = 1
+            while found in self._stems.values():
+                number += 1
+                found = f"{plain}_{number}"
+            self._stems[stem] = found
+        return f"{self._stems[stem]}_{name}"
 
     def _file(self, name: str):
         self.files.append(name)
@@ -174,10 +192,6 @@ class Scorecard:
             self._draws = False
         else:
             self.files.append(name)
-
-
-def _name(stem: str, name: str) -> str:
-    return f"{re.sub(r'[^A-Za-z0-9-]+', '_', stem)}_{name}" if stem else name
 
 
 def _cell(value: object) -> object:

@@ -260,6 +260,23 @@ def test_views_are_averaged_in_the_report_too(tmp_path, trained):
     assert found["samples"] == 360
 
 
+def test_blobs_whose_names_are_one_name_of_files(tmp_path):
+    """Each has files of its own: a number tells them apart."""
+    scores = np.eye(4)
+    with h5py.File(data(tmp_path, scores, range(4)) / "data.h5", "a") as file:
+        file["a/b"], file["a.b"], file["a_b_2"] = scores, scores[::-1], scores
+    names = ("a/b", "a.b", "a_b_2")
+    losses = "".join(
+        f'layer {{ name: "{n}" type: "SoftmaxWithLoss" bottom: "{each}" bottom: "y" top: "loss {n}" }}'
+        for n, each in enumerate(names)
+    )
+    tops = " ".join(f'top: "{each}"' for each in names)
+    found = report(tmp_path, (DATA % tmp_path).replace('top: "x"', tops) + losses)
+    tables = {path.name: rows(path)[0]["accuracy"] for path in (tmp_path / "report").glob("*_classes.csv")}
+    assert tables == {"a_b_classes.csv": "1.0", "a_b_2_classes.csv": "0.0", "a_b_2_2_classes.csv": "1.0"}
+    assert set(found["classes"]) == set(names)
+
+
 def test_bad_folders_and_nets_are_refused_before_the_test(tmp_path, trained, capfd):
     (tmp_path / "file").write_text("")
     assert main([*trained, "--report", f"{tmp_path}/file"]) == 1
