@@ -27,12 +27,13 @@ def compute_image_mean(
     1 x c x h x w, if out is given. mean.mean(axis=(1, 2)) are the values for mean_value.
 
     Sums in double precision. Raises DataError, which names the key, for images that differ in size or are damaged;
-    EngineError, before any is read, where out cannot be written, or is db.
+    EngineError, before any is read, where out cannot be written, or is one of db's files.
     """
     if out is not None:
         check_writable(out)
-        check_apart(out, db)
     source = open_source(db, backend=backend)
+    if out is not None:
+        check_apart(out, *source.files_of(db))
 
     def pixels(index: int) -> tuple[str, np.ndarray]:
         key, value = source.item(index)

@@ -41,6 +41,11 @@ class Source(Protocol):
         """Whether what is there looks like a source of this type. At most one type recognises a path."""
         ...
 
+    @staticmethod
+    def files_of(path: str, where: str | None = None) -> list[str]:
+        """All files that belong to a source of this type, which need not be opened. Raises DataError."""
+        ...
+
     def __len__(self) -> int: ...
 
     def item(self, index: int) -> tuple[str, Stored]:
@@ -110,6 +115,13 @@ def recognised(path: str) -> str:
         return next((name for name, each in _sources.items() if each.recognises(path)), "")
     except (OSError, ValueError):  # no permission; a name that cannot be one
         return ""
+
+
+def files_of(path: str, where: str | None = None) -> list[str]:
+    """All files that belong to the source at a path. Raises DataError, also where nothing there is known."""
+    if not (kind := recognised(path)):
+        open_source(path, where)  # raises
+    return find_source(kind).files_of(path, where)
 
 
 def is_here(path: str) -> bool:

@@ -30,9 +30,8 @@ import numpy as np
 
 from engine.data.host_lock import getting_on, host_lock, lock_file
 from engine.data.lmdb_writer import new_lmdb
-from engine.data.registry import Source, open_source, recognised
-from engine.data.shards import expand, is_pattern
-from engine.data.sources.folder import files_below
+from engine.data.registry import Source, files_of, open_source, recognised
+from engine.data.shards import is_pattern
 from engine.errors import DataError
 from engine.files import atomic_write, reason
 from engine.host.memory import available_memory, size_text
@@ -79,7 +78,7 @@ def staged(
 
     Raises DataError: the source cannot be read, there is too little space, the copy differs.
     """
-    files = _files(source, where)
+    files = files_of(source, where)
     stamp = _stamp(files, where)
     if recognised(source) == "FOLDER":
         folder = os.path.abspath(source)  # what its files have in common may be the only class folder
@@ -133,26 +132,6 @@ def release() -> None:
 
 
 atexit.register(release)
-
-
-def _files(source: str, where: str | None) -> list[str]:
-    """All that belongs to a source."""
-    kind = recognised(source)
-    if kind == "LMDB":
-        return [os.path.join(source, "data.mdb") if os.path.isdir(source) else source]
-    if kind == "LEVELDB":
-        return sorted(
-            os.path.join(source, name) for name in os.listdir(source) if name not in ("LOCK", "LOG", "LOG.old")
-        )
-    if kind == "FOLDER":
-        return sorted(os.path.join(source, name) for name in files_below(source, where))
-    if kind == "ZIP":
-        return [next(str(each) for each in (Path(source), *Path(source).parents) if each.is_file())]
-    if not kind:
-        open_source(source, where)  # raises
-    shards = expand(source, where)
-    indexes = (os.path.splitext(shard)[0] + ".idx" for shard in shards)
-    return [*shards, *(each for each in indexes if kind == "RECORDIO" and os.path.isfile(each))]
 
 
 def _stamp(files: Sequence[str], where: str | None) -> list[list]:

@@ -394,6 +394,17 @@ def test_a_mean_leaves_what_it_reads(image_folder, tmp_path):
     assert source.read_bytes() == before
 
 
+@pytest.mark.parametrize("name, file", [("db", "db/data.mdb"), ("images", "images/bee/2.png"), ("?.tar", "y.tar")])
+def test_a_mean_leaves_each_file_that_it_reads(image_folder, tmp_path, name, file):
+    convert_imageset(str(image_folder), None, str(tmp_path / "db"))
+    for each in ("x.tar", "y.tar"):
+        convert_imageset(str(image_folder), None, str(tmp_path / each))
+    before = (tmp_path / file).read_bytes()
+    with pytest.raises(EngineError, match=f"{file}: cannot be written: it is a file that is read"):
+        compute_image_mean(str(tmp_path / name), str(tmp_path / file))
+    assert (tmp_path / file).read_bytes() == before
+
+
 def test_mean_of_images_that_differ_in_size(make_lmdb, tmp_path):
     path = make_lmdb({"a": raw_datum(random_pixels(1)), "b": raw_datum(random_pixels(1, 11, 16))})
     with pytest.raises(DataError, match=r"key 'b': image of 11 x 16 x 3 .* the others are of 12 x 16 x 3"):

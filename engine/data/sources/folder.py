@@ -53,6 +53,10 @@ class FolderSource(MemberSource):
     def recognises(path: str) -> bool:
         return os.path.isdir(path) and not any(os.path.exists(os.path.join(path, n)) for n in ("data.mdb", "CURRENT"))
 
+    @staticmethod
+    def files_of(path: str, where: str | None = None) -> list[str]:
+        return sorted(os.path.join(path, name) for name in files_below(path, where))
+
     def files(self) -> list[str]:
         """The folder and those in it: their times change with the names in them."""
         try:

@@ -51,13 +51,7 @@ class LevelDbSource:
         self.path, self._where = path, where
         if not self.recognises(path):
             raise DataError(f"LevelDB not found: {path} (no such folder with a file CURRENT in it)", where)
-        try:
-            # Without the log: what opens the original would change its time.
-            files = sorted(
-                os.path.join(path, name) for name in os.listdir(path) if name not in ("LOCK", "LOG", "LOG.old")
-            )
-        except OSError as error:
-            raise DataError(f"LevelDB {path}: cannot be read: {reason(error)}", where) from None
+        files = self.files_of(path, where)
         self._view = _view_of(path, files, where)
         self._keys = open_index(path, "LEVELDB", files, self._build, where).names("keys")
         if not len(self._keys):
@@ -66,6 +60,15 @@ class LevelDbSource:
     @staticmethod
     def recognises(path: str) -> bool:
         return os.path.isfile(os.path.join(path, "CURRENT"))
+
+    @staticmethod
+    def files_of(path: str, where: str | None = None) -> list[str]:
+        """Without the log: what opens the original would change its time."""
+        try:
+            names = sorted(os.listdir(path))
+        except OSError as error:
+            raise DataError(f"LevelDB {path}: cannot be read: {reason(error)}", where) from None
+        return [os.path.join(path, name) for name in names if name not in ("LOCK", "LOG", "LOG.old")]
 
     def _build(self) -> Index:
         index = Index({})

@@ -42,7 +42,7 @@ class LmdbSource:
         self.path = path
         self._where = where
         self._name = str(DataError(f"LMDB {path}", where))  # as messages show it
-        data_file = os.path.join(path, "data.mdb") if os.path.isdir(path) else path
+        (data_file,) = self.files_of(path)
         if not os.path.isfile(data_file):
             raise DataError(f"LMDB not found: {path} (no such folder with a data.mdb in it)", where)
         with self._guarded(f"cannot open LMDB {path}"):
@@ -72,6 +72,10 @@ class LmdbSource:
             return False
         with open(path, "rb") as file:
             return file.read(20)[16:] in _MAGIC
+
+    @staticmethod
+    def files_of(path: str, where: str | None = None) -> list[str]:
+        return [os.path.join(path, "data.mdb") if os.path.isdir(path) else path]
 
     def __len__(self) -> int:
         return self._size

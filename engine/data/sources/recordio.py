@@ -43,8 +43,7 @@ class RecordIoSource:
         if fields:
             raise ConfigError("RecordIO has no fields: take out data_param.field", where)
         self._shards = Shards(expand(path, where), where)
-        indexes = [each for shard in self._shards.paths if is_regular(each := _index_of(shard))]
-        index = open_index(path, "RECORDIO", [*self._shards.paths, *indexes], self._build, where)
+        index = open_index(path, "RECORDIO", self.files_of(path, where), self._build, where)
         self._shard, self._offset = index.columns["shard"], index.columns["offset"]
 
     @staticmethod
@@ -55,6 +54,11 @@ class RecordIoSource:
             return False
         with open(path, "rb") as file:
             return file.read(4) == _WORD
+
+    @staticmethod
+    def files_of(path: str, where: str | None = None) -> list[str]:
+        shards = expand(path, where)
+        return [*shards, *filter(is_regular, map(_index_of, shards))]
 
     def _build(self) -> Index:
         places = []

@@ -32,6 +32,10 @@ class TarSource(MemberSource):
         with open(path, "rb") as file:
             return file.read(262)[257:] == b"ustar"
 
+    @staticmethod
+    def files_of(path: str, where: str | None = None) -> list[str]:
+        return expand(path, where)
+
     def files(self) -> list[str]:
         return self._shards.paths
 

@@ -53,6 +53,10 @@ class TfRecordSource:
             head = file.read(HEAD.size)
         return len(head) == HEAD.size and checksum(head[:8]) == HEAD.unpack(head)[1]
 
+    @staticmethod
+    def files_of(path: str, where: str | None = None) -> list[str]:
+        return expand(path, where)
+
     def _build(self) -> Index:
         places = [place for shard in range(len(self._shards.paths)) for place in watched(self._walk(shard))]
         if not places:

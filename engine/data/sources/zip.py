@@ -40,6 +40,10 @@ class ZipSource(MemberSource):
         with open(file, "rb") as begin:  # one that is cut off has lost its directory, at its end
             return begin.read(len(_MAGIC)) == _MAGIC or zipfile.is_zipfile(file)
 
+    @staticmethod
+    def files_of(path: str, where: str | None = None) -> list[str]:
+        return [_split(path, where)[0]]
+
     def files(self) -> list[str]:
         return [self._file]
 
