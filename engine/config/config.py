@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 
 from engine import proto
 from engine.config import overrides as override_paths
@@ -30,6 +34,7 @@ from engine.files import is_regular, read_bytes
 
 MessageT = TypeVar("MessageT", proto.NetParameter, proto.SolverParameter)
 _KINDS = {"net": proto.NetParameter, "solver": proto.SolverParameter}
+_READ = re.compile("weights|source|meanfile|(?!save_)(.*_)?file")  # fields that name what is read
 _TRAIN_NETS = ("net", "net_param", "train_net", "train_net_param")
 
 
@@ -268,7 +273,31 @@ def nets_of_solver(solver: SolverConfig) -> SolverNets:
     return solver._nets
 
 
-def net_files(solver: SolverConfig) -> list[str]:
+def files_read_by(config: NetConfig | SolverConfig) -> list[str]:
+    """The files that a net, or a solver and its nets, are in or name to be read: nets, weights, sources, means, label
+    maps. Of nets that cannot be had, nothing is known: nets_of_solver() tells why."""
+    found = [config.path, *_names_of_files(config.message)]
+    if config.kind == "solver":
+        solver = cast(SolverConfig, config)
+        found += _net_files(solver)
+        with contextlib.suppress(ConfigError):
+            nets = _load_nets(solver)  # not kept: the solver may yet change
+            for net in filter(None, (nets.train, *nets.tests, nets.discriminator)):
+                found += _names_of_files(net.message)
+    return [expand_ranks(path, config.rank, config.ranks) for path in found]
+
+
+def _names_of_files(message: Message) -> Iterator[str]:
+    for descriptor, value in message.ListFields():
+        values = [value] if descriptor.has_presence else value
+        if descriptor.message_type is not None:
+            for each in values:
+                yield from _names_of_files(each)
+        elif descriptor.cpp_type == FieldDescriptor.CPPTYPE_STRING and _READ.fullmatch(descriptor.name):
+            yield from values
+
+
+def _net_files(solver: SolverConfig) -> list[str]:
     """The files of a solver's nets that are there."""
     message, found = solver.message, []
     named = [("net", message.net), ("train_net", message.train_net), *(("test_net", path) for path in message.test_net)]

@@ -29,6 +29,11 @@ MOST_NUMBERS = 20  # classes of a matrix whose counts are written into the pictu
 MOST_TICKS = 60  # classes that an axis names
 MOST_LINES = 12  # curves that a legend names
 LONGEST = 24  # characters of a name in a picture
+FILES = (  # what their names end with
+    *("classes.csv", "classes.png", "confusion.csv", "confusion.png"),
+    *("labels.csv", "roc.csv", "roc.png", "scores.csv"),
+    *("detections.csv", "precision_recall.csv", "precision_recall.png", "coco_results.json", "report.json"),
+)
 Names = Sequence[str]  # of classes or labels; numbers where it is empty
 
 
@@ -47,6 +52,10 @@ class Scorecard:
         self._draws = True  # until matplotlib turns out to be missing
         self._stems: dict[str, str] = {}  # of blobs -> of the files' names
         self.files: list[str] = []
+
+    def older(self) -> list[Path]:
+        """The files of the folder that a report may replace: those of an older one, or others of these names."""
+        return [each for each in self._folder.glob("*") if each.name.endswith(FILES)]
 
     def add_figures(self, **figures: object) -> None:
         """Of the whole test."""

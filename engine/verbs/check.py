@@ -59,6 +59,7 @@ def run(options: Namespace) -> int:
     from engine.examine.check import check_file, files_below
     from engine.examine.check_data import is_data
     from engine.examine.check_text import draw_schedules, raise_errors, summary, to_json, to_text
+    from engine.files import check_apart
     from engine.verbs.runtime import refuse_idle, show, write_json
 
     data = [path for path in options.files if not path.endswith(".prototxt") and is_data(path)]
@@ -78,6 +79,8 @@ def run(options: Namespace) -> int:
     if options.run:
         return int(_take_steps(options, paths, found) or broken)
     reports = [check_file(path, options.set, options.level, options.stage, options.ranks) for path in paths]
+    if options.plot:
+        check_apart(options.plot, *paths, *(net.file for report in reports for net in report.nets))
     if options.json:
         write_json(found | {"files": [to_json(report) for report in reports]}, "-")
     else:

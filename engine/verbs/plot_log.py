@@ -20,10 +20,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
+    from engine.files import check_apart
     from engine.report.log import log, set_up
     from engine.report.plot_log import plot_logs
 
     set_up()
+    check_apart(options.target, *options.logs)
     plot_logs(options.logs, options.target)
     log(f"Wrote {options.target}")
     return 0

@@ -4,20 +4,24 @@ A verb imports this module in its run(), not before."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from engine.comm.world import World
     from engine.config import NetConfig, SolverConfig
     from engine.data.convert_imageset import Output
 
 _OF_STAGE = re.compile(r"([0-9]{1,6}):(.*)", re.DOTALL)
 _READ = ("solver", "model", "data", "profile", "weights", "snapshot", "kernels")  # arguments that name files
+_WRITTEN = ("json", "timeline", "output", "target")  # and those that name files to write
 
 
 def start(watched: bool = False, output: str | None = None, reading: Namespace | None = None) -> World:
@@ -56,6 +60,28 @@ def _files_named(options: Namespace | None) -> list[str]:
     for value in (getattr(options, name, None) or [] for name in _READ):
         found += [value, *value.split(",")] if isinstance(value, str) else value
     return found
+
+
+def check_outputs(options: Namespace, config: NetConfig | SolverConfig, also: Iterable[str | Path] = ()) -> None:
+    """Raises EngineError where a file to write is one that the options name, or that a net or a solver reads; the
+    pictures of a folder are not looked at. also: files to write that no option names."""
+    from engine.config import files_read_by
+    from engine.data.registry import files_of, recognised
+    from engine.errors import DataError
+    from engine.files import check_apart
+
+    outputs = [path for name in _WRITTEN if (path := getattr(options, name, None)) not in (None, "-")]
+    there = [path for path in (*outputs, *also) if os.path.lexists(path)]  # of the others none is read
+    if not there:
+        return
+    read = _files_named(options)
+    for path in files_read_by(config):
+        read.append(path)
+        if recognised(path) not in ("", "FOLDER"):
+            with contextlib.suppress(DataError):  # of sources that are not here, which not every verb needs
+                read += files_of(path)
+    for path in there:
+        check_apart(path, *read)
 
 
 def _install_caffe() -> None:
@@ -100,16 +126,14 @@ def asked_solvers(options: Namespace) -> list[SolverConfig]:
 
 def asked_solver(options: Namespace, path: str = "", overrides: Sequence[str] | None = None) -> SolverConfig:
     """The solver of --solver as the options change it. path, overrides: in place of --solver and --set."""
-    from engine.config import add_state, net_files, read_solver
-    from engine.files import check_apart
+    from engine.config import add_state, read_solver
     from engine.host.launch import detect
 
     allow_python_layers(options)
     config = read_solver(path or options.solver, options.set if overrides is None else overrides)
     if launch := detect():
         config.rank, config.ranks = launch.rank, launch.size
-    if output := getattr(options, "json", None):
-        check_apart(output, *net_files(config))
+    check_outputs(options, config)
     message = config.message
     if options.precision:
         message.precision = message.Precision.Value(options.precision.upper())
@@ -128,6 +152,7 @@ def asked_net(options: Namespace, path: str) -> NetConfig:
     config = read_net(path, options.set)
     if not config.message.layer:
         raise ConfigError("the net has no layers", path)
+    check_outputs(options, config)
     add_state(config.message.state, options.level, options.stage)
     return config
 

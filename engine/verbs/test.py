@@ -77,7 +77,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     from engine.errors import ConfigError
-    from engine.verbs.runtime import asked_model, log_skipped, phase_of, start, write_json
+    from engine.verbs.runtime import asked_model, check_outputs, log_skipped, phase_of, start, write_json
 
     if options.ensemble and len(options.weights) < 2:
         raise ConfigError(f"--ensemble: expected two files or more in --weights, got {len(options.weights)}")
@@ -90,7 +90,9 @@ def run(options: Namespace) -> int:
     if options.report:
         from engine.report.scorecard import Scorecard
 
-        report = Scorecard(options.report) if world.rank == 0 else None
+        if world.rank == 0:
+            report = Scorecard(options.report)
+            check_outputs(options, config, report.older())
     evaluator = _evaluator(options, config, world)
     judges = _judges(evaluator, config) if options.report else None
     size = evaluator.feeder.size_of_all()

@@ -15,6 +15,7 @@ from engine.config import parse_net
 from engine.errors import ConfigError
 from engine.inference.evaluator import Evaluator
 from engine.inference.judges import Judges, require_judges
+from engine.report.scorecard import Scorecard
 from engine.weights import write_caffemodel
 from tests.mpi import REPO, run_ranks
 from tests.solver.harness import DIGITS
@@ -47,6 +48,7 @@ def report(folder, net, *more):
     write_caffemodel(folder / "net.caffemodel", parse_net(net, "net").message, {})
     arguments = ["test", "--model", f"{folder}/net.prototxt", "--weights", f"{folder}/net.caffemodel"]
     assert main([*arguments, "--report", f"{folder}/report", *more]) == 0
+    assert len(Scorecard(f"{folder}/report").older()) == len(list((folder / "report").iterdir()))
     return json.loads((folder / "report/report.json").read_text())
 
 

@@ -272,6 +272,14 @@ def test_check_shows_all_errors(tmp_path):
     assert [line.split(": ")[2] for line in done.stderr.splitlines()] == ["layer 'a'", "layer 'b'"]
 
 
+LISTED = """
+layer { name: "d" type: "ImageData" top: "x" top: "y" transform_param { mean_file: "mean" }
+  image_data_param { source: "train.txt" batch_size: 2 } annotated_data_param { label_map_file: "map" } }
+layer { name: "ip" type: "InnerProduct" bottom: "x" top: "ip" inner_product_param { num_output: 2 } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "y" top: "loss" }
+"""
+
+
 @pytest.mark.parametrize(
     "words, name",
     [
@@ -288,14 +296,23 @@ def test_check_shows_all_errors(tmp_path):
         ("test --model net.prototxt --weights a", "net.prototxt"),
         ("predict --profile table --ranks 2 --latency 1 --bandwidth 1", "table"),
         ("predict --model net.prototxt --ranks 2 --latency 1 --bandwidth 1", "net.prototxt"),
+        ("test --model listed.prototxt --weights a", "train.txt"),
+        ("test --model listed.prototxt --weights a", "mean"),
+        ("test --model listed.prototxt --weights a", "map"),
+        ("test --model listed.prototxt --weights a --set layer[d].image_data_param.source=b", "b"),
+        ("test --model listed.prototxt --weights a --set layer[d].image_data_param.source=db", "db/data.mdb"),
+        ("find_rate --solver solver.prototxt --set net=listed.prototxt", "train.txt"),
+        ("find_rate --solver solver.prototxt --set weights=a,b", "b"),
     ],
 )
 def test_json_goes_into_no_file_that_is_read(tmp_path, monkeypatch, capsys, words, name):
     monkeypatch.chdir(tmp_path)
     for each in ("net.prototxt", "test.prototxt"):
         shutil.copy(REPO / "nets/digits.prototxt", each)
-    for each in ("a", "b", "table"):
+    for each in ("a", "b", "table", "train.txt", "mean", "map"):
         Path(each).write_text(each)
+    Path("listed.prototxt").write_text(LISTED)
+    shutil.copytree(REPO / "examples/digits/digits_test_lmdb", "db")
     text = 'net: "net.prototxt" test_net: "test.prototxt" test_iter: 1 test_interval: 5 base_lr: 1 lr_policy: "fixed"'
     Path("solver.prototxt").write_text(text)
     before = Path(name).read_bytes()
@@ -305,13 +322,44 @@ def test_json_goes_into_no_file_that_is_read(tmp_path, monkeypatch, capsys, word
     assert Path(name).read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["solver.prototxt", "a"])
+@pytest.mark.parametrize("name", ["solver.prototxt", "a", "net.prototxt", "train.txt"])
 def test_a_timeline_goes_into_no_file_that_is_read(tmp_path, monkeypatch, capsys, name):
     monkeypatch.chdir(tmp_path)
-    for each in ("solver.prototxt", "a"):
+    Path("solver.prototxt").write_text('net: "net.prototxt" base_lr: 1 lr_policy: "fixed"')
+    Path("net.prototxt").write_text(LISTED)
+    for each in ("a", "train.txt"):
         Path(each).write_text(each)
     assert main(["train", "--solver", "solver.prototxt", "--snapshot", "a", "--timeline", name]) == 1
     assert f"engine: {name}: cannot be written: it is a file that is read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "find_rate --solver solver.png --output solver.png",
+        "find_rate --solver solver.png --output x.png --set layer[d].image_data_param.source=x.png.csv",
+        "check solver.png --plot solver.png",
+        "check solver.png --plot net.svg",
+        "draw_net net.svg net.svg",
+        "preview net.png net.png",
+        "generate a net.png x net.png",
+        "generate net.png net.svg x net.png",
+        "plot_log net.png net.png",
+        "test --model net.svg --weights a --report .",
+    ],
+)
+def test_no_picture_or_report_takes_the_place_of_a_file_that_is_read(tmp_path, monkeypatch, capsys, words):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(REPO / "nets/digits.prototxt", "net.png")
+    Path("net.svg").write_text(LISTED.replace("train.txt", "x_labels.csv").replace('mean_file: "mean"', "crop_size: 4"))
+    Path("solver.png").write_text('net: "net.svg" base_lr: 1 lr_policy: "fixed" max_iter: 5')
+    Image.new("RGB", (4, 4)).save("a.png")
+    for each in ("a", "x_labels.csv", "x.png.csv"):
+        Path(each).write_text("a.png 1\n")
+    before = {each: each.read_bytes() for each in Path().iterdir()}
+    assert main(words.split()) == 1
+    assert "cannot be written: it is a file that is read; choose another name" in capsys.readouterr().err
+    assert {each: each.read_bytes() for each in Path().iterdir()} == before
 
 
 def test_check_json():
