@@ -21,9 +21,19 @@ from engine.config.numbers import position
 from engine.config.phases import PHASES, kept_in
 from engine.config.prototext import fields_of, fill, scalar, scan
 from engine.config.suggestions import suggestion
+from engine.config.upgrade import RENAMED_OF_LAYERS, RENAMED_OF_SOLVERS, Renamed
 from engine.errors import ConfigError, shortened
 
 _PART = re.compile(r"\s*(\w+)(?:\[([^\]]*)\])?\s*([.=])")
+
+
+def _advice(renamed: Renamed) -> str:
+    if renamed.implied is None:
+        return renamed.new
+    field, value = renamed.implied
+    return f"{renamed.new}, with {field}={str(value).lower()}"
+
+
 # Paths without their brackets -> what is there once a file has been read.
 _OUTDATED = {
     "layers": "layer[NAME]",
@@ -31,11 +41,9 @@ _OUTDATED = {
     "input_dim": "layer[input].input_param.shape[0].dim",
     "input_shape": "layer[input].input_param.shape[0].dim",
     "solver_type": "type",
-    "rampup_interval": "warmup_iter, with warmup_policy=quadratic",
-    "rampup_lr": "warmup_start_lr, with warmup_policy=quadratic",
+    **{each.old: _advice(each) for each in RENAMED_OF_SOLVERS},
+    **{f"layer.{param}.{each.old}": _advice(each) for param, renamed in RENAMED_OF_LAYERS.items() for each in renamed},
     "layer.loss_param.normalize": "normalization",
-    "layer.concat_param.concat_dim": "axis",
-    "layer.slice_param.slice_dim": "axis",
     "layer.pooling_param.ceil_mode": "round_mode",
     "layer.transpose_param": "permute_param.order",
     "layer.image_data_param.short_side": "transform_param.random_resize_param",
@@ -47,10 +55,6 @@ _OUTDATED = {
     },
     **dict.fromkeys((f"layer.convolution_param.hole{axis}" for axis in ("", "_h", "_w")), "dilation"),
     **dict.fromkeys((f"layer.convolution_param.dilation_{axis}" for axis in "hw"), "dilation"),
-    "layer.transform_param.var_sz_img_rand_resize_lower": "img_rand_resize_lower",
-    "layer.transform_param.var_sz_img_rand_resize_upper": "img_rand_resize_upper",
-    "layer.transform_param.var_sz_img_rand_crop": "crop_size",
-    "layer.transform_param.var_sz_img_center_crop": "crop_size, with center_crop=true",
 }
 
 

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from google.protobuf.message import Message
 
 from engine import proto
+from engine.config.dialects import possessive, rows
 from engine.config.idle_fields import DATA_PARAMS, MOVED_TO_TRANSFORM, without_idle_transform, without_steps_of_others
 from engine.config.prototext import Node
 from engine.config.suggestions import suggestion
 from engine.errors import ConfigError
+from engine.weights.intel import STATISTICS
 
 SOLVER_TYPES = {
     "SGD": "SGD",
@@ -126,35 +129,52 @@ _V0_ANYWHERE = {
     "mirror": "transform_param.mirror",
 }
 
-_RENAMED = (("concat_param", "concat_dim", "axis"), ("slice_param", "slice_dim", "axis"))
-_BATCH_NORM_STATISTICS = 3  # mean sum, variance sum, factor: moved by the layer itself, never by the solver
 
+@dataclass(frozen=True)
+class Renamed:
+    """A field that has another name today, in the same message. implied: another field there, and its value, that the
+    old name stands for, too."""
+
+    old: str
+    new: str
+    implied: tuple[str, str | bool] | None = None
+
+
+# By the message of a layer, and of solvers.
+RENAMED_OF_LAYERS = {
+    "concat_param": (Renamed("concat_dim", "axis"),),
+    "slice_param": (Renamed("slice_dim", "axis"),),
+    "transform_param": (
+        Renamed("var_sz_img_rand_resize_lower", "img_rand_resize_lower"),
+        Renamed("var_sz_img_rand_resize_upper", "img_rand_resize_upper"),
+        Renamed("var_sz_img_rand_crop", "crop_size"),
+        Renamed("var_sz_img_center_crop", "crop_size", ("center_crop", True)),
+    ),
+}
+RENAMED_OF_SOLVERS = (
+    Renamed("rampup_interval", "warmup_iter", ("warmup_policy", "quadratic")),
+    Renamed("rampup_lr", "warmup_start_lr", ("warmup_policy", "quadratic")),
+)
 
 # Fields of TransformationParameter that only layers of pairs of pictures read (PSPNet's and yjxiong's forks).
 _SEGMENTATION = ("crop_width", "crop_height", "stride", "upper_size", "upper_height", "upper_width")
 _SEGMENTATION_LAYERS = ("DenseImageData", "ImageLabelmapData", "ImageSegData", "SegData", "VideoData")
 
-# NVIDIA's warm-up -> ours.
-_RAMPUP = (("rampup_interval", "warmup_iter"), ("rampup_lr", "warmup_start_lr"))
-
 
 def upgrade_solver(message: proto.SolverParameter, nodes: Iterable[Node] = ()) -> list[str]:
     """solver_type (an enum) becomes type (a string), NVIDIA's rampup our warm-up; nodes: the fields of the text.
     Returns notes."""
-    notes, places = [], {node.name: node.where for node in nodes}
+    notes, places = [], {node.name: node for node in nodes}
     if message.HasField("rampup_interval") or message.HasField("rampup_lr"):
-        for old, new in _RAMPUP:
-            if message.HasField(old):
-                if message.HasField(new):
-                    raise ConfigError(f"both '{new}' and NVIDIA's '{old}' are given; keep one of them", places.get(old))
-                setattr(message, new, getattr(message, old))
-                message.ClearField(old)
-        message.warmup_policy = "quadratic"
+        for each in RENAMED_OF_SOLVERS:
+            _rename(message, each, "", places.get(each.old))
         notes.append("upgraded from rampup_interval and rampup_lr to a warm-up")
     if not message.HasField("solver_type"):
         return notes
     if message.HasField("type"):
-        raise ConfigError("both 'type' and the older 'solver_type' are given; keep 'type'", places.get("solver_type"))
+        raise ConfigError(
+            "both 'type' and the older 'solver_type' are given; keep 'type'", _where(places.get("solver_type"))
+        )
     message.type = SOLVER_TYPES[message.SolverType.Name(message.solver_type)]
     message.ClearField("solver_type")
     return [*notes, "upgraded from solver_type to type"]
@@ -329,26 +349,41 @@ def _move_to_transform(layer: proto.LayerParameter, names: Iterable[str], origin
             data.ClearField(name)
 
 
+def _rename(message: Message, renamed: Renamed, label: str, origin: Node | None) -> None:
+    """Gives a field the name that it has today; one that says 0, where that is its default, is off and goes. label: as
+    _copy's. Raises ConfigError where both names are given."""
+    old, new = message.DESCRIPTOR.fields_by_name[renamed.old], renamed.new
+    if not message.HasField(old.name):
+        return
+    value = getattr(message, old.name)
+    message.ClearField(old.name)
+    if not value and not old.default_value:
+        return
+    if message.HasField(new):
+        fork = rows().get((message.DESCRIPTOR.name, old.name))
+        whose = possessive(fork.forks) if fork else "the older"
+        raise ConfigError(f"{label}both '{new}' and {whose} '{old.name}' are given; keep '{new}'", _where(origin))
+    _copy(message, new, value, label, origin)
+    if renamed.implied:
+        _copy(message, *renamed.implied, label, origin)
+
+
 def _upgrade_fields(layer: proto.LayerParameter, origin: Node | None) -> None:
     """Fields that moved or changed their name within the current format of layers."""
-    for param, old, new in _RENAMED:
-        if layer.HasField(param) and getattr(layer, param).HasField(old):
-            message = getattr(layer, param)
-            if message.HasField(new):
-                raise ConfigError(
-                    f"layer '{layer.name}': both '{new}' and the older '{old}' are given; keep '{new}'", _where(origin)
-                )
-            _copy(message, new, getattr(message, old), f"layer '{layer.name}': ", origin)
-            message.ClearField(old)
-    _upgrade_dialects(layer, origin)
+    for param, renamed in RENAMED_OF_LAYERS.items():
+        if layer.HasField(param):
+            for each in renamed:
+                _rename(getattr(layer, param), each, f"layer '{layer.name}': ", origin)
+    for upgrade in _DIALECTS:
+        upgrade(layer, origin)
     loss = layer.loss_param
     if loss.HasField("normalize"):
         if not loss.HasField("normalization"):
             loss.normalization = loss.VALID if loss.normalize else loss.BATCH_SIZE
         loss.ClearField("normalize")
     if layer.type == "BatchNorm":
-        whole = len(layer.param) >= _BATCH_NORM_STATISTICS  # older nets give all three, with any lr_mult
-        for param in layer.param[:_BATCH_NORM_STATISTICS]:
+        whole = len(layer.param) >= STATISTICS  # older nets give all three, with any lr_mult
+        for param in layer.param[:STATISTICS]:  # moved by the layer itself, never by the solver
             if not whole and param.lr_mult:
                 raise ConfigError(
                     f"layer '{layer.name}' (BatchNorm): no solver updates its statistics: expected param with "
@@ -358,34 +393,48 @@ def _upgrade_fields(layer: proto.LayerParameter, origin: Node | None) -> None:
             param.lr_mult = param.decay_mult = 0
 
 
-def _upgrade_dialects(layer: proto.LayerParameter, origin: Node | None) -> None:
-    """Fields of forks that are ours by another name; dialects.tsv has a row "same" for each."""
+def _upgrade_ceil_mode(layer: proto.LayerParameter, origin: Node | None) -> None:
+    """soeaver's name of round_mode."""
     pooling = layer.pooling_param
-    if pooling.HasField("ceil_mode"):
-        mode = pooling.CEIL if pooling.ceil_mode else pooling.FLOOR
-        if pooling.HasField("round_mode") and pooling.round_mode != mode:
-            raise ConfigError(
-                f"layer '{layer.name}': round_mode and soeaver's ceil_mode contradict each other; keep round_mode",
-                _where(origin),
-            )
-        pooling.round_mode = mode
-        pooling.ClearField("ceil_mode")
+    if not pooling.HasField("ceil_mode"):
+        return
+    mode = pooling.CEIL if pooling.ceil_mode else pooling.FLOOR
+    if pooling.HasField("round_mode") and pooling.round_mode != mode:
+        raise ConfigError(
+            f"layer '{layer.name}': round_mode and soeaver's ceil_mode contradict each other; keep round_mode",
+            _where(origin),
+        )
+    pooling.round_mode = mode
+    pooling.ClearField("ceil_mode")
+
+
+def _upgrade_transpose(layer: proto.LayerParameter, origin: Node | None) -> None:
+    """CTPN's name of Permute."""
     if layer.type == "Transpose":
         layer.type = "Permute"
         _copy(layer, "permute_param.order", layer.transpose_param.dim, f"layer '{layer.name}': ", origin)
         layer.ClearField("transpose_param")
+
+
+def _upgrade_short_side(layer: proto.LayerParameter, origin: Node | None) -> None:
+    """NVIDIA's name of a random_resize_param of one size."""
     images = layer.image_data_param
-    if images.HasField("short_side"):
-        if images.short_side:
-            resize = layer.transform_param.random_resize_param
-            if resize.ListFields():
-                raise ConfigError(
-                    f"layer '{layer.name}': both random_resize_param and NVIDIA's short_side are given; keep one",
-                    _where(origin),
-                )
-            resize.min_size = resize.max_size = images.short_side
-        images.ClearField("short_side")
-    if images.face_transform and layer.type != "MultiLabelImageData":
+    if not images.HasField("short_side"):
+        return
+    if images.short_side:
+        resize = layer.transform_param.random_resize_param
+        if resize.ListFields():
+            raise ConfigError(
+                f"layer '{layer.name}': both random_resize_param and NVIDIA's short_side are given; keep one",
+                _where(origin),
+            )
+        resize.min_size = resize.max_size = images.short_side
+    images.ClearField("short_side")
+
+
+def _refuse_fields_of_others(layer: proto.LayerParameter, origin: Node | None) -> None:
+    """Fields of data layers that only some types have, whatever the message says."""
+    if layer.image_data_param.face_transform and layer.type != "MultiLabelImageData":
         raise ConfigError(
             f"layer '{layer.name}': face_transform is for MultiLabelImageData, not for {layer.type}", _where(origin)
         )
@@ -396,11 +445,11 @@ def _upgrade_dialects(layer: proto.LayerParameter, origin: Node | None) -> None:
                 f"{layer.type}; instead: crop_h and crop_w, or random_resize_param",
                 _where(origin),
             )
-    _upgrade_variable_sizes(layer, origin)
-    if layer.type == "InnerProduct" and len(layer.bottom) == 2:
-        _upgrade_given_weights(layer, origin)
+
+
+def _upgrade_dilation(layer: proto.LayerParameter, origin: Node | None) -> None:
+    """yjxiong's two names of dilation."""
     convolution = layer.convolution_param
-    _upgrade_holes(layer, origin)
     if convolution.HasField("dilation_h") or convolution.HasField("dilation_w"):
         if convolution.dilation:
             raise ConfigError(
@@ -431,32 +480,10 @@ def _upgrade_holes(layer: proto.LayerParameter, origin: Node | None) -> None:
         convolution.ClearField(name)
 
 
-def _upgrade_variable_sizes(layer: proto.LayerParameter, origin: Node | None) -> None:
-    """The names that older versions of NVIDIA's fork have for resizing at random, and for the crop after it."""
-    transform = layer.transform_param
-    renamed = {
-        "var_sz_img_rand_resize_lower": "img_rand_resize_lower",
-        "var_sz_img_rand_resize_upper": "img_rand_resize_upper",
-        "var_sz_img_rand_crop": "crop_size",
-        "var_sz_img_center_crop": "crop_size",
-    }
-    for old, new in renamed.items():
-        value = getattr(transform, old)
-        if value and transform.HasField(new):
-            raise ConfigError(
-                f"layer '{layer.name}': both '{new}' and {old}, a name of NVIDIA's for it, are given; keep '{new}'",
-                _where(origin),
-            )
-        if value:
-            setattr(transform, new, value)
-            if old == "var_sz_img_center_crop":
-                transform.center_crop = True
-        if transform.HasField(old):
-            transform.ClearField(old)
-
-
 def _upgrade_given_weights(layer: proto.LayerParameter, origin: Node | None) -> None:
     """happynear's InnerProduct with its weights as a second bottom."""
+    if layer.type != "InnerProduct" or len(layer.bottom) != 2:
+        return
     param = layer.inner_product_param
     wrong = [
         f"{name}: {str(wanted).lower()}"
@@ -472,3 +499,15 @@ def _upgrade_given_weights(layer: proto.LayerParameter, origin: Node | None) -> 
     layer.inner_distance_param.distance_type = "product"
     layer.type = "InnerDistance"
     layer.ClearField("inner_product_param")
+
+
+# What forks say otherwise, of a layer; in dialects.tsv such fields are "same".
+_DIALECTS = (
+    _upgrade_ceil_mode,
+    _upgrade_transpose,
+    _upgrade_short_side,
+    _refuse_fields_of_others,
+    _upgrade_given_weights,
+    _upgrade_holes,
+    _upgrade_dilation,
+)

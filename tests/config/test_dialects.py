@@ -201,9 +201,9 @@ def test_sizes_by_their_older_names():
     assert transform(older + " var_sz_img_rand_crop: 22") == transform(resize + " crop_size: 22")
     assert transform("var_sz_img_center_crop: 22") == transform("crop_size: 22 center_crop: true")
     assert transform("var_sz_img_rand_crop: 0 crop_size: 7") == transform("crop_size: 7")
-    with pytest.raises(ConfigError, match="layer 'l': both 'crop_size' and var_sz_img_rand_crop, a name of NVIDIA's"):
+    with pytest.raises(ConfigError, match="layer 'l': both 'crop_size' and NVIDIA's 'var_sz_img_rand_crop' are"):
         transform("var_sz_img_rand_crop: 22 crop_size: 22")
-    with pytest.raises(ConfigError, match="both 'crop_size' and var_sz_img_center_crop"):
+    with pytest.raises(ConfigError, match="both 'crop_size' and NVIDIA's 'var_sz_img_center_crop'"):
         transform("var_sz_img_rand_crop: 22 var_sz_img_center_crop: 22")
 
 
