@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 _DATA, _HISTORY, _NAME = "data", "history", "name"
 _INDEX = re.compile(r"0|[1-9][0-9]{0,3}")  # of a blob in its layer
-_TEXT_FIELDS = ("learned_net", "digest", "begun_from", "kernels", "tuned", "best_goal", "stopping_goal")
-_FLOAT_FIELDS = ("minimum_loss", "last_rate", "ema", "best_value", "stopping_value")
 _INT32_FIELDS = ("iter", "current_step", "iter_last_event")  # Caffe reads these as int
 
 
@@ -107,14 +105,14 @@ def read_solverstate(path: str | os.PathLike) -> SolverState:
     with _reading(path, "solverstate") as file:
         state = SolverState()
         state.history = [file.numbers(f"{_HISTORY}/{index}") for index in range(len(file.names(_HISTORY)))]
-        for name, stored in state_fields():
+        for name, stored, kind in state_fields():
             if stored != "iter" and not file.has(stored):  # which every state has
                 continue
-            if name in _TEXT_FIELDS:
+            if kind is str:
                 setattr(state, name, file.text(stored))
-            elif name in _FLOAT_FIELDS:
+            elif kind is float:
                 setattr(state, name, file.number(stored))
-            elif isinstance(getattr(state, name), list):
+            elif kind is list:
                 setattr(state, name, _list(file.numbers(stored, np.float64), stored, path))
             else:
                 setattr(state, name, file.whole(stored))
@@ -130,16 +128,16 @@ def _list(values: np.ndarray, stored: str, path: str | os.PathLike) -> list[floa
 def write_solverstate(path: str | os.PathLike, state: SolverState) -> None:
     """See engine.weights.files.write_solverstate()."""
     with _writing(path) as file:
-        for name, stored in state_fields():
+        for name, stored, kind in state_fields():
             value = getattr(state, name)
             if value is None:
                 continue
-            if name in _TEXT_FIELDS:
+            if kind is str:
                 _write_text(file, stored, value)
-            elif isinstance(value, list):
+            elif kind is list:
                 file.create_dataset(stored, data=np.array(value, np.float64))
             else:
-                dtype = np.int32 if stored in _INT32_FIELDS else np.int64 if isinstance(value, int) else np.float64
+                dtype = np.int32 if stored in _INT32_FIELDS else np.int64 if kind is int else np.float64
                 file.create_dataset(stored, data=np.array([value], dtype))
         history = file.create_group(_HISTORY)
         for index, array in enumerate(state.history):

@@ -70,20 +70,20 @@ def read_solverstate(path: str | os.PathLike) -> SolverState:
     state = SolverState(
         history=[_named(path, f"history {index}", blob_array, blob) for index, blob in enumerate(message.history)]
     )
-    for name, stored in state_fields():
+    for name, stored, kind in state_fields():
         present = not message.DESCRIPTOR.fields_by_name[stored].has_presence or message.HasField(stored)
         if present:
             value = getattr(message, stored)
-            setattr(state, name, list(value) if isinstance(getattr(state, name), list) else _text(value))
+            setattr(state, name, list(value) if kind is list else _text(value))
     return state
 
 
 def write_solverstate(path: str | os.PathLike, state: SolverState) -> None:
     """See engine.weights.files.write_solverstate(). Raises WeightsError for more than PROTOBUF_LIMIT bytes."""
     message = proto.raw.SolverState()
-    for name, stored in state_fields():
+    for name, stored, kind in state_fields():
         value = getattr(state, name)
-        if isinstance(value, list):
+        if kind is list:
             getattr(message, stored).extend(value)
         elif value is not None:
             setattr(message, stored, value)

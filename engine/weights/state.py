@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import UnionType
+from typing import get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -49,7 +51,12 @@ _RENAMED = {"iteration": "iter"}
 _ARRAYS = ("history",)
 
 
-def state_fields() -> list[tuple[str, str]]:
-    """(name in SolverState, name in files) of all that is not an array."""
-    names = [name for name in SolverState.__dataclass_fields__ if name not in _ARRAYS]
-    return [(name, _RENAMED.get(name, name)) for name in names]
+def state_fields() -> list[tuple[str, str, type]]:
+    """(name in SolverState, name in files, int, float, str or list) of all that is not an array."""
+    hints = get_type_hints(SolverState).items()
+    return [(name, _RENAMED.get(name, name), _kind(hint)) for name, hint in hints if name not in _ARRAYS]
+
+
+def _kind(hint: type | UnionType) -> type:
+    """float | None -> float, list[float] -> list."""
+    return get_args(hint)[0] if isinstance(hint, UnionType) else get_origin(hint) or hint
