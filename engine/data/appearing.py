@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from engine.errors import DataError
-from engine.files import unfinished
+from engine.files import reason, unfinished
 from engine.host.interrupts import ended_in_order
 
 Begin: TypeAlias = Callable[[str], Path]
@@ -38,13 +38,26 @@ def appearing() -> Iterator[Begin]:
                 try:
                     _give(path, name)
                 except OSError as error:
-                    raise DataError(f"cannot write {name}: {error.strerror}") from None
+                    raise DataError(f"cannot write {name}: {reason(error)}") from None
                 named.append(Path(name))
         except BaseException:
             _remove(named)
             raise
         finally:
             _remove(unnamed.values())
+
+
+@contextlib.contextmanager
+def new_folder(name: str) -> Iterator[Path]:
+    """Gives the path where a folder is until it appears under its name, whole. Raises DataError, also in place of an
+    OSError: it cannot be written. Then, and where a signal ends the process, nothing is left behind."""
+    with appearing() as begin:
+        folder = begin(name)
+        try:
+            folder.mkdir(parents=True)
+            yield folder
+        except OSError as error:
+            raise DataError(f"cannot be written: {reason(error)}", name) from None
 
 
 def _give(path: Path, name: str) -> None:

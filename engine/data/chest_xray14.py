@@ -6,20 +6,17 @@ from __future__ import annotations
 import csv
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
 from engine.config.suggestions import suggestion
+from engine.data.appearing import new_folder
 from engine.data.image_tree import open_tree, read_text
 from engine.data.limits import check_within
 from engine.data.lmdb_writer import check_new
 from engine.errors import DataError
-from engine.files import unfinished
-from engine.host.interrupts import ended_in_order
 
 # In the order of table 1 of CheXNet (Rajpurkar et al. 2017, arXiv 1711.05225).
 LABELS = (
@@ -116,7 +113,7 @@ def convert_chestxray14(
         found.with_label[part] = np.sum([entry.labels for entry in chosen], axis=0, dtype=int) + np.zeros(14, int)
     share = found.with_label[TRAIN] / max(1, found.images[TRAIN])
     found.positive_weight, found.negative_weight = (1 - share).tolist(), share.tolist()
-    _write(Path(out), parts, paths, found)
+    _write(out, parts, paths, found)
     return found
 
 
@@ -228,10 +225,8 @@ def _divide(
     }
 
 
-@ended_in_order()
-def _write(out: Path, parts: dict[str, list[Entry]], paths: dict[str, str], found: Lists) -> None:
-    """The folder appears under its name when it is complete. A part without pictures has no list."""
-    temporary = unfinished(out, "partial")
+def _write(out: str, parts: dict[str, list[Entry]], paths: dict[str, str], found: Lists) -> None:
+    """A part without pictures has no list."""
     texts = {
         f"{part}.txt": "".join(f"{paths[entry.image]} {' '.join(map(str, entry.labels))}\n" for entry in chosen)
         for part, chosen in parts.items()
@@ -244,12 +239,6 @@ def _write(out: Path, parts: dict[str, list[Entry]], paths: dict[str, str], foun
         f"# Of {found.images[TRAIN]} pictures, the share without each label, and with it.\n"
         f"loss_param {{\n    positive_weight: [{positive}]\n    negative_weight: [{negative}]\n}}\n"
     )
-    try:
-        temporary.mkdir(parents=True)
+    with new_folder(out) as folder:
         for name, text in texts.items():
-            (temporary / name).write_text(text, encoding="utf-8", errors="surrogateescape")
-        os.rename(temporary, out)
-    except OSError as error:
-        raise DataError(f"cannot be written: {error.strerror}", str(out)) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            (folder / name).write_text(text, encoding="utf-8", errors="surrogateescape")

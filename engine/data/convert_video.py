@@ -12,15 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from engine.data.appearing import new_folder
 from engine.data.convert_imageset import LABELS, Output
 from engine.data.decode import ImageError, as_pillow
 from engine.data.limits import check_within
 from engine.data.lmdb_writer import check_new
 from engine.data.video_file import BadClip, Frame, read_frames
 from engine.errors import ConfigError, DataError
-from engine.files import reason, unfinished
 from engine.host.cores import own_cores
-from engine.host.interrupts import ended_in_order
 
 BY_FOLDER, BY_ORDER = "folder", "order"  # in place of a label
 LIST, TRAIN, VAL = "list.txt", "train.txt", "val.txt"
@@ -105,7 +104,6 @@ class Conversion:
         return [f"class {label} {name}: {counts[label]} clips" for label, name in enumerate(self.classes)]
 
 
-@ended_in_order()
 def convert_video(
     clips: Sequence[str],
     folder: str,
@@ -144,9 +142,7 @@ def convert_video(
     todo = _named(clips, label, conversion.classes)
     for clip in todo:
         _check_listed(f"{root}/{clip.folder}")
-    temporary = unfinished(root, "partial")
-    try:
-        temporary.mkdir(parents=True)
+    with new_folder(str(root)) as temporary:
         with contextlib.closing(_written(todo, temporary, output, taken, threads, progress)) as written:
             for clip in written:
                 _count(conversion, clip, skip_bad_clips)
@@ -154,11 +150,6 @@ def convert_video(
             raise DataError(f"none of {len(todo)} clips can be decoded, {next(iter(conversion.skipped.values()))}")
         for name, text in _lists(conversion, root, val_fraction).items():
             (temporary / name).write_text(text, encoding="utf-8")
-        os.rename(temporary, root)
-    except OSError as error:
-        raise DataError(f"cannot be written: {reason(error)}", folder) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return conversion
 
 
