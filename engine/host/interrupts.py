@@ -64,7 +64,7 @@ def ended_in_order() -> Iterator[None]:
             came.append((number, time.monotonic()))
             raise KeyboardInterrupt
         if time.monotonic() - came[0][1] > PATIENCE:
-            _end_by(number)
+            end_by(number)
 
     in_main = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGTERM, signal.SIGHUP) if in_main else ()
@@ -75,12 +75,13 @@ def ended_in_order() -> Iterator[None]:
         yield
     finally:
         if came:
-            _end_by(came[0][0])
+            end_by(came[0][0])
         for number in taken:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _end_by(number: int) -> None:
+def end_by(number: int) -> None:
+    """Ends the process by a signal, as it would have ended without a handler."""
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 

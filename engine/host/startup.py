@@ -14,6 +14,7 @@ import time
 from types import FrameType
 
 from engine.errors import EngineError
+from engine.host.interrupts import PATIENCE, end_by
 
 FILES = 64  # open at once: libraries, data, the sentinel, MPI
 MOST_FILES = 65536
@@ -79,8 +80,6 @@ class Interrupts:
     """SIGINT raises KeyboardInterrupt, but once: the next one comes while the first brings things to an end, which it
     must not disturb. One that comes later than PATIENCE ends the process at once."""
 
-    PATIENCE = 2.0  # seconds
-
     def __init__(self) -> None:
         self._ending: float | None = None  # since when
 
@@ -104,9 +103,8 @@ class Interrupts:
         if self._ending is None:
             self.hold()
             raise KeyboardInterrupt
-        if time.monotonic() - self._ending > self.PATIENCE:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+        if time.monotonic() - self._ending > PATIENCE:
+            end_by(number)
 
     def _ignored(self, unraisable: sys.UnraisableHookArgs) -> None:
         """Brings back an interrupt that came where nothing can be raised, in a callback of C code."""
