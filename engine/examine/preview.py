@@ -18,14 +18,13 @@ from PIL import Image, ImageDraw, ImageFont
 from engine import proto
 from engine.comm.world import World
 from engine.config import NetConfig
-from engine.data.convert_imageset import LABELS, labels_file
 from engine.data.feeder import Feeder
 from engine.data.mean import read_mean
 from engine.data.registry import find_reader
 from engine.errors import ConfigError, EngineError, shape_text, shortened
-from engine.files import atomic_write, is_regular
+from engine.files import atomic_write
 from engine.graph.build import PHASES, Graph, build
-from engine.inference.classify import read_labels
+from engine.inference.classify import written_labels
 from engine.layers.base import Layer
 
 KINDS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
@@ -90,14 +89,9 @@ def _describe(layer: Layer) -> str:
 
 
 def _names(message: proto.LayerParameter, config: NetConfig) -> list[str]:
-    """Of the classes, where the source does not say: from the labels.txt that convert_imageset has written, or the one
-    beside the net; [] for none."""
+    """Of the classes, where the source does not say: see written_labels(); [] for none."""
     source = message.data_param.source or message.image_data_param.source
-    beside = os.path.join(os.path.dirname(config.path), LABELS)
-    for path in ([labels_file(source)] if source else []) + [beside]:
-        if is_regular(path):
-            return read_labels(path)
-    return []
+    return next(written_labels(config, [source] if source else []), [])
 
 
 def _samples(layer: Layer, tops: Sequence[np.ndarray], keys: Sequence[str], names: Sequence[str]) -> Iterator[Shown]:

@@ -8,10 +8,10 @@ import zipfile
 from engine.errors import WeightsError
 from engine.exchange.torch_file import PICKLE, ZIP, is_safetensors
 from engine.files import opened
+from engine.weights.files import HDF5_SIGNATURE
 
 TORCH, KERAS, ONNX = "PyTorch", "Keras", "ONNX"
 KERAS_WEIGHTS = "model.weights.h5"  # of a .keras archive
-_HDF5 = b"\x89HDF\r\n\x1a\n"
 SUFFIXES = {
     TORCH: (".pth", ".pt", ".bin", ".ckpt", ".tar", ".safetensors"),
     KERAS: (".h5", ".hdf5", ".keras"),
@@ -23,8 +23,8 @@ def kind_of(path: str | os.PathLike) -> str:
     """TORCH, KERAS or ONNX: by the first bytes, and where these say nothing, as those of ONNX, by the name's suffix.
     Raises WeightsError for a file that cannot be read."""
     with opened(path, WeightsError) as file:
-        begin = file.read(len(_HDF5))
-        if begin == _HDF5:
+        begin = file.read(len(HDF5_SIGNATURE))
+        if begin == HDF5_SIGNATURE:
             return KERAS
         if is_safetensors(file) or begin.startswith(PICKLE):
             return TORCH

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -111,14 +111,15 @@ def found_labels(config: NetConfig, classes: int) -> list[str]:
     class folders that are its data; [] where there is none, or it is not of so many classes."""
     params = [param for layer in config.message.layer for param in (layer.data_param, layer.image_data_param)]
     sources = list(dict.fromkeys(param.source for param in params if param.source))
-    beside = os.path.join(os.path.dirname(config.path), LABELS)
-    written = map(_labels_in, [*map(labels_file, sources), beside])
-    found = chain(written, map(_class_folders, sources))  # which takes a while to find them
+    found = chain(written_labels(config, sources), map(_class_folders, sources))  # which takes a while to find them
     return next((labels for labels in found if len(labels) == classes), [])
 
 
-def _labels_in(path: str) -> list[str]:
-    return read_labels(path) if is_regular(path) else []
+def written_labels(config: NetConfig, sources: Iterable[str]) -> Iterator[list[str]]:
+    """What each labels.txt says that is there: those that convert_imageset has written with the sources, then the one
+    beside the net. Raises DataError."""
+    beside = os.path.join(os.path.dirname(config.path), LABELS)
+    return (read_labels(path) for path in [*map(labels_file, sources), beside] if is_regular(path))
 
 
 def _class_folders(source: str) -> list[str]:

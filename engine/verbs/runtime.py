@@ -173,9 +173,9 @@ def refuse_idle(options: Namespace, flags: Sequence[str], where: str) -> None:
 
 
 def phase_of(name: str) -> int:
-    from engine import proto
+    from engine.config.phases import PHASES
 
-    return {"TRAIN": proto.TRAIN, "TEST": proto.TEST}[name]
+    return PHASES[name]
 
 
 def show(text: str, output: str | None = None) -> None:

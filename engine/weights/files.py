@@ -18,7 +18,7 @@ from engine.weights.state import SolverState
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 # Of a state's numbers, which others are computed from: the least that they are, and what they are below.
 _RANGES = {
     **dict.fromkeys(("iteration", "current_step", "iter_last_event", "max_iter"), (0, 2**31)),
@@ -95,4 +95,4 @@ def _format_for(path: str | os.PathLike):
 def is_hdf5(path: str | os.PathLike) -> bool:
     """Whether a file begins as HDF5 files do. Raises WeightsError if it cannot be read."""
     with opened(path, WeightsError) as file:
-        return file.read(len(_HDF5_SIGNATURE)) == _HDF5_SIGNATURE
+        return file.read(len(HDF5_SIGNATURE)) == HDF5_SIGNATURE
