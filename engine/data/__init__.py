@@ -33,7 +33,7 @@ def open_data(
     from engine.data.registry import find_reader
 
     request = Request(phase, seed, where, skip_bad_images, rank, ranks, share)
-    return DataSource(find_reader(layer_param.type or "Data", where)(layer_param, request), layer_param.name, request)
+    return DataSource(find_reader(layer_param.type, where)(layer_param, request), layer_param.name, request)
 
 
 def batch_size_of(layer_param: LayerParameter, where: str | None = None) -> int:
@@ -47,7 +47,7 @@ def source_of(layer_param: LayerParameter) -> str:
     """The path that a data layer reads, "" where there is none."""
     from engine.data.registry import find_reader
 
-    return find_reader(layer_param.type or "Data").source_of(layer_param)
+    return find_reader(layer_param.type).source_of(layer_param)
 
 
 def set_batch_size(layer_param: LayerParameter, size: int) -> None:
@@ -62,4 +62,4 @@ def shapes_without_data(layer_param: LayerParameter, where: str | None = None) -
     source is missing. Raises ConfigError where they do not tell."""
     from engine.data.registry import find_reader
 
-    return find_reader(layer_param.type or "Data", where).shapes_without_data(layer_param, where)
+    return find_reader(layer_param.type, where).shapes_without_data(layer_param, where)

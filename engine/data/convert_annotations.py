@@ -90,7 +90,6 @@ def convert_annotations(
     shuffle: bool = False,
     seed: int = 1,
     skip_bad_images: bool = False,
-    threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Conversion:
     """Writes pictures with their boxes, or with masks, to a new LMDB.
@@ -100,7 +99,6 @@ def convert_annotations(
         output: what the pictures become; boxes are fractions of their sides, masks change with them.
         label_map: a labelmap.prototxt, SSD's or another part's; None: labels from 1, of VOC by the names, of COCO by
             the numbers of the categories.
-        threads: None for as many as there are cores.
         progress: is called with (done, total) now and then.
 
     Keys are "%08d_name", counted after the shuffle. The LMDB's folder has a label map (of masks labels.txt) and
@@ -120,7 +118,7 @@ def convert_annotations(
     order = np.random.RandomState(seed).permutation(len(found.scenes)) if shuffle else np.arange(len(found.scenes))
     texts = {NAME_SIZE: "", **_texts_of(wanted, names, masks)}
     conversion = Conversion(names=names)
-    results = ordered_map(make, [found.scenes[index] for index in order], threads or len(own_cores()))
+    results = ordered_map(make, [found.scenes[index] for index in order], len(own_cores()))
     sizes: list[str] = []
     with contextlib.closing(results), new_lmdb(db, texts) as put:
         for done, each in enumerate(results, start=1):

@@ -37,7 +37,6 @@ from engine.data.shard_writer import image_kind, new_shards, shard_names
 from engine.errors import ConfigError, DamagedItem, DataError
 from engine.host.cores import own_cores
 
-FORMATS = ("lmdb", "tar", "tfrecord")
 LABELS = "labels.txt"
 _TELL_EVERY = 16
 _KINDS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "bmp": "BMP"}
@@ -195,7 +194,6 @@ def convert_imageset(
     val_fraction: float = 0.0,
     check_size: bool = False,
     skip_bad_images: bool = False,
-    threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Conversion:
     """Writes the pictures of root to a new LMDB, or, where db is named so, a tar or TFRecord file.
@@ -206,7 +204,6 @@ def convert_imageset(
         shards: files that a tar or TFRecord is written to, db-000000 and so on; 0: one, of the name db.
         val_fraction: of the pictures, chosen by the seed, which are written to val_name(db) instead.
         check_size: what is stored has to be of one size, whether pixels or image files.
-        threads: None for as many as there are cores.
         progress: is called with (done, total) now and then.
 
     Keys are "%08d_path", counted after the shuffle. What is written appears under its name only when it is complete.
@@ -226,7 +223,7 @@ def convert_imageset(
         if not count:
             raise DataError(f"val_fraction {val_fraction:g} of {len(order)} pictures leaves none for {name}")
     conversion = Conversion(classes=pictures.classes)
-    encoded = ordered_map(partial(_encode, pictures, output, root), order.tolist(), threads or len(own_cores()))
+    encoded = ordered_map(partial(_encode, pictures, output, root), order.tolist(), len(own_cores()))
     items = _good(encoded, conversion, skip_bad_images)
     with contextlib.closing(items), appearing() as begin, contextlib.ExitStack() as stack:
         writers = [

@@ -113,7 +113,6 @@ def convert_video(
     label: int | str = 0,
     val_fraction: float = 0.0,
     skip_bad_clips: bool = False,
-    threads: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Conversion:
     """Writes the frames of clips to a new folder, and list.txt, which VideoData reads.
@@ -125,7 +124,6 @@ def convert_video(
             its place among the clips.
         val_fraction: the last pieces of each clip, this fraction of them, are in val.txt; the others then in train.txt.
         skip_bad_clips: leave out what is no video, or damaged.
-        threads: None for as many as there are cores; each works on a clip.
         progress: is called with the number of frames written, now and then, by one thread at a time.
 
     Frames are FOLDER/CLIP/image_0001.jpg and so on, of pieces FOLDER/CLIP/0001/image_0001.jpg; BY_FOLDER puts the name
@@ -143,7 +141,7 @@ def convert_video(
     for clip in todo:
         _check_listed(f"{root}/{clip.folder}")
     with new_folder(str(root)) as temporary:
-        with contextlib.closing(_written(todo, temporary, output, taken, threads, progress)) as written:
+        with contextlib.closing(_written(todo, temporary, output, taken, progress)) as written:
             for clip in written:
                 _count(conversion, clip, skip_bad_clips)
         if not conversion.clips:
@@ -205,14 +203,9 @@ def _check_listed(folder: str) -> None:
 
 
 def _written(
-    todo: list[Clip],
-    root: Path,
-    output: Output,
-    taken: Taken,
-    threads: int | None,
-    progress: Callable[[int], None] | None,
+    todo: list[Clip], root: Path, output: Output, taken: Taken, progress: Callable[[int], None] | None
 ) -> Generator[Clip, None, None]:
-    """Each clip, when its frames are written."""
+    """Each clip, when its frames are written, by as many threads as there are cores."""
     stop, lock, done = threading.Event(), threading.Lock(), 0
 
     def tell(frames: int) -> None:
@@ -231,7 +224,7 @@ def _written(
                 clip.bad = error
         return clip
 
-    with ThreadPoolExecutor(threads or len(own_cores()), thread_name_prefix="clip") as pool:
+    with ThreadPoolExecutor(len(own_cores()), thread_name_prefix="clip") as pool:
         try:
             clips = [pool.submit(write, clip) for clip in todo]
             for clip in clips:

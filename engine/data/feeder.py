@@ -46,7 +46,7 @@ def _reads(message: proto.LayerParameter) -> proto.LayerParameter:
     reads.CopyFrom(message)
     for name in ("name", "top", "include", "exclude", "phase"):
         reads.ClearField(name)
-    find_reader(message.type or "Data").set_batch_size(reads, 1)  # of any size they are the same
+    find_reader(message.type).set_batch_size(reads, 1)  # of any size they are the same
     return reads
 
 

@@ -126,11 +126,10 @@ class Bar(Protocol):
 
 
 class Console(logging.StreamHandler):
-    """A stream with room for progress bars below the log, if it is a terminal."""
+    """stderr, with room for progress bars below the log, if it is a terminal."""
 
-    def __init__(self, stream: TextIO | None = None):
-        """stream: stderr where it is None."""
-        super().__init__(Output(stream or sys.stderr))
+    def __init__(self):
+        super().__init__(Output(sys.stderr))
         self.setFormatter(GlogFormatter())
         self.is_terminal = self.stream.columns() > 0
         self._bars: list[Bar] = []

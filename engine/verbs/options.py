@@ -90,7 +90,7 @@ def automatic(text: str) -> str:
 
 
 def positives(text: str) -> list[int]:
-    return [positive(word) for word in comma_separated(text)] or [positive(text)]
+    return [positive(word) for word in comma_separated(text)]
 
 
 def numbers(text: str) -> list[float]:

@@ -257,7 +257,7 @@ def test_a_process_ends_without_close(lmdb_path):
     code = f"""
 from engine import proto
 from engine.data import open_data
-layer = proto.LayerParameter()
+layer = proto.LayerParameter(type="Data")
 layer.data_param.source = {str(lmdb_path)!r}
 prefetcher = open_data(layer, proto.TEST).batches(2, threads=2)
 prefetcher.next()
@@ -267,7 +267,7 @@ prefetcher.next()
 
 def test_shapes_without_data(tmp_path):
     def shape(transform, source="/none"):
-        layer = proto.LayerParameter()
+        layer = proto.LayerParameter(type="Data")
         layer.data_param.source = source
         for name, value in transform.items():
             if name == "mean_value":
@@ -287,7 +287,7 @@ def test_shapes_without_data(tmp_path):
 
 
 def test_opening_the_same_layer_for_both_phases(lmdb_path):
-    layer = proto.LayerParameter()
+    layer = proto.LayerParameter(type="Data")
     layer.data_param.source = str(lmdb_path)
     train, test = (open_data(layer, phase) for phase in (proto.TRAIN, proto.TEST))
     assert train.shapes == test.shapes

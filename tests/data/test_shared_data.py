@@ -80,7 +80,7 @@ def test_imagenet_through_the_layers_of_resnet50(imagenet_lmdb, phase, layer):
 @needs_shared("data/imagenet-sample.zip")
 def test_augmentation_keeps_the_picture(imagenet_lmdb):
     """The average over many random parts looks like the centre of the picture."""
-    layer = proto.LayerParameter(name="data")
+    layer = proto.LayerParameter(name="data", type="Data")
     text_format.Parse("crop_size: 16 random_aspect_ratio_param { }", layer.transform_param)
     layer.data_param.source = str(imagenet_lmdb)
     with open_data(layer, proto.TRAIN).batches(200) as prefetcher:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from engine.exchange.from_onnx.padding import taken
+from engine.exchange.from_onnx.padding import convolution, taken
 from engine.exchange.from_onnx.registry import Unsupported, Value, axes_of, imports
 from engine.exchange.from_onnx.weighted import places, window
 from engine.exchange.net_maker import Padded
@@ -139,8 +139,6 @@ def _average_pool(reader: Reader, node: NodeProto, x: Value) -> Value:
 
 def _summed(reader: Reader, pool: _Pool, places: Sequence[np.ndarray]) -> Blob:
     """The sum of each window, by a convolution of each channel with ones, over the number of its places."""
-    from engine.exchange.from_onnx.padding import convolution
-
     axes, channels = len(pool.kernel), pool.x.shape[1]
     ends = [
         max(0, (count - 1) * stride + kernel - size - begin)
