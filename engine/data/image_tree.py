@@ -125,7 +125,7 @@ def open_tree(root: str) -> Tree:
             if zipfile.is_zipfile(candidate) or candidate.suffix.lower() not in (".tar", ".tgz", ".gz"):
                 return _open_zip(candidate, inside)
             return TarTree(candidate, inside)
-    raise DataError("no such folder or zip file", root)
+    raise DataError("no such folder, zip or tar file", root)
 
 
 def _open_zip(path: Path, inside: str) -> ZipTree:

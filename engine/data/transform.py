@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _ELSEWHERE = {
     "is_flow": "read by VideoData only",
     "scale_factors": "read by ImageSegData only",
-    "mix_param": "read by Data and ImageData only",
+    "mix_param": "read by Data, ImageData and MultiLabelImageData only",
     "flow": "not supported",
     "bgr2rgb": "not supported",
 }

@@ -1,2 +1,3 @@
-"""Checks and measurements of nets, solvers and the machine, without training: what a net costs and whether it runs
-(check), how fast (time, predict), and whether many ranks compute the same as one (verify, doctor)."""
+"""Looks at nets, solvers, data and the machine: what a net costs and whether it runs (check, summarize), how fast
+(time), what it sees (preview), what it makes (generate), where two differ (compare), which rate to begin with
+(find_rate), and whether many ranks compute the same as one (verify, doctor)."""

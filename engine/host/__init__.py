@@ -1,1 +1,2 @@
-"""This machine: its cores, the launcher that started this process, precision, and the loading of the C++ extension."""
+"""This machine and this process: cores, memory, the launcher that started it, its terminal, what a signal does to it,
+what comes before all else (startup), and the loading of the C++ extension."""

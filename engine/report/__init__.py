@@ -1,1 +1,2 @@
-"""What a run tells: log lines, progress, metrics, timelines, tables and curves. Knows numbers and names only."""
+"""What a run tells: log lines, progress, metrics, timelines, tables, curves and drawings. Knows numbers and names; only
+draw_net, tensorboard and layer_times know a net."""

@@ -52,8 +52,8 @@ class Panel:
 
 
 class CurvePoints:
-    """What a run has shown so far; filled by the solver on rank 0. smoothed: iterations that a train loss is the mean
-    of, 1 where nobody knows."""
+    """What a run has shown so far; filled by the observer Curve, on each rank, or from a log. smoothed: iterations that
+    a train loss is the mean of, 1 where nobody knows."""
 
     def __init__(self, title: str, smoothed: int = 1, run: int = 0):
         self.title, self._smoothed, self._run = title, smoothed, run

@@ -1,5 +1,5 @@
-"""Writes the mean image of an LMDB as a .binaryproto for transform_param.mean_file, and prints the mean of each channel
-for mean_value.
+"""Writes the mean image of a source as a .binaryproto for transform_param.mean_file, and prints the mean of each
+channel for mean_value.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace
 from engine.verbs.options import add_backend
 
 ORDER = 100
-SUMMARY = "average the images of an LMDB"
+SUMMARY = "average the images of a source"
 EXAMPLES = [
     "engine compute_image_mean cifar10_train_lmdb mean.binaryproto",
 ]

@@ -273,7 +273,7 @@ def test_pairs_and_labels_that_cannot_be(make_lmdb, open_layer):
 
 def test_mixing_is_of_training_and_of_layers_that_can():
     assert transformer(MIX, proto.TEST).color is None
-    with pytest.raises(ConfigError, match="mix_param is read by Data and ImageData only"):
+    with pytest.raises(ConfigError, match="mix_param is read by Data, ImageData and MultiLabelImageData only"):
         transformer(MIX)
 
 

@@ -488,7 +488,7 @@ def test_what_else_cannot_be(coco, voc, tmp_path):
     (tmp_path / "db").mkdir()
     with pytest.raises(DataError, match="db exists already"):
         convert_annotations(*coco, f"{tmp_path}/db")
-    with pytest.raises(DataError, match="no such folder or zip file"):
+    with pytest.raises(DataError, match="no such folder, zip or tar file"):
         convert_annotations(f"{tmp_path}/none", coco[1], f"{tmp_path}/x")
     with pytest.raises(DataError, match=r"none\.json: cannot be read"):
         convert_annotations(coco[0], f"{tmp_path}/none.json", f"{tmp_path}/x")

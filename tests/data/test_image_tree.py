@@ -153,7 +153,7 @@ def test_what_is_not_in_the_archive(tmp_path):
 
 @pytest.mark.parametrize("root", ["a" * 300, "a/" * 2500, "a\0b", "none"])
 def test_roots_that_cannot_be(root):
-    with pytest.raises(DataError, match="no such folder or zip file"):
+    with pytest.raises(DataError, match="no such folder, zip or tar file"):
         open_tree(root)
 
 
