@@ -14,7 +14,7 @@ import numpy as np
 
 from engine.config.numbers import whole
 from engine.data.reader import Reader, Sample, Shape
-from engine.data.sampler import Share
+from engine.data.sampler import BatchShare
 from engine.errors import ConfigError, DataError
 from engine.files import reason
 from engine.host.cores import helper_cores, own_cores, sit_on
@@ -65,12 +65,12 @@ class _Slot:
     def __init__(self, batch_size: int, shapes: Sequence[Shape]):
         self.arrays = [_aligned((batch_size, *shape)) for shape in shapes]
         self.keys = [""] * batch_size
-        self.share = Share(0, [])
+        self.share = BatchShare(0, [])
         self.pending = 0  # samples that no thread has finished yet
         self.error: tuple[int, BaseException] | None = None  # the first bad sample and what happened to it
         self.begun = self.done = 0  # when decoding began and was over, nanoseconds of time.monotonic_ns()
 
-    def begin(self, share: Share) -> None:
+    def begin(self, share: BatchShare) -> None:
         self.share, self.pending, self.error = share, len(share.samples), None
         self.begun = time.monotonic_ns()
 
@@ -103,7 +103,7 @@ class Prefetcher:
         self,
         reader: Reader,
         layer: str,
-        shares: Iterator[Share],
+        shares: Iterator[BatchShare],
         batch_size: int,
         threads: int | None = None,
     ):

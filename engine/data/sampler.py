@@ -14,7 +14,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Share:
+class BatchShare:
     """One rank's part of a global batch: its first sample's number and (epoch, index of the item) of each sample."""
 
     first_sample: int
@@ -63,7 +63,7 @@ class Sampler:
         stop: int | None = None,
         owners: Sequence[int] | None = None,
         first_rank: int = 0,
-    ) -> Iterator[Share]:
+    ) -> Iterator[BatchShare]:
         """The rank's share of each global batch from sample `start` on: endless, or up to item number `stop`, where the
         last global batch may be short and the later ranks may get less of it, or nothing.
 
@@ -79,6 +79,6 @@ class Sampler:
         begin, stride = (before + place) * batch_size + rest, len(sharing) * batch_size
         while stop is None or begin < stop:
             end = begin + batch_size if stop is None else min(begin + batch_size, stop)
-            yield Share(first, self.samples(begin, end))
+            yield BatchShare(first, self.samples(begin, end))
             first += ranks * batch_size
             begin += stride

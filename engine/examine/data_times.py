@@ -34,7 +34,7 @@ _ELAPSED = 2.0  # seconds that all threads run for
 
 
 @dataclass
-class LayerTimes:
+class DataLayerTimes:
     """One data layer. stages: processor time of an image, ms, by stage; waited: for the source's files, ms of an image,
     beside that, when it was read first; threads, elapsed: images per second with all decoding threads at once."""
 
@@ -60,7 +60,7 @@ class DataTimes:
     net: str
     precision: str
     step_ms: float
-    layers: list[LayerTimes]
+    layers: list[DataLayerTimes]
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -96,7 +96,7 @@ def data_times(
     return found
 
 
-def _measure(name: str, source: DataSource) -> LayerTimes:
+def _measure(name: str, source: DataSource) -> DataLayerTimes:
     reader = source.reader
     samples = source.order(0, min(IMAGES + _WARM_UP, 4 * source.size))
     out = [np.empty((2, *shape), np.float32) for shape in reader.shapes]
@@ -119,7 +119,7 @@ def _measure(name: str, source: DataSource) -> LayerTimes:
         elapsed = _all_threads(source)
     read = min(warm[0], processor)
     times = {"read": read, **stages, "transform": max(0.0, processor - read - sum(stages.values()))}
-    return LayerTimes(
+    return DataLayerTimes(
         name=name,
         source=source.name,
         images=count,

@@ -50,7 +50,7 @@ ADAPTIVE = ("AdaGrad", "RMSProp", "AdaDelta", "Adam")
 
 
 @dataclass(frozen=True)
-class Difference:
+class LargestDifference:
     """The largest one of some parameters, in units of the parameter's largest element; where: "conv1[0]"."""
 
     size: float = 0.0
@@ -66,8 +66,8 @@ class Row:
 
     iteration: int
     losses: tuple[float, float]
-    gradient: Difference
-    weight: Difference
+    gradient: LargestDifference
+    weight: LargestDifference
 
 
 class KeepingFeeder(Feeder):
@@ -107,7 +107,7 @@ def verify(read: Callable[[], SolverConfig], world: World, iterations: int, tole
         one = _solver(config, alone, world.size, at_once)
         if at_once:
             _refuse_other_rows(one, many)
-    compare = Comparison(one, many, tolerance) if one else None
+    compare = OneAndMany(one, many, tolerance) if one else None
     try:
         for _ in range(iterations):
             _step(many)
@@ -239,7 +239,7 @@ class Compared:
         self._before = {name: placed.tensor.get() for name, placed in self._mine.items()}
         self._steady = {name: np.ones(values.shape, bool) for name, values in self._before.items()}
         self._kept: deque[tuple[Values, Values]] = deque()
-        self.found: list[tuple[list[Difference], list[Difference]]] = []
+        self.found: list[tuple[list[LargestDifference], list[LargestDifference]]] = []
 
     def keep(self, gradients: Whole = MappingProxyType({}), weights: Whole = MappingProxyType({})) -> None:
         """After an update of the many. gradients, weights: of the layers that ranks hold in parts."""
@@ -301,7 +301,7 @@ class Compared:
             self._steady[name] &= np.abs(regularised) > least
 
 
-class Comparison:
+class OneAndMany:
     """Of a solver of one rank and one of many, iteration after iteration; on rank 0."""
 
     def __init__(self, one: Solver, many: Solver, tolerance: float = 0.0):
@@ -341,7 +341,7 @@ class Comparison:
             ranks = self.many.world.size
             raise CommError(f"iteration {number}: the {ranks} ranks have read other samples than 1 rank")
 
-    def _message(self, row: Row, what: str, bad: Difference) -> str:
+    def _message(self, row: Row, what: str, bad: LargestDifference) -> str:
         expected, got = row.losses
         forward = abs(got - expected) > self.tolerance * abs(expected)
         hint = f"; the loss before it differs, too ({expected:.6g} and {got:.6g}): look at forward" if forward else ""
@@ -369,11 +369,11 @@ def _most(values: Values) -> float:
     return max((float(np.abs(each).max()) for each in values.values()), default=0.0)
 
 
-def _difference(name: str, one: np.ndarray, many: np.ndarray, floor: float) -> Difference:
+def _difference(name: str, one: np.ndarray, many: np.ndarray, floor: float) -> LargestDifference:
     scale = max(float(np.abs(one).max()), float(floor))
     size = float(np.abs(many - one).max())
-    return Difference(size / scale if scale else size, name)
+    return LargestDifference(size / scale if scale else size, name)
 
 
-def _largest(found: list[Difference]) -> Difference:
-    return max(found, key=lambda each: (np.isnan(each.size), each.size), default=Difference())
+def _largest(found: list[LargestDifference]) -> LargestDifference:
+    return max(found, key=lambda each: (np.isnan(each.size), each.size), default=LargestDifference())

@@ -12,7 +12,7 @@ from engine.comm.world import World
 from engine.config import read_solver
 from engine.errors import ConfigError
 from engine.examine import data_times as module
-from engine.examine.data_times import DataTimes, LayerTimes, data_times, to_json, to_text
+from engine.examine.data_times import DataLayerTimes, DataTimes, data_times, to_json, to_text
 from engine.net.kernel_table import Kernels
 from tests.data.conftest import make_lmdb  # noqa: F401
 from tests.data.pictures import encoded_datum, random_pixels, raw_datum
@@ -119,7 +119,7 @@ def test_the_phase_is_train(solver, capsys):
 
 def test_how_many_threads_keep_a_net_fed():
     stages = {"read": 0.5, "decode": 2.0, "resize": 1.0, "transform": 0.5}
-    layer = LayerTimes("d", "x", 100, 32, stages, 0.0, threads=2, elapsed=400.0)
+    layer = DataLayerTimes("d", "x", 100, 32, stages, 0.0, threads=2, elapsed=400.0)
     fast, slow = DataTimes("n", "bf16", 50.0, [layer]), DataTimes("n", "bf16", 1000.0, [layer])
     assert fast.core_ms == 128 and fast.threads_needed == 3 and slow.threads_needed == 1
     assert "keep it fed: 3, more than there are: set ENGINE_DATA_THREADS=3" in to_text(fast)

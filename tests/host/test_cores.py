@@ -71,7 +71,7 @@ cores = own_cores()
 from engine.host import _core
 from engine.data.prefetch import Prefetcher
 from engine.data.reader import Reader
-from engine.data.sampler import Share
+from engine.data.sampler import BatchShare
 bound = set(_core.bound_cores())
 assert os.sched_getaffinity(0) == bound and cores == own_cores()
 seats = []
@@ -81,7 +81,7 @@ class Recording(Reader):
     def load(self, sample, out):
         seats.append(os.sched_getaffinity(0))
         return "key"
-share = Share(0, [(0, 0)])
+share = BatchShare(0, [(0, 0)])
 with Prefetcher(Recording(), "data", iter([share]), 1) as batches:
     batches.next()
 assert seats == [set(cores) - bound or set(cores)], seats
