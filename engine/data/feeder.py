@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import combinations
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 
 from engine import proto
 from engine.data import batch_size_of, open_data, source_of
-from engine.data.hdf5_writer import HDF5Writer
+from engine.data.hdf5_writer import HDF5Outputs
 from engine.data.host_lock import beating
 from engine.data.prefetch import Batch, Prefetcher
 from engine.data.readers.memory import MemoryReader
-from engine.data.registry import find_reader
+from engine.data.side_by_side import Opened, reads_of, refuse_skipping
 from engine.data.staging import Share
 from engine.errors import ConfigError, DataError
 from engine.watchdog.board import DATA
@@ -32,22 +31,6 @@ if TYPE_CHECKING:
 
 # An item among those of all ranks: its source, the ranks that the source belongs to, None for all, its number in it.
 Item: TypeAlias = tuple[str, "tuple[int, ...] | None", int]
-
-
-@dataclass
-class _Opened:
-    source: DataSource
-    batch_size: int
-    reads: proto.LayerParameter  # all that tells what, and what becomes of it
-
-
-def _reads(message: proto.LayerParameter) -> proto.LayerParameter:
-    reads = proto.LayerParameter()
-    reads.CopyFrom(message)
-    for name in ("name", "top", "include", "exclude", "phase"):
-        reads.ClearField(name)
-    find_reader(message.type).set_batch_size(reads, 1)  # of any size they are the same
-    return reads
 
 
 class Feeder:
@@ -69,17 +52,16 @@ class Feeder:
         self._rank, self._ranks, self._board = world.rank, world.size, world.board
         self._skip_bad_images = skip_bad_images
         world.hear_faults()  # of files that sources map
-        self._opened: dict[str, _Opened] = {}  # by layer
-        self._paths: dict[str, str] = {}
+        self.opened: dict[str, Opened] = {}  # by layer
         self._batches: dict[str, Prefetcher] = {}
         self._begin, self._turn, self._taken = 0, 0, 0  # see start(), and batches since; for nets without data layers
         self._keys: list[str] = []  # of the batch in use
-        self._files: dict[str, HDF5Writer] = {}  # by layer
+        self._outputs = HDF5Outputs()
         self.decoded: tuple[int, int] | None = None  # when the batch in use was
 
     def shapes_of(self, message: proto.LayerParameter, where: str) -> list[Shape]:
         """Opens the source of a data layer; the shapes of its tops, batch included. Raises ConfigError, DataError."""
-        if message.name not in self._opened:
+        if message.name not in self.opened:
             size = batch_size_of(message, where)
             share = self._share(message)
             with beating(self._board.beat):
@@ -93,43 +75,11 @@ class Feeder:
                     ranks=self._ranks,
                     share=share,
                 )
-            self._opened[message.name] = _Opened(source, size, _reads(message))
-            self._paths[message.name] = source_of(message)
-            self._refuse_torn_pairs(message.name, where)
-        opened = self._opened[message.name]
+            self.opened[message.name] = Opened(source, size, source_of(message), reads_of(message))
+            if self._skip_bad_images:
+                refuse_skipping(self.opened, message.name, where)
+        opened = self.opened[message.name]
         return opened.source.top_shapes(opened.batch_size)
-
-    def _refuse_torn_pairs(self, layer: str, where: str) -> None:
-        """Raises ConfigError where another source has as many items, for they may be pairs: with skip_bad_images each
-        layer replaces its own bad items only."""
-        size = self._opened[layer].source.size
-        for name, opened in self._opened.items():
-            if self._skip_bad_images and opened.source.size == size and self._paths[name] != self._paths[layer]:
-                raise ConfigError(
-                    f"layers '{name}' and '{layer}' have {size} items each, which --skip_bad_images would replace in "
-                    "one of them alone: put both into one source, or leave --skip_bad_images out",
-                    where,
-                )
-
-    def twins(self) -> Iterator[tuple[str, str, str]]:
-        """(layer, layer, source) where two layers read the same samples and change them alike: what is random depends
-        on the seed, the epoch and the sample only."""
-        for one, other in combinations(self._opened, 2):
-            if self._paths[one] and self._opened[one].reads == self._opened[other].reads:
-                yield one, other, self._paths[one]
-
-    def torn_pairs(self) -> Iterator[tuple[str, str, str]]:
-        """(layer, layer, what differs) where items of one number in two sources do not come in one sample of the batch.
-        Layers of one source, and those of batches of another size, are none that give pairs."""
-        for (one, a), (other, b) in combinations(self._opened.items(), 2):
-            if self._paths[one] == self._paths[other] or a.batch_size != b.batch_size:
-                continue
-            if 0 not in (a.source.size, b.source.size) and a.source.size != b.source.size:
-                yield one, other, f"they have {a.source.size} and {b.source.size} items"
-            elif a.source.reader.shuffle != b.source.reader.shuffle:
-                yield one, other, f"only '{one if a.source.reader.shuffle else other}' has shuffle: true"
-            elif a.source.reader.first != b.source.reader.first:
-                yield one, other, "they differ in rand_skip"
 
     def regroup(self) -> None:
         """After World.shrink(): this rank's share is another one from the next start() on."""
@@ -150,43 +100,36 @@ class Feeder:
 
         def shapes_of(message: proto.LayerParameter, where: str) -> list[Shape]:
             self.shapes_of(message, where)
-            return self._opened[message.name].source.top_shapes(size)
+            return self.opened[message.name].source.top_shapes(size)
 
         return shapes_of
 
     def set_arrays(self, layer: str, data: np.ndarray, labels: np.ndarray, start: int = 0) -> None:
         """Sets what a MemoryData layer reads from the next start() on: data (n, c, h, w), labels (n,), of which item 0
         is sample `start`, counted as in start(). Raises DataError."""
-        reader = self._opened[layer].source.reader if layer in self._opened else None
+        reader = self.opened[layer].source.reader if layer in self.opened else None
         if not isinstance(reader, MemoryReader):
             raise DataError(f"the net has no MemoryData layer '{layer}'", self._config.path)
-        reader.set(data, labels, start * self._opened[layer].batch_size // self.batch_size)
+        reader.set(data, labels, start * self.opened[layer].batch_size // self.batch_size)
 
     def connect(self, net: Net) -> None:
         """Makes the net's HDF5Output layers write their bottoms after every forward. Raises ConfigError, DataError."""
-        for layer in net.sinks:
-            if layer.name not in self._files:
-                self._files[layer.name] = HDF5Writer(layer.message, layer.where, self._rank, self._ranks)
-        net.on_forward = self._write
-
-    def _write(self, net: Net) -> None:
-        for layer in net.sinks:
-            self._files[layer.name].write([net.tensors[blob].get().reshape(blob.shape) for blob in layer.bottoms])
+        self._outputs.connect(net, self._rank, self._ranks)
 
     @property
     def batch_size(self) -> int:
         """Samples in one batch of one rank, of the first data layer; 0 if there is none."""
-        return next((opened.batch_size for opened in self._opened.values()), 0)
+        return next((opened.batch_size for opened in self.opened.values()), 0)
 
     @property
     def size(self) -> int:
         """Items in the source of the first data layer, only this rank's where own_items says so; 0 if there is none."""
-        return next((opened.source.own_size for opened in self._opened.values()), 0)
+        return next((opened.source.own_size for opened in self.opened.values()), 0)
 
     @property
     def own_items(self) -> bool:
         """Whether the first data layer's source is each rank's own, of which `size` counts this rank's items only."""
-        return next((opened.source.reader.owners is not None for opened in self._opened.values()), False)
+        return next((opened.source.reader.owners is not None for opened in self.opened.values()), False)
 
     def size_of_all(self) -> int:
         """Collective: `size`, of all ranks together."""
@@ -198,48 +141,48 @@ class Feeder:
     @property
     def sources(self) -> list[str]:
         """What is read, for messages: "layer 'data' (train_lmdb)"."""
-        return [f"layer '{name}'" + (f" ({path})" if path else "") for name, path in self._paths.items()]
+        return [f"layer '{name}'" + (f" ({each.path})" if each.path else "") for name, each in self.opened.items()]
 
     @property
     def readers(self) -> dict[str, Reader]:
         """What reads, by layer, of the sources that are open."""
-        return {name: opened.source.reader for name, opened in self._opened.items()}
+        return {name: opened.source.reader for name, opened in self.opened.items()}
 
     @property
     def data_sources(self) -> dict[str, DataSource]:
         """The sources that are open, by layer."""
-        return {name: opened.source for name, opened in self._opened.items()}
+        return {name: opened.source for name, opened in self.opened.items()}
 
     @property
     def batch_sizes(self) -> dict[str, int]:
         """Of the layers whose sources are open."""
-        return {name: opened.batch_size for name, opened in self._opened.items()}
+        return {name: opened.batch_size for name, opened in self.opened.items()}
 
     def ring_bytes(self) -> dict[str, int]:
         """What the batches in use and ahead take, by layer, of those whose sources are open."""
-        return {name: opened.source.ring_bytes(opened.batch_size) for name, opened in self._opened.items()}
+        return {name: opened.source.ring_bytes(opened.batch_size) for name, opened in self.opened.items()}
 
     def identities(self) -> dict[str, str]:
         """By the words that messages use for a source, what must be the same on all ranks. Raises DataError."""
         phase = "train" if self._phase == proto.TRAIN else "test"
         return {
             f"the {phase} data of {name}": opened.source.identity()
-            for name, opened in zip(self.sources, self._opened.values(), strict=True)
+            for name, opened in zip(self.sources, self.opened.values(), strict=True)
         }
 
     @property
     def skipped(self) -> dict[Item, tuple[str, str]]:
         """Item -> (key, reason) of the undecodable images that were skipped on this rank."""
         return {
-            (self._paths[name], opened.source.reader.owners, index): found
-            for name, opened in self._opened.items()
+            (opened.path, opened.source.reader.owners, index): found
+            for opened in self.opened.values()
             for index, found in opened.source.skipped.items()
         }
 
     @property
     def recoloured(self) -> int:
         """Images of this rank that were given the colours of the first one: see DataSource."""
-        return sum(opened.source.recoloured for opened in self._opened.values())
+        return sum(opened.source.recoloured for opened in self.opened.values())
 
     @property
     def wait_seconds(self) -> float:
@@ -251,7 +194,7 @@ class Feeder:
         of them is that of first_rank."""
         self.stop()
         with self._all_or_none():
-            for name, opened in self._opened.items():
+            for name, opened in self.opened.items():
                 # Layers with other batch sizes are as many batches ahead as the first.
                 begin = start * opened.batch_size // self.batch_size
                 self._batches[name] = opened.source.batches(
@@ -272,12 +215,12 @@ class Feeder:
         """Every item exactly once over all ranks, then take() gives None. Raises as require_epoch() does."""
         self.stop()
         self.require_epoch()
-        for name, opened in self._opened.items():
+        for name, opened in self.opened.items():
             self._batches[name] = opened.source.epoch(opened.batch_size, self._rank, self._ranks)
 
     def require_epoch(self) -> None:
         """Raises ConfigError for a net whose data layers do not end together."""
-        extents = {(opened.source.size, opened.batch_size) for opened in self._opened.values()}
+        extents = {(opened.source.size, opened.batch_size) for opened in self.opened.values()}
         if len(extents) > 1:
             raise ConfigError(
                 f"the net's data layers differ in size or batch size, so that it has no epoch: {sorted(extents)}",
@@ -308,7 +251,7 @@ class Feeder:
             for top, values in zip(layer.tops, batch.arrays.get(layer.name, ()), strict=False):
                 net.feed(top, values)
         self._keys, self.decoded = batch.keys, batch.decoded
-        return batch.first_sample if self._opened else batch.first_sample * max(1, net.graph.batch_size)
+        return batch.first_sample if self.opened else batch.first_sample * max(1, net.graph.batch_size)
 
     def next(self, net: Net) -> int:
         """Feeds the next of the endless batches; returns its first sample's number."""
@@ -324,8 +267,8 @@ class Feeder:
         data layer and the place of one in its batch, which is then named alone: "Its key is 'a.jpg' in a_lmdb. "."""
         if not self._keys:
             return ""
-        if item and item[0] == next(iter(self._opened)) and item[1] < len(self._keys):
-            source = self._paths[item[0]]
+        if item and item[0] == next(iter(self.opened)) and item[1] < len(self._keys):
+            source = self.opened[item[0]].path
             return f"Its key is {self._keys[item[1]]!r}{f' in {source}' if source else ''}. "
         more = f" and {len(self._keys) - 3} more" if len(self._keys) > 3 else ""
         return f"The batch holds keys {', '.join(repr(key) for key in self._keys[:3])}{more}. "
@@ -338,5 +281,4 @@ class Feeder:
 
     def close(self) -> None:
         self.stop()
-        for file in self._files.values():
-            file.close()
+        self._outputs.close()

@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Sequence
 from pathlib import PurePath
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,9 +16,35 @@ from engine.errors import ConfigError, DataError
 from engine.files import reason
 from engine.weights.h5_file import Dataset, File, H5File, import_h5py
 
+if TYPE_CHECKING:
+    from engine.net import Net
+
 NAMES = ("data", "label")  # of the datasets, one for each bottom, as Caffe calls them
 _MARK = "written_by"  # attribute of the files of these layers
 _ENDINGS = (".h5", ".hdf5")
+
+
+class HDF5Outputs:
+    """The files of a net's HDF5Output layers."""
+
+    def __init__(self):
+        self._files: dict[str, HDF5Writer] = {}  # by layer
+
+    def connect(self, net: Net, rank: int = 0, ranks: int = 1) -> None:
+        """Makes the layers write their bottoms after every forward. Raises ConfigError, DataError."""
+        for layer in net.sinks:
+            if layer.name not in self._files:
+                self._files[layer.name] = HDF5Writer(layer.message, layer.where, rank, ranks)
+        net.on_forward = self._write
+
+    def _write(self, net: Net) -> None:
+        for layer in net.sinks:
+            self._files[layer.name].write([net.tensors[blob].get().reshape(blob.shape) for blob in layer.bottoms])
+
+    def close(self) -> None:
+        """What is written afterwards opens them again."""
+        for file in self._files.values():
+            file.close()
 
 
 class HDF5Writer:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from engine.comm import settings as comm_settings
 from engine.data.decode import slow_jpegs
 from engine.data.prefetch import data_threads
+from engine.data.side_by_side import torn_pairs, twins
 from engine.host.cores import clash, core_plan, host_and_cores, ignored_variables
 from engine.report.log import log, warn
 from engine.solver.outline import Outline, other_batch
@@ -54,13 +55,13 @@ def _warnings(solver: Solver, outline: Outline) -> Iterator[str]:
         own = evaluator.net.own_params()
         if untrained := {each.layer: None for each in own if (each.layer, each.index) not in trained}:
             yield f"Test net #{number}: not in the train net, so with initial values: {', '.join(untrained)}"
-    for one, other, source in solver.feeder.twins():
+    for one, other, source in twins(solver.feeder.opened):
         yield (
             f"Layers '{one}' and '{other}' read the same samples of {source} and change them alike. For pairs of "
             "different samples give each a list of its own: lines of one number go together"
         )
     feeders = solver.feeder, *(evaluator.feeder for evaluator in solver.evaluators)
-    for one, other, why in dict.fromkeys(found for feeder in feeders for found in feeder.torn_pairs()):
+    for one, other, why in dict.fromkeys(found for feeder in feeders for found in torn_pairs(feeder.opened)):
         yield (
             f"Layers '{one}' and '{other}' do not give pairs: {why}. If lines of one number belong together, both need "
             "as many items, the same shuffle and the same rand_skip"
