@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from engine.config.numbers import whole
 from engine.data.decode import FORMATS
@@ -15,6 +15,7 @@ from engine.errors import DataError
 _BLOCK = 512
 _MOST_HEADER = 1 << 20  # bytes of a long name or of pax records
 _REGULAR, _LONG_NAME, _LONG_LINK, _PAX, _PAX_ALL = (b"0", b"\0", b"7"), b"L", b"K", b"x", b"g"
+_EXTENDED = (_LONG_NAME, _LONG_LINK, _PAX, _PAX_ALL)
 _SPARSE, _HARD_LINK, _SYMBOLIC_LINK = b"S", b"1", b"2"
 _PACKED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"(\xb5": "zstd"}
 
@@ -24,7 +25,7 @@ def list_tar(shards: Shards, shard: int, begin: int = 0, end: int | None = None)
     offset, size); a hard link has that of its file. Raises DataError where the tar is damaged or ends too early, or
     has a symbolic link in place of a picture."""
     end = shards.size(shard) if end is None else end
-    at, name, link, size = begin, None, None, None
+    at, told = begin, _Told()
     places: dict[str, tuple[int, ...]] = {}
     if end - begin < _BLOCK:
         raise shards.error(shard, f"expected a tar, got {end - begin} bytes")
@@ -32,48 +33,63 @@ def list_tar(shards: Shards, shard: int, begin: int = 0, end: int | None = None)
         header = shards.read(shard, at, _BLOCK)
         if not any(header):  # the end, of which there are two
             return
-        own_size = _check(shards, shard, at, header, begin)
+        length = _check(shards, shard, at, header, begin)
         kind, content = header[156:157], at + _BLOCK
-        length = own_size if size is None or kind in (_LONG_NAME, _LONG_LINK, _PAX, _PAX_ALL) else size
+        if told.size is not None and kind not in _EXTENDED:
+            length = told.size
         if content + length > end:
             raise shards.error(
                 shard,
                 f"it ends at byte {end}, its member at byte {at} at {content + length}: it is truncated; copy it again",
             )
-        if kind in (_LONG_NAME, _LONG_LINK, _PAX, _PAX_ALL):
-            text = shards.read(shard, content, length, _MOST_HEADER)
-            if kind == _LONG_NAME:
-                name = text.rstrip(b"\0")
-            elif kind == _LONG_LINK:
-                link = text.rstrip(b"\0")
-            elif kind == _PAX:
-                records = _pax(shards, shard, at, text)
-                if any(key.startswith(b"GNU.sparse") for key in records):
-                    raise shards.error(
-                        shard, f"its member at byte {at} is a sparse file; make the tar without --sparse"
-                    )
-                name, link = records.get(b"path", name), records.get(b"linkpath", link)
-                if b"size" in records:
-                    size = whole(records[b"size"].decode(errors="replace"), 0, 2**63 - 1)
-                    if size is None:
-                        raise shards.error(shard, f"it is a damaged tar: the pax header at byte {at} has no size")
+        if kind in _EXTENDED:
+            told.take_in(shards, shard, at, kind, shards.read(shard, content, length, _MOST_HEADER))
         elif kind == _SPARSE:
-            raise shards.error(shard, f"its member at byte {at} is a sparse file; make the tar without --sparse")
+            raise _sparse(shards, shard, at)
         else:
-            own = _clean(name if name is not None else _name(header))
+            own = _clean(told.name if told.name is not None else _name(header))
             if kind in _REGULAR:
                 places[own] = shard, content, length
                 yield Member(own, places[own])
             elif kind in (_HARD_LINK, _SYMBOLIC_LINK):
-                target = _clean(link if link is not None else header[157:257].partition(b"\0")[0])
+                target = _clean(told.link if told.link is not None else header[157:257].partition(b"\0")[0])
                 if place := _linked(shards, shard, kind, own, target, places):
                     places[own] = place
                     yield Member(own, place)
-            name, link, size = None, None, None
+            told = _Told()
         at = content + -(-length // _BLOCK) * _BLOCK
     if at > end:  # the last member's padding is not there
         raise shards.error(shard, "its last member is cut off; copy it again")
     raise shards.error(shard, "it ends without the zeros that end a tar: it is truncated; copy it again")
+
+
+@dataclass
+class _Told:
+    """What extended headers say of the member behind them, in place of its own header."""
+
+    name: bytes | None = None
+    link: bytes | None = None
+    size: int | None = None
+
+    def take_in(self, shards: Shards, shard: int, at: int, kind: bytes, text: bytes) -> None:
+        """at: where the extended header is; text: what it holds. Raises DataError."""
+        if kind == _LONG_NAME:
+            self.name = text.rstrip(b"\0")
+        elif kind == _LONG_LINK:
+            self.link = text.rstrip(b"\0")
+        elif kind == _PAX:
+            records = _pax(shards, shard, at, text)
+            if any(key.startswith(b"GNU.sparse") for key in records):
+                raise _sparse(shards, shard, at)
+            self.name, self.link = records.get(b"path", self.name), records.get(b"linkpath", self.link)
+            if b"size" in records:
+                self.size = whole(records[b"size"].decode(errors="replace"), 0, 2**63 - 1)
+                if self.size is None:
+                    raise shards.error(shard, f"it is a damaged tar: the pax header at byte {at} has no size")
+
+
+def _sparse(shards: Shards, shard: int, at: int) -> DataError:
+    return shards.error(shard, f"its member at byte {at} is a sparse file; make the tar without --sparse")
 
 
 def _linked(
