@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from engine.data.data_source import DataSource
     from engine.data.reader import Shape
-    from engine.data.staging import Share
+    from engine.data.staging import CopyShare
     from engine.proto import LayerParameter
 
 
@@ -19,7 +19,7 @@ def open_data(
     skip_bad_images: bool = False,
     rank: int = 0,
     ranks: int = 1,
-    share: Share | None = None,
+    share: CopyShare | None = None,
 ) -> DataSource:
     """Opens the source of a data layer and its transforms.
 

@@ -16,7 +16,7 @@ from engine.data.host_lock import beating
 from engine.data.prefetch import Batch, Prefetcher
 from engine.data.readers.memory import MemoryReader
 from engine.data.side_by_side import Opened, reads_of, refuse_skipping
-from engine.data.staging import Share
+from engine.data.staging import CopyShare
 from engine.errors import ConfigError, DataError
 from engine.watchdog.board import DATA
 
@@ -85,7 +85,7 @@ class Feeder:
         """After World.shrink(): this rank's share is another one from the next start() on."""
         self._rank, self._ranks = self._world.rank, self._world.size
 
-    def _share(self, message: proto.LayerParameter) -> Share | None:
+    def _share(self, message: proto.LayerParameter) -> CopyShare | None:
         """Where the layer's data are copied to each host: who is on this one."""
         if not message.data_param.stage:
             return None
@@ -93,7 +93,7 @@ class Feeder:
         mine, names = hosts[self._rank], list(dict.fromkeys(hosts))
         sharing = tuple(rank for rank, host in enumerate(hosts) if host == mine)
         place = sharing.index(self._rank), sharing, names.index(mine), len(names)
-        return Share(*place, self._world.leaves, self._world.keeps)
+        return CopyShare(*place, self._world.leaves, self._world.keeps)
 
     def shapes_for(self, size: int) -> Callable[[proto.LayerParameter, str], list[Shape]]:
         """shapes_of() for a net like the one whose sources are open, with batches of `size`."""

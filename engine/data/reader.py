@@ -21,7 +21,7 @@ from engine.errors import ConfigError, DamagedItem, DataError
 from engine.files import reason
 
 if TYPE_CHECKING:
-    from engine.data.staging import Share
+    from engine.data.staging import CopyShare
 
 Shape = tuple[int, ...]
 
@@ -37,7 +37,7 @@ class Request:
     skip_bad_images: bool = False
     rank: int = 0
     ranks: int = 1
-    share: Share | None = None
+    share: CopyShare | None = None
 
     def path(self, source: str) -> str:
         """Of a source whose name may hold %# and %*."""

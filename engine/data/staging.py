@@ -46,7 +46,7 @@ _held: dict[Path, tuple[int, bool]] = {}  # copy -> descriptor that says it is i
 
 
 @dataclass(frozen=True)
-class Share:
+class CopyShare:
     """Which ranks read a copy together: the place of this one among them, and all of them; the host's place among the
     hosts, and how many those are."""
 
@@ -61,7 +61,7 @@ class Share:
 def staged(
     source: str,
     stage: str,
-    share: Share,
+    share: CopyShare,
     *,
     keep: bool,
     part: bool,
@@ -328,7 +328,7 @@ def _write_list(folder: Path, stamp: list[list], copied: list[list], classes: Se
 
 
 def _copy_part(
-    source: str, copy: Path, share: Share, stamp: list[list], fields: Sequence[str], where: str | None
+    source: str, copy: Path, share: CopyShare, stamp: list[list], fields: Sequence[str], where: str | None
 ) -> None:
     """The items host, host + hosts, ... as an LMDB, in their order."""
     items = open_source(source, where, fields=fields)

@@ -24,7 +24,7 @@ from engine.data.convert_imageset import Output, convert_imageset
 from engine.data.feeder import Feeder
 from engine.data.registry import open_source
 from engine.data.shards import expand
-from engine.data.staging import Share, release, staged
+from engine.data.staging import CopyShare, release, staged
 from engine.errors import ConfigError, DataError
 from tests.data.test_sources import MAKERS, layer, make_tar
 from tests.mpi import REPO, run_ranks
@@ -54,7 +54,7 @@ def items(path):
 
 
 def copy_of(source, stage, share=None, keep=False, part=False):
-    return staged(source, str(stage), share or Share(), keep=keep, part=part)
+    return staged(source, str(stage), share or CopyShare(), keep=keep, part=part)
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -90,7 +90,7 @@ def test_a_copy_that_is_kept_is_used_again_while_it_is_whole(made, tmp_path):
 def test_the_layer_reads_its_copy(made, tmp_path):
     source = made("lmdb")
     message = layer(source, f'stage: "{tmp_path}/stage" stage_keep: true')
-    opened = open_data(message, proto.TEST, share=Share())
+    opened = open_data(message, proto.TEST, share=CopyShare())
     expected = open_data(layer(source), proto.TEST)
     assert Path(opened.reader._source.path).parent == tmp_path / "stage"
     with opened.batches(12) as mine, expected.batches(12) as others:
@@ -111,7 +111,7 @@ def test_one_copies_and_the_others_wait(made, tmp_path, monkeypatch):
     threads = [
         threading.Thread(
             target=lambda share: found.append(copy_of(source, tmp_path / "stage", share)),
-            args=(Share(rank, (0, 1, 2, 3)),),
+            args=(CopyShare(rank, (0, 1, 2, 3)),),
         )
         for rank in range(4)
     ]
@@ -182,8 +182,8 @@ def test_the_watchdogs_of_all_ranks_see_that_a_copy_gets_on(made, tmp_path, monk
 def another_reads(source, stage, cwd):
     """Gives the path of the copy that another process reads meanwhile."""
     code = (
-        f"import sys; sys.path.insert(0, {str(REPO)!r}); from engine.data.staging import Share, staged\n"
-        f"print(staged({source!r}, {str(stage)!r}, Share(), keep=False, part=False), flush=True)\n"
+        f"import sys; sys.path.insert(0, {str(REPO)!r}); from engine.data.staging import CopyShare, staged\n"
+        f"print(staged({source!r}, {str(stage)!r}, CopyShare(), keep=False, part=False), flush=True)\n"
         "sys.stdin.read()"
     )
     command = [sys.executable, "-c", code]
@@ -233,7 +233,7 @@ def test_a_copy_of_a_process_that_was_killed_is_never_used(made, tmp_path):
         "import os, signal; from engine.data import staging\n"
         "def kill(*_): os.kill(os.getpid(), signal.SIGKILL)\n"
         "staging._write_list = kill\n"
-        f"staging.staged({source!r}, {str(tmp_path / 'stage')!r}, staging.Share(), keep=True, part=False)"
+        f"staging.staged({source!r}, {str(tmp_path / 'stage')!r}, staging.CopyShare(), keep=True, part=False)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=REPO, timeout=60)
     assert done.returncode == -signal.SIGKILL
@@ -411,10 +411,10 @@ def test_where_no_copy_can_be(made, tmp_path, stage):
 @pytest.mark.parametrize("name", ["lmdb", "tar", "leveldb"])
 def test_parts_are_the_items_of_one_host_each(made, tmp_path, name):
     source = made(name)
-    parts = [copy_of(source, tmp_path / f"stage{host}", Share(0, (host,), host, 5), part=True) for host in range(5)]
+    parts = [copy_of(source, tmp_path / f"stage{host}", CopyShare(0, (host,), host, 5), part=True) for host in range(5)]
     assert [items(part) for part in parts] == [items(source)[host::5] for host in range(5)]
     with pytest.raises(DataError, match=r"has 12 items for 13 hosts: stage_part needs one for each"):
-        copy_of(source, tmp_path / "stage", Share(0, (12,), 12, 13), part=True)
+        copy_of(source, tmp_path / "stage", CopyShare(0, (12,), 12, 13), part=True)
 
 
 def test_ranks_of_a_host_share_its_part(made, tmp_path):
@@ -423,7 +423,7 @@ def test_ranks_of_a_host_share_its_part(made, tmp_path):
 
     def open_rank(rank):
         message = layer(source, f'shuffle: true stage: "{tmp_path}/stage{rank // 2}" stage_part: true stage_keep: true')
-        share = Share(rank % 2, (rank // 2 * 2, rank // 2 * 2 + 1), rank // 2, 2)
+        share = CopyShare(rank % 2, (rank // 2 * 2, rank // 2 * 2 + 1), rank // 2, 2)
         return open_data(message, proto.TRAIN, seed=5, rank=rank, ranks=4, share=share)
 
     def keys(rank, start=0, batches=6):
@@ -444,7 +444,7 @@ def test_ranks_of_a_host_share_its_part(made, tmp_path):
 def test_a_part_has_the_names_of_the_classes_and_the_fields_that_are_named(image_folder, tmp_path):
     def read(fields, part=True):
         text = f'{fields} stage: "{tmp_path}/stage" stage_part: true stage_keep: true' if part else fields
-        opened = open_data(layer(source, text), proto.TEST, share=Share(0, (0,), 1, 2))
+        opened = open_data(layer(source, text), proto.TEST, share=CopyShare(0, (0,), 1, 2))
         with opened.batches(opened.size) as batches:
             return opened.reader.classes, [array.copy() for array in next(batches).arrays["data"]]
 
@@ -470,7 +470,7 @@ def test_a_source_of_each_rank_is_not_divided_again(made, tmp_path):
     os.rename(source, f"{source}0")
     message = layer(f"{source}%#", f'stage: "{tmp_path}/stage" stage_part: true')
     with pytest.raises(ConfigError, match="a source with %# is each rank's own already: take stage_part out"):
-        open_data(message, proto.TRAIN, ranks=2, share=Share(0, (0,), 0, 2))
+        open_data(message, proto.TRAIN, ranks=2, share=CopyShare(0, (0,), 0, 2))
 
 
 def test_sizes_of_parts_add_up(image_folder, tmp_path):
@@ -479,6 +479,6 @@ def test_sizes_of_parts_add_up(image_folder, tmp_path):
     sizes = []
     for rank in range(6):
         message = layer(tmp_path / "db", f'stage: "{tmp_path}/stage{rank // 3}" stage_part: true stage_keep: true')
-        share = Share(rank % 3, tuple(range(rank // 3 * 3, rank // 3 * 3 + 3)), rank // 3, 2)
+        share = CopyShare(rank % 3, tuple(range(rank // 3 * 3, rank // 3 * 3 + 3)), rank // 3, 2)
         sizes.append(open_data(message, proto.TRAIN, rank=rank, ranks=6, share=share).own_size)
     assert sum(sizes) == 11 and max(sizes) == 2
