@@ -1,7 +1,7 @@
 """The exceptions a user can meet. Each carries one clear line; only cli.py turns them into an exit status."""
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 LONGEST = 600  # characters of a message; what a file holds may be of any length
 MOST_ERRORS = 100  # that are told of one file
@@ -83,3 +83,14 @@ class CommError(EngineError):
 def shape_text(shape: Sequence[int]) -> str:
     """As messages show it: (64, 3, 7, 7) -> "64 x 3 x 7 x 7", () -> "scalar"."""
     return " x ".join(map(str, shape)) or "scalar"
+
+
+def ranges_text(numbers: Iterable[int]) -> str:
+    """As messages show numbers in order: [0, 1, 2, 5] -> "0-2,5"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ",".join("-".join(map(str, run)) for run in runs)

@@ -11,6 +11,7 @@ from engine.errors import (
     NumericalError,
     WeightsError,
     printable,
+    ranges_text,
 )
 
 
@@ -48,3 +49,7 @@ def test_errors_are_those_of_caffe_s_interface():
     """Scripts catch RuntimeErrors."""
     for each in (ConfigErrors, DataError, WeightsError, NumericalError):
         assert issubclass(each, RuntimeError)
+
+
+def test_ranges_of_numbers():
+    assert ranges_text([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8" and ranges_text([3]) == "3"

@@ -12,8 +12,8 @@ import numpy as np
 
 import engine
 from engine.comm.world import difference
-from engine.errors import CommError, DataError, EngineError
-from engine.host.cores import all_hosts_and_cores, ranges
+from engine.errors import CommError, DataError, EngineError, ranges_text
+from engine.host.cores import all_hosts_and_cores
 from engine.report.log import log, warn
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def hosts(names: list[str]) -> tuple[str, str]:
     by_host: dict[str, list[int]] = {}
     for rank, name in enumerate(names):
         by_host.setdefault(name, []).append(rank)
-    places = [f"{name}: {ranges(ranks)}" for name, ranks in by_host.items()]
+    places = [f"{name}: {ranges_text(ranks)}" for name, ranks in by_host.items()]
     shown = "; ".join(places if len(places) <= 8 else [*places[:3], "...", places[-1]])
     line = f"{len(names)} on {len(by_host)} host{'s' if len(by_host) > 1 else ''} ({shown})"
     least, most = (choose(by_host, key=lambda name: len(by_host[name])) for choose in (min, max))

@@ -6,7 +6,8 @@ import os
 import platform
 from typing import Any
 
-from engine.host.cores import own_cores, ranges
+from engine.errors import ranges_text
+from engine.host.cores import own_cores
 from engine.host.machine import memory, processor
 from engine.host.memory import available_memory
 from engine.report.table import human, table
@@ -41,7 +42,7 @@ def to_text(found: dict[str, Any]) -> str:
     rows = [
         ("host", found["host"]),
         ("processor", found["processor"]),
-        ("cores", f"{len(cores)} of {found['cores_of_machine']}: {ranges(cores)}"),
+        ("cores", f"{len(cores)} of {found['cores_of_machine']}: {ranges_text(cores)}"),
         ("threads per rank", f"{found['threads']} (OMP_NUM_THREADS {found['omp_num_threads'] or 'not set'})"),
         ("memory", available),
         ("oneDNN", f"{found['onednn']}, {found['isa']}"),

@@ -15,8 +15,9 @@ from engine.config import SolverConfig, net_of_solver, nets_of_solver
 from engine.data.decode import jpeg_decoder
 from engine.data.feeder import Feeder
 from engine.data.prefetch import data_threads
+from engine.errors import ranges_text
 from engine.graph.build import build
-from engine.host.cores import all_hosts_and_cores, clash, core_plan, host_and_cores, ranges
+from engine.host.cores import all_hosts_and_cores, clash, core_plan, host_and_cores
 from engine.host.launch import mpiexec
 from engine.host.ranks import gather_everywhere
 from engine.report.log import log
@@ -119,7 +120,7 @@ def _by_rank(lines: list[str]) -> dict[str, str]:
     ranks: dict[str, list[int]] = {}
     for rank, line in enumerate(lines):
         ranks.setdefault(line, []).append(rank)
-    return {ranges(numbers): line for line, numbers in ranks.items()}
+    return {ranges_text(numbers): line for line, numbers in ranks.items()}
 
 
 def to_text(found: dict[str, Any]) -> str:

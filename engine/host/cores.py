@@ -6,9 +6,10 @@ import functools
 import os
 import platform
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from engine.errors import ranges_text
 from engine.host.ranks import gather_everywhere
 
 if TYPE_CHECKING:
@@ -115,13 +116,13 @@ def core_plan(
     """
     cores, sharers = mine[1], everyone.count(mine)
     spare = sorted(set(cores) - set(bound)) if bound else []
-    helpers = f" (on {ranges(spare)})" if spare else ""
-    where = f" (pinned to {ranges(server_cores)})" if server_cores else helpers or " (not pinned)"
-    kinds = [_count(threads, "compute thread") + (f" (bound to {ranges(bound)})" if bound else "")]
+    helpers = f" (on {ranges_text(spare)})" if spare else ""
+    where = f" (pinned to {ranges_text(server_cores)})" if server_cores else helpers or " (not pinned)"
+    kinds = [_count(threads, "compute thread") + (f" (bound to {ranges_text(bound)})" if bound else "")]
     kinds += [_count(servers, "communication server") + where] if servers else []
     kinds += [_count(decoders, "decoding thread") + helpers] if decoders else []
     among = f", shared by {sharers} ranks" if sharers > 1 else ""
-    line = f"Cores {ranges(cores)}{among}; on this rank {', '.join(kinds)}"
+    line = f"Cores {ranges_text(cores)}{among}; on this rank {', '.join(kinds)}"
     computing = threads * sharers
     if computing > len(cores):
         fit = len(cores) // sharers
@@ -156,14 +157,3 @@ def clash(world: Ranks) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' if number != 1 else ''}"
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """[0, 1, 2, 5] -> "0-2,5"."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
-    return ",".join("-".join(map(str, run)) for run in runs)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.errors import CommError
-from engine.host.cores import ranges
+from engine.errors import CommError, ranges_text
 
 if TYPE_CHECKING:
     from engine.comm.world import World
@@ -57,5 +56,5 @@ def _describe(names: list[str], parts: list[int], digests: list[bytes]) -> str |
                 return f"ranks {members[0]} and {members[1]} differ in {name}"
             if others:
                 word = "rank" if len(others) == 1 else "ranks"
-                return f"{word} {ranges(others)} of {len(values)} differ{'s' if word == 'rank' else ''} in {name}"
+                return f"{word} {ranges_text(others)} of {len(values)} differ{'s' if word == 'rank' else ''} in {name}"
     return None

@@ -1,7 +1,8 @@
 """What the hub prints when there is no progress: the rank to blame first, then where all the others are."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+
+from engine.errors import ranges_text
 
 STATES = {"T": "is stopped by a signal (SIGSTOP)", "D": "waits for a disk or a network file system"}
 
@@ -58,17 +59,6 @@ def report(seconds: float, answers: list[Answer], silent: list[str], safe: str =
     for text, there in places.items():
         numbers = [answer.rank for answer in there]
         word = "rank" if len(numbers) == 1 else "ranks"
-        lines.append(f"engine:   {word} {_ranges(numbers)}, for {max(a.idle for a in there):.0f} s: {text}")
+        lines.append(f"engine:   {word} {ranges_text(numbers)}, for {max(a.idle for a in there):.0f} s: {text}")
     lines += [f"engine:   {safe}"] if safe else []
     return "\n".join(lines) + "\n"
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """[0, 1, 2, 5] -> "0-2,5"."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from engine.comm.world import World
-from engine.host.cores import core_plan, ignored_variables, limit_spinning, ranges, share_cores, threads_for
+from engine.host.cores import core_plan, ignored_variables, limit_spinning, share_cores, threads_for
 from tests.mpi import run_ranks
 
 
@@ -57,10 +57,6 @@ from engine.host import _core
 assert _core.threads() == 1, _core.threads()
 """
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-def test_ranges():
-    assert ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8" and ranges([3]) == "3"
 
 
 BOUND = """
