@@ -27,6 +27,9 @@ from engine.solver.resolve import divided, is_given, shorten
 from engine.solver.resume import Snapshot, data_batch, hold_global_batch, known, newest, snapshot_prefix
 from engine.solver.validate import saves, validate
 
+# What follows a prefix in the name of weights: their iteration, their kind, their format.
+_LEFT = re.compile(r"_(?:iter_([0-9]+)(_best|_ema)?|best)\.caffemodel(\.h5)?")
+
 
 @dataclass(frozen=True)
 class Position:
@@ -52,10 +55,11 @@ def shorten_stages(configs: Sequence[SolverConfig], divisor: int) -> None:
         shorten(config.message, divisor)
     for index, config in enumerate(configs):
         for number, path in enumerate(config.message.weights):
-            stage, found = _leaver(prefixes[:index], path), _iteration(path)
-            if stage is None or found is None:
+            stage = _leaver(prefixes[:index], path)
+            left = _LEFT.fullmatch(path, len(prefixes[stage])) if stage is not None else None
+            if stage is None or not left or left[1] is None:
                 continue
-            now = configs[stage].message
+            found, now = int(left[1]), configs[stage].message
             length, every = before[stage]
             if found == length:
                 instead = now.max_iter
@@ -66,7 +70,7 @@ def shorten_stages(configs: Sequence[SolverConfig], divisor: int) -> None:
                 instead = max(1, found // divisor)
             else:
                 instead = divided(found, divisor)
-            config.message.weights[number] = path.replace(f"_iter_{found}", f"_iter_{instead}")
+            config.message.weights[number] = f"{path[: left.start(1)]}{instead}{path[left.end(1) :]}"
 
 
 def check_stages(configs: Sequence[SolverConfig], world: World, skip_bad_images: bool = False) -> None:
@@ -130,18 +134,19 @@ def _missing_weights(configs: Sequence[SolverConfig], world: World) -> Iterator[
 
 
 def _leaver(prefixes: Sequence[str], path: str) -> int | None:
-    """The index of the stage that leaves a file of weights."""
-    named = (
+    """The index of the stage that leaves a file of weights. Of several that of the longest prefix: `a_iter_1` may be
+    one, too."""
+    named = [
         index
         for index, prefix in enumerate(prefixes)
         if re.fullmatch(rf"{re.escape(prefix)}_(iter_[0-9]+\D.*|best\.caffemodel(\.h5)?)", path)
-    )
-    return next(named, None)
+    ]
+    return max(named, key=lambda index: len(prefixes[index]), default=None)
 
 
 def _why_not_left(param: proto.SolverParameter, prefix: str, path: str) -> str | None:
     """What keeps the stage of this prefix from leaving these weights; None if nothing does, or if that is not known."""
-    found = re.fullmatch(r"_(?:iter_([0-9]+)(_best|_ema)?|best)\.caffemodel(\.h5)?", path[len(prefix) :])
+    found = _LEFT.fullmatch(path, len(prefix))
     if not found:
         return "leaves no file of such a name"
     number, kind, suffix = found.groups()
@@ -161,12 +166,6 @@ def _why_not_left(param: proto.SolverParameter, prefix: str, path: str) -> str |
         return None
     often = f"every {every} iterations and " if every else ""
     return f"takes snapshots {often}at its end, {last}"
-
-
-def _iteration(path: str) -> int | None:
-    """That a file of weights is named after."""
-    found = re.search(r"_iter_([0-9]+)\D[^/]*$", path)
-    return int(found[1]) if found else None
 
 
 def _misfits(configs: Sequence[SolverConfig], world: World, skip_bad_images: bool) -> Iterator[ConfigError]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 
@@ -13,12 +14,13 @@ import pytest
 
 from engine.cli import main
 from engine.comm.world import World, world
-from engine.config import parse_solver
+from engine.config import SolverConfig, parse_solver
 from engine.data.feeder import Feeder
 from engine.errors import EngineError
 from engine.net import Net
 from engine.solver import stages
 from engine.solver.stages import check_stages, digest_of
+from engine.verbs.runtime import asked_solvers
 from engine.weights import read_caffemodel, read_solverstate
 from tests.data.pictures import image_bytes, random_pixels
 from tests.mpi import ENVIRON, REPO, mpiexec
@@ -45,6 +47,12 @@ def files(folder: Path, **changes: str) -> str:
 
 def train(*arguments: str) -> int:
     return main(["train", *arguments])
+
+
+def asked(solvers: str, *sets: str, shorten: int | None = None) -> list[SolverConfig]:
+    """The solvers as `engine train` takes them."""
+    options = Namespace(solver=solvers, set=list(sets), shorten=shorten, precision=None, level=None, stage=[])
+    return asked_solvers(options)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -213,16 +221,11 @@ def test_overrides_are_for_all_stages_or_for_one(tmp_path, capfd):
 
 
 def test_shorten_divides_all_that_is_counted(tmp_path):
-    from argparse import Namespace
-
-    from engine.verbs.runtime import asked_solvers
-
     text = "max_iter: 1000 lr_iter: 16 snapshot: 3 stepvalue: 100 stepvalue: 250 warmup_epoch: 5 base_lr: 1 display: 40"
     text += " adversarial { discriminator_solver { max_iter: 2000 warmup_iter: 9 stepvalue: 600 } }"
     text += " comm_param { sync_start: 200 }"
     solvers = files(tmp_path, one=text + ' lr_policy: "fixed"', two="", three="", four="")
-    options = Namespace(solver=solvers, set=[], shorten=10, precision=None, level=None, stage=[])
-    (config,) = asked_solvers(options)
+    (config,) = asked(solvers, shorten=10)
     param = config.message
     assert (param.max_iter, param.lr_iter, param.snapshot, list(param.stepvalue)) == (100, 2, 1, [10, 25])
     assert param.warmup_epoch == 0.5 and param.display == 4
@@ -231,18 +234,23 @@ def test_shorten_divides_all_that_is_counted(tmp_path):
     assert (other.max_iter, other.warmup_iter, list(other.stepvalue)) == (200, 1, [60])
 
 
+@pytest.mark.parametrize(
+    ("prefix", "begins"), [("out_iter_1", "out_iter_1_iter_2"), ("x_iter_5/a", "x_iter_5/a_iter_2")]
+)
+def test_a_shortened_branch_reads_the_iteration_behind_the_prefix(tmp_path, prefix, begins):
+    branch = STAGES["three"].replace("one_iter_4", f"{prefix}_iter_4")
+    solvers = files(tmp_path, two="", three=branch, four="")
+    configs = asked(solvers, f"1:snapshot_prefix={tmp_path}/{prefix}", shorten=2)
+    assert list(configs[1].message.weights) == [f"{tmp_path}/{begins}.caffemodel"]
+
+
 @pytest.mark.parametrize(("divisor", "begins"), [(1000, 8), (100, 76), (10, 760), (7, 1083)])
 def test_a_shortened_branch_begins_where_the_shortened_stage_has_a_snapshot(tmp_path, divisor, begins):
     """The numbers of the 448-node run, whose collapse branches off at the 19th snapshot."""
-    from argparse import Namespace
-
-    from engine.verbs.runtime import asked_solvers
-
     line = 'max_iter: 8040 snapshot: 402 base_lr: 1 lr_policy: "fixed"'
     branch = 'max_iter: 402 base_lr: 1 lr_policy: "fixed" weights: "{folder}/one_iter_7638.caffemodel"'
     solvers = files(tmp_path, one=line, two=branch, three="", four="")
-    options = Namespace(solver=solvers, set=[], shorten=divisor, precision=None, level=None, stage=[])
-    configs = asked_solvers(options)
+    configs = asked(solvers, shorten=divisor)
     assert list(configs[1].message.weights) == [f"{tmp_path}/one_iter_{begins}.caffemodel"]
     check_stages(configs, World())
 
