@@ -46,6 +46,7 @@ class Config(Generic[MessageT]):
     path: the file as it was named, or its stand-in for messages.
     notes: lines for the user about what was assumed or upgraded.
     rank, ranks: what %# and %* stand for in the paths of a solver's nets.
+    own_prefix: the snapshot_prefix of a solver's text, which an override may have changed in the message.
     """
 
     message: MessageT
@@ -57,6 +58,7 @@ class Config(Generic[MessageT]):
     _nets: SolverNets | None = field(default=None, repr=False)
     rank: int = 0
     ranks: int = 1
+    own_prefix: str = ""
 
     @property
     def kind(self) -> str:
@@ -147,6 +149,7 @@ def parse_solver(text: str, name: str = "<solver>", overrides: Iterable[str] = (
     """A solver from text; name stands for the file in messages, and its folder is where nets are looked for."""
     config = _parse(text, name, proto.SolverParameter())
     config.notes.extend(f"{name}: {note}" for note in upgrade_solver(config.message, config._nodes))
+    config.own_prefix = config.message.snapshot_prefix
     solver_fields, net_fields = (_KINDS[kind].DESCRIPTOR.fields_by_name for kind in ("solver", "net"))
     for override in map(parse_override, overrides):
         if override.head in solver_fields:

@@ -46,6 +46,33 @@ class Position:
     begun_from: str = ""
 
 
+def follow_prefixes(configs: Sequence[SolverConfig]) -> None:
+    """Lets a stage whose `weights` an earlier one leaves by the snapshot_prefix of its file begin with what that one
+    leaves by the prefix that it has been given instead (--set), and notes it: by the old name another run may have left
+    a file."""
+    prefixes = [snapshot_prefix(config, World()) for config in configs]
+    own = [snapshot_prefix(_as_written(config), World()) for config in configs]
+    for index, config in enumerate(configs):
+        for number, path in enumerate(config.message.weights):
+            stage = _leaver(own[:index], path)
+            if stage is None or _leaver(prefixes[:index], path) is not None:
+                continue
+            instead = prefixes[stage] + path[len(own[stage]) :]
+            config.message.weights[number] = instead
+            config.notes.append(
+                f"{config.place('weights')}: weights '{path}' are what stage {stage + 1} leaves, and its "
+                f"snapshot_prefix is another one here: taking {instead}"
+            )
+
+
+def _as_written(config: SolverConfig) -> SolverConfig:
+    """The solver with the snapshot_prefix of its file."""
+    message = proto.SolverParameter()
+    message.CopyFrom(config.message)
+    message.snapshot_prefix = config.own_prefix
+    return replace(config, message=message)
+
+
 def shorten_stages(configs: Sequence[SolverConfig], divisor: int) -> None:
     """Divides the lengths of all stages (resolve.shorten). A stage that begins with what an earlier one has left at an
     iteration begins with what that one leaves instead."""

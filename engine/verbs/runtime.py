@@ -107,7 +107,7 @@ def asked_solvers(options: Namespace) -> list[SolverConfig]:
     """The solvers of --solver, separated by commas, as the options change them: --set NUMBER:PATH=VALUE the one of this
     number, from 1. Raises ConfigError for a number beyond them."""
     from engine.errors import ConfigError
-    from engine.solver.stages import shorten_stages
+    from engine.solver.stages import follow_prefixes, shorten_stages
 
     paths = [options.solver] if os.path.exists(options.solver) else [path.strip() for path in options.solver.split(",")]
     asked = [_OF_STAGE.fullmatch(text) for text in options.set]
@@ -119,6 +119,7 @@ def asked_solvers(options: Namespace) -> list[SolverConfig]:
         texts = zip(options.set, asked, strict=True)
         mine = [match[2] if match else text for text, match in texts if not match or int(match[1]) == number]
         found.append(asked_solver(options, path, mine))
+    follow_prefixes(found)
     if divisor := getattr(options, "shorten", None):  # which not every verb has
         shorten_stages(found, divisor)
     return found

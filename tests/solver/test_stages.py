@@ -234,6 +234,36 @@ def test_shorten_divides_all_that_is_counted(tmp_path):
     assert (other.max_iter, other.warmup_iter, list(other.stepvalue)) == (200, 1, [60])
 
 
+@pytest.mark.parametrize("prefix", ["one", "first"])
+def test_a_branch_follows_a_stage_whose_prefix_is_overridden(tmp_path, monkeypatch, capfd, prefix):
+    """An earlier run has left a file of the name that the solver gives."""
+    monkeypatch.chdir(tmp_path)
+    branch = STAGES["three"].replace("{folder}/one", prefix)
+    solvers = files(tmp_path, two="", three=branch, four="")
+    own = tmp_path / "one.prototxt"
+    own.write_text(own.read_text().replace(f"{tmp_path}/one", prefix))
+    (tmp_path / f"{prefix}_iter_4.caffemodel").write_bytes(b"of another run")
+    (tmp_path / "out").mkdir()
+    assert train("--solver", solvers, "--set", f"snapshot_prefix={tmp_path}/out/") == 0
+    note = f"weights '{prefix}_iter_4.caffemodel' are what stage 1 leaves, and its snapshot_prefix is another one"
+    assert f"{note} here: taking {tmp_path}/out/one_iter_4.caffemodel" in capfd.readouterr().err
+    state = read_solverstate(tmp_path / "out/three_iter_4.solverstate")
+    assert state.begun_from == digest_of([str(tmp_path / "out/one_iter_4.caffemodel")])
+
+
+def test_a_branch_from_another_prefix_is_shortened_too(tmp_path):
+    solvers = files(tmp_path, two="", four="")
+    configs = asked(solvers, f"snapshot_prefix={tmp_path}/out/", shorten=2)
+    assert list(configs[1].message.weights) == [f"{tmp_path}/out/one_iter_2.caffemodel"]
+
+
+def test_weights_that_no_stage_leaves_by_its_own_prefix_stay(tmp_path):
+    """Of the same name, in a folder of an older run."""
+    branch = STAGES["three"].replace("{folder}", "{folder}/old")
+    configs = asked(files(tmp_path, two="", three=branch, four=""), f"snapshot_prefix={tmp_path}/out/")
+    assert list(configs[1].message.weights) == [f"{tmp_path}/old/one_iter_4.caffemodel"]
+
+
 @pytest.mark.parametrize(
     ("prefix", "begins"), [("out_iter_1", "out_iter_1_iter_2"), ("x_iter_5/a", "x_iter_5/a_iter_2")]
 )
