@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 MEMORY = 0.9  # of the smoothed loss
 DIVERGED = 4.0  # times the least smoothed loss
 CLEARLY = 3.0  # standard deviations of the losses
+FEWEST = 5  # rates for a line
 # Fields that say when and how long, how the rate changes otherwise, and what is written.
 LEFT_OUT = (
     *("warmup_iter", "warmup_start_lr", "warmup_policy", "policy_after_warmup", "lr_scaling", "min_lr", "lr_iter"),
@@ -57,10 +58,10 @@ class Rates:
     def steepest(self) -> float | None:
         """The rate around which the smoothed loss falls fastest, over the logarithm of the rate: the middle of the
         steepest straight line through a quarter of the test, up to where the loss is least. None where it never
-        falls."""
-        end = int(np.argmin(self.smoothed)) + 1 if self.smoothed else 0
-        width = min(end, max(5, self.asked // 4))
-        if width < 5:
+        falls, or for too few rates to tell."""
+        end = self.falling
+        width = min(end, max(FEWEST, self.asked // 4))
+        if width < FEWEST:
             return None
         logs = np.log(self.rates[:end])
         lines = [
@@ -74,14 +75,19 @@ class Rates:
     def noise(self) -> tuple[float, float]:
         """(how much the loss varies from batch to batch, by how much it falls in all), up to where it is least: a
         standard deviation, and from the mean of the first tenth of the test on."""
-        end = int(np.argmin(self.smoothed)) + 1
+        end = self.falling
         spread = float(np.std(np.subtract(self.losses[:end], self.smoothed[:end])))
         return spread, float(np.mean(self.losses[: max(1, self.asked // 10)])) - self.smoothed[end - 1]
 
     @property
+    def falling(self) -> int:
+        """How many rates come up to the one at which the smoothed loss is least."""
+        return int(np.argmin(self.smoothed)) + 1 if self.smoothed else 0
+
+    @property
     def lowest(self) -> float:
         """The rate at which the smoothed loss is least."""
-        return self.rates[int(np.argmin(self.smoothed))]
+        return self.rates[self.falling - 1]
 
 
 class _Solver(Solver):
@@ -196,12 +202,16 @@ def _range_test(config: SolverConfig, lowest: float, highest: float, iterations:
 
 def describe(found: Rates) -> str:
     """The suggestion, and what it comes from."""
-    if found.steepest is None:
+    if not found.rates:
+        return "The loss is not finite at the first rate: begin lower, with --from"
+    tried = len(found.rates)
+    if 1 < found.falling < FEWEST and (found.diverged or tried < 4 * found.falling):  # of many, it would be noise
         return (
-            f"The loss does not fall between {found.rates[0]:.3g} and {found.rates[-1]:.3g}"
-            if found.rates
-            else "The loss is not finite at the first rate: begin lower, with --from"
+            f"The loss falls up to {found.lowest:.3g}, which is for {found.falling} of {tried} rates only: begin "
+            "lower (--from), or try more --iterations"
         )
+    if found.steepest is None:
+        return f"The loss does not fall between {found.rates[0]:.3g} and {found.rates[-1]:.3g}"
     end = f"diverges above {found.rates[-1]:.3g}" if found.diverged else f"has not diverged by {found.rates[-1]:.3g}"
     spread, fall = found.noise
     doubt = (

@@ -81,6 +81,11 @@ def test_the_steepest_line():
     flat = Rates(rates.tolist(), [1.0] * 101, [1.0] * 101, False, 101)
     assert flat.steepest is None and "does not fall between 0.0001 and 10" in describe(flat)
     assert "not finite at the first rate" in describe(Rates([], [], [], True, 10))
+    short = Rates([1.0, 2.0, 4.0, 8.0], [3.0, 2.0, 1.0, 9.0], [3.0, 2.0, 1.0, 9.0], True, 8)
+    assert short.steepest is None
+    assert describe(short) == (
+        "The loss falls up to 4, which is for 3 of 4 rates only: begin lower (--from), or try more --iterations"
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
