@@ -19,7 +19,7 @@ from engine.report.log import log, warn
 from engine.report.observer import Observer, StepRecord
 from engine.report.plot import write_picture
 from engine.solver.modes import require_sync
-from engine.solver.resolve import twins
+from engine.solver.resolve import scale_of, twins
 from engine.solver.signals import Signals
 from engine.solver.solver import Solver
 from engine.solver.validate import leave_tests_out
@@ -46,13 +46,21 @@ LEFT_OUT = (
 
 @dataclass(frozen=True)
 class Rates:
-    """What was found. losses: mean over the ranks, by rate; smoothed: the same, less noisy."""
+    """What was found. losses: mean over the ranks, by rate; smoothed: the same, less noisy. scale: what the solver's
+    lr_scaling multiplies base_lr by in these global batches, at most to `cap`."""
 
     rates: list[float]
     losses: list[float]
     smoothed: list[float]
     diverged: bool
     asked: int  # for so many rates
+    scale: float = 1.0
+    cap: float | None = None
+
+    @property
+    def suggestion(self) -> float | None:
+        """The base_lr that makes the rate of the global batch the steepest."""
+        return None if self.steepest is None else self.steepest / self.scale
 
     @property
     def steepest(self) -> float | None:
@@ -72,17 +80,17 @@ class Rates:
         return float(np.exp(logs[at : at + width].mean())) if slope < 0 else None
 
     @property
+    def falling(self) -> int:
+        """How many rates come up to the one at which the smoothed loss is least."""
+        return int(np.argmin(self.smoothed)) + 1 if self.smoothed else 0
+
+    @property
     def noise(self) -> tuple[float, float]:
         """(how much the loss varies from batch to batch, by how much it falls in all), up to where it is least: a
         standard deviation, and from the mean of the first tenth of the test on."""
         end = self.falling
         spread = float(np.std(np.subtract(self.losses[:end], self.smoothed[:end])))
         return spread, float(np.mean(self.losses[: max(1, self.asked // 10)])) - self.smoothed[end - 1]
-
-    @property
-    def falling(self) -> int:
-        """How many rates come up to the one at which the smoothed loss is least."""
-        return int(np.argmin(self.smoothed)) + 1 if self.smoothed else 0
 
     @property
     def lowest(self) -> float:
@@ -167,7 +175,8 @@ def find_rates(
     solver.close()
     finite = [math.isfinite(loss) for loss in watch.losses]
     count = finite.index(False) if False in finite else len(finite)
-    return Rates(watch.rates[:count], watch.losses[:count], smooth(watch.losses[:count]), diverged, iterations)
+    found = watch.rates[:count], watch.losses[:count], smooth(watch.losses[:count])
+    return Rates(*found, diverged, iterations, *scaling_of(config.message, solver.global_batch))
 
 
 def smooth(losses: Sequence[float]) -> list[float]:
@@ -177,6 +186,14 @@ def smooth(losses: Sequence[float]) -> list[float]:
         mean = MEMORY * mean + (1 - MEMORY) * loss
         found.append(mean / (1 - MEMORY**number))
     return found
+
+
+def scaling_of(param: proto.SolverParameter, batch: int) -> tuple[float, float | None]:
+    """(scale, cap), as Rates has them, of a solver in global batches of so many samples."""
+    scaling = param.lr_scaling
+    if not param.HasField("lr_scaling"):
+        return 1.0, None
+    return scale_of(scaling, batch), scaling.cap if scaling.HasField("cap") else None
 
 
 def _range_test(config: SolverConfig, lowest: float, highest: float, iterations: int) -> SolverConfig:
@@ -210,7 +227,7 @@ def describe(found: Rates) -> str:
             f"The loss falls up to {found.lowest:.3g}, which is for {found.falling} of {tried} rates only: begin "
             "lower (--from), or try more --iterations"
         )
-    if found.steepest is None:
+    if found.steepest is None or found.suggestion is None:
         return f"The loss does not fall between {found.rates[0]:.3g} and {found.rates[-1]:.3g}"
     end = f"diverges above {found.rates[-1]:.3g}" if found.diverged else f"has not diverged by {found.rates[-1]:.3g}"
     spread, fall = found.noise
@@ -220,9 +237,18 @@ def describe(found: Rates) -> str:
     )
     return (
         f"The loss falls fastest at {found.steepest:.3g}, is least at {found.lowest:.3g}, and {end}\n"
-        f"Suggestion: base_lr: {found.steepest:.2g}  # at most {found.lowest / 3:.2g}, with a warm-up"
+        f"Suggestion: base_lr: {found.suggestion:.2g}  # at most {found.lowest / found.scale / 3:.2g}, with a warm-up"
+        + _scaling(found)
         + (doubt if fall < CLEARLY * spread else "")
     )
+
+
+def _scaling(found: Rates) -> str:
+    """What the solver makes of a base_lr."""
+    if found.scale == 1:
+        return ""
+    cut = found.cap is not None and found.steepest is not None and found.cap < found.steepest
+    return f"; lr_scaling makes it {found.scale:.3g} times as much" + (f", {found.cap:g} at most (cap)" if cut else "")
 
 
 def table_of(path: str) -> str:

@@ -115,17 +115,20 @@ def refuse_other_epochs(param: proto.SolverParameter, calendar: Calendar, before
 
 
 def scaled(param: proto.SolverParameter, batch: int, capped: bool = True) -> float:
-    """base_lr for a global batch; not capped: what the rule alone says.
-
-    LINEAR: Goyal et al. 2017 (arXiv 1706.02677), section 2.1. SQRT: Krizhevsky 2014 (arXiv 1404.5997). The cap:
-    Codreanu et al. 2017 (arXiv 1711.04291), section V.C.
-    """
+    """base_lr for a global batch; not capped: what the rule alone says. The cap: Codreanu et al. 2017 (arXiv
+    1711.04291), section V.C."""
     scaling = param.lr_scaling
-    factor = batch / scaling.base_batch
-    if scaling.rule == scaling.SQRT:
-        factor = math.sqrt(factor)
-    rate = param.base_lr * factor
+    rate = param.base_lr * scale_of(scaling, batch)
     return min(rate, scaling.cap) if capped and scaling.HasField("cap") else rate
+
+
+def scale_of(scaling: proto.LrScalingParameter, batch: int) -> float:
+    """What the rule multiplies base_lr by for a global batch.
+
+    LINEAR: Goyal et al. 2017 (arXiv 1706.02677), section 2.1. SQRT: Krizhevsky 2014 (arXiv 1404.5997).
+    """
+    factor = batch / scaling.base_batch
+    return math.sqrt(factor) if scaling.rule == scaling.SQRT else factor
 
 
 def shorten(param: proto.SolverParameter, divisor: int) -> None:

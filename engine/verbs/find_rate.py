@@ -1,6 +1,7 @@
 """Trains for some iterations while the learning rate grows from step to step, until the loss diverges (a range test:
 Smith 2017, arXiv 1506.01186), and suggests a base_lr: where the loss falls fastest. Everything else is as the solver
-has it, without warm-up, tests and lr_scaling; nothing is saved. Under mpiexec the rate is that of the global batch.
+has it, without warm-up, tests and lr_scaling; nothing is saved. Under mpiexec the rate is that of the global batch,
+and a suggestion for a solver with lr_scaling is what that makes this rate of.
 """
 
 from __future__ import annotations
@@ -80,6 +81,6 @@ def run(options: Namespace) -> int:
         if options.output:
             rates.write(found, options.output, config.path)
         if options.json:
-            report = {"suggestion": found.steepest, "lowest": found.lowest if found.rates else None, **asdict(found)}
+            report = {"suggestion": found.suggestion, "lowest": found.lowest if found.rates else None, **asdict(found)}
             write_json(report, options.json)
     return 0

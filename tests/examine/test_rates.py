@@ -10,7 +10,7 @@ import pytest
 
 from engine.cli import main
 from engine.config import parse_solver
-from engine.examine.rates import Rates, _range_test, describe, smooth
+from engine.examine.rates import Rates, _range_test, describe, scaling_of, smooth
 from tests.mpi import run_ranks
 from tests.solver.harness import make_solver
 from tests.solver.test_goals import digits_net
@@ -38,7 +38,8 @@ def test_the_curve_of_a_net(tmp_path, solver, capfd):
     rates = np.array(found["rates"])
     np.testing.assert_allclose(rates[1:] / rates[:-1], 1e10 ** (1 / 79), rtol=1e-4)
     assert rates[0] == pytest.approx(1e-4) and found["diverged"] and 20 < len(rates) < 80
-    assert 1e-3 < found["suggestion"] < found["lowest"] < rates[-1]
+    assert found["scale"] == 4  # batches of 16, a base_batch of 4
+    assert 1e-3 < 4 * found["suggestion"] < found["lowest"] < rates[-1]
     assert f"base_lr: {found['suggestion']:.2g}" in told.out and "Testing net" not in told.err
     assert sorted(os.listdir(tmp_path)) == sorted([*before, "rates.json", "rates.png", "rates.png.csv"])
     with open(tmp_path / "rates.png.csv", newline="") as file:
@@ -100,6 +101,25 @@ def test_a_fall_within_the_noise_is_told(seed):
     doubt = "in all, which is too little to tell: try more --iterations, or a larger batch"
     assert doubt in told(2.2) or "does not fall" in told(2.2)
     assert doubt not in told(0.6) and "Suggestion: base_lr" in told(0.6)
+
+
+@pytest.mark.parametrize(
+    "scaling, suggestion",
+    [
+        ("base_batch: 4", "base_lr: 0.0063  # at most 0.0083, with a warm-up; lr_scaling makes it 4 times as much"),
+        ("rule: SQRT base_batch: 4", "at most 0.017, with a warm-up; lr_scaling makes it 2 times as much"),
+        ("base_batch: 4 cap: 0.03", "with a warm-up; lr_scaling makes it 4 times as much"),
+        ("base_batch: 4 cap: 0.02", "with a warm-up; lr_scaling makes it 4 times as much, 0.02 at most (cap)"),
+        ("base_batch: 16", "base_lr: 0.025  # at most 0.033, with a warm-up"),
+    ],
+)
+def test_what_lr_scaling_multiplies_is_divided_by_it(scaling, suggestion):
+    """Of a rate that is found in global batches of 16."""
+    rates = np.geomspace(1e-4, 10, 101)
+    losses = np.interp(np.log10(rates), [-2, -1], [2.0, 1.0]) + 0.3 * (rates > 1)
+    given = parse_solver(f"base_lr: 7 lr_scaling {{ {scaling} }}").message
+    found = Rates(rates.tolist(), losses.tolist(), losses.tolist(), False, 101, *scaling_of(given, 16))
+    assert describe(found).splitlines()[1].endswith(suggestion)
 
 
 def test_a_smoothed_loss_begins_with_the_first():
