@@ -98,9 +98,10 @@ def resolve(
     if param.HasField("lr_scaling"):
         if not reads_data:
             raise ConfigError("lr_scaling needs the batch_size of a data layer; the net has none", place("lr_scaling"))
-        if not result.HasField("warmup_start_lr"):
-            result.warmup_start_lr = param.base_lr  # Goyal et al. 2017, section 2.2: from the rate of the base batch
         result.base_lr = scaled(param, batch)
+        if not result.HasField("warmup_start_lr"):
+            # Goyal et al. 2017, section 2.2: from the rate of the base batch. That of a smaller one is no higher.
+            result.warmup_start_lr = min(param.base_lr, result.base_lr)
     return result, calendar
 
 

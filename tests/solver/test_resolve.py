@@ -46,6 +46,15 @@ def test_one_file_for_any_number_of_ranks(ranks, local, peak, warmup):
     assert not param.HasField("max_epoch") and param.max_iter
 
 
+def test_below_the_base_batch_no_warm_up_comes_down():
+    """It begins at the rate of the batch, which is less than that of the base batch."""
+    param, _ = resolved(RECIPE, 16)
+    rate = LearningRate(param)
+    assert param.base_lr == pytest.approx(0.1 * 16 / 256)
+    for iteration in (0, param.warmup_iter // 2, param.warmup_iter - 1):
+        assert rate(iteration) == pytest.approx(param.base_lr)
+
+
 def test_the_tensorflow_recipe():
     """T: 24576 images, 9.6 halved to 4.8, 260 iterations of warm-up, linear to 0 over the other 4420 of 4680."""
     text = RECIPE.replace("6.4", "4.8") + "policy_after_warmup: true"
