@@ -8,7 +8,6 @@ have updated more than others. The iterations since then are trained again, with
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +21,7 @@ from engine.host.launch import detect
 from engine.host.memory import require_memory
 from engine.report.log import set_up, warn
 from engine.solver.elastic_param import divide, require_ranks
+from engine.solver.resolve import rate_share
 from engine.solver.resume import set_iter_size
 
 if TYPE_CHECKING:
@@ -218,8 +218,7 @@ class Elastic:
         before = solver.calendar.samples(newest)
         batch = round(solver.global_batch * division.share)
         solver.calendar = replace(solver.calendar, batch=batch, begun=newest, before=before)
-        by_root = solver.param.lr_scaling.rule == solver.param.lr_scaling.SQRT
-        solver.optimizer.rate_share = math.sqrt(division.share) if by_root else division.share
+        solver.optimizer.rate_share = rate_share(solver.given, batch, solver.global_batch)
         self._copies[-1].give(solver)
         for feeder in (solver.feeder, *(evaluator.feeder for evaluator in solver.evaluators)):
             feeder.regroup()

@@ -132,6 +132,13 @@ def scale_of(scaling: proto.LrScalingParameter, batch: int) -> float:
     return math.sqrt(factor) if scaling.rule == scaling.SQRT else factor
 
 
+def rate_share(param: proto.SolverParameter, batch: int, full: int) -> float:
+    """What part of the rate of a global batch of `full` a smaller one takes: by lr_scaling, else as large a part as it
+    is of the batch. param: as the file has it."""
+    rate = scaled(param, full) if param.HasField("lr_scaling") else 0
+    return scaled(param, batch) / rate if rate else batch / full
+
+
 def shorten(param: proto.SolverParameter, divisor: int) -> None:
     """Divides the length of a run by `divisor`, and all that is counted in its iterations and epochs: to try a recipe.
     Iterations are rounded; what was not 0 stays at least 1."""

@@ -130,14 +130,21 @@ def test_a_batch_that_can_be_divided_is_held(tmp_path, servers):
 
 
 @pytest.mark.mpi
-def test_a_smaller_batch_takes_a_smaller_rate(tmp_path):
-    text = "comm_param { elastic { batch: SHRINK keep_every: 10 } } snapshot_after_train: true"
+@pytest.mark.parametrize(
+    ("scaling", "full", "share"),
+    [
+        ("", 0.02, 0.75),
+        ("lr_scaling { base_batch: 8 cap: 0.07 }", 0.07, 0.06 / 0.07),  # 0.08 by the rule
+    ],
+)
+def test_a_smaller_batch_takes_a_smaller_rate(tmp_path, scaling, full, share):
+    text = f"{scaling} comm_param {{ elastic {{ batch: SHRINK keep_every: 10 }} }} snapshot_after_train: true"
     told, samples, log = survived(tmp_path / "x", {3: 31}, text)
-    assert [line[0] for line in told] == ["3"] and "3 x 8 x iter_size 1, at 0.75 of the rate" in told[0][4]
+    assert [line[0] for line in told] == ["3"] and f"3 x 8 x iter_size 1, at {share:g} of the rate" in told[0][4]
     assert samples == 30 * 32 + 30 * 24
     rates = dict(re.findall(r"Iteration (\d+), lr = ([\d.]+)", log))
-    assert float(rates["20"]) == pytest.approx(0.02 * 40 / 60, rel=1e-5)
-    assert float(rates["40"]) == pytest.approx(0.75 * 0.02 * 20 / 60, rel=1e-5)
+    assert float(rates["20"]) == pytest.approx(full * 40 / 60, rel=1e-5)
+    assert float(rates["40"]) == pytest.approx(share * full * 20 / 60, rel=1e-5)
 
 
 @pytest.mark.mpi

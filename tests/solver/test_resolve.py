@@ -7,7 +7,7 @@ import pytest
 from engine.config import parse_solver
 from engine.errors import ConfigError, ConfigErrors
 from engine.solver.calendar import Calendar
-from engine.solver.resolve import resolve
+from engine.solver.resolve import rate_share, resolve
 from engine.solver.schedules import LearningRate
 from engine.solver.validate import check_schedules, validate
 
@@ -72,6 +72,21 @@ def test_the_square_root():
     text = 'base_lr: 0.045 lr_policy: "fixed" max_iter: 9 lr_scaling { rule: SQRT base_batch: 32 }'
     assert resolved(text, 2048)[0].base_lr == pytest.approx(0.045 * 8)
     assert resolved(text, 32)[0].base_lr == pytest.approx(0.045)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "share"),
+    [
+        ("", 0.5),
+        ("lr_scaling { }", 0.5),
+        ("lr_scaling { rule: SQRT }", math.sqrt(0.5)),
+        ("lr_scaling { cap: 6.4 }", 1),  # 19.2 and 9.6 by the rule
+        ("lr_scaling { cap: 12.8 }", 0.75),
+    ],
+)
+def test_the_share_of_the_rate_that_a_smaller_batch_has(scaling, share):
+    given = parse_solver(f"base_lr: 0.1 {scaling}").message
+    assert rate_share(given, 24576, 49152) == pytest.approx(share)
 
 
 def test_every_field_in_epochs():
