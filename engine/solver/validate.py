@@ -234,6 +234,11 @@ def notes(param: proto.SolverParameter) -> Iterator[str]:
             yield f"comm_param.{field} is ignored without servers (servers: 0)"
     if comm.mode == comm.LOCAL and param.lr_policy == "plateau":
         yield "lr_policy 'plateau' reads the loss of all ranks, which wait for each other in every iteration for it"
+    if comm.mode == comm.LOCAL and param.HasField("lr_scaling"):
+        yield (
+            "lr_scaling goes by the global batch, and with mode: LOCAL each rank steps by its own: the rate may be too "
+            "large; give it a cap, or leave lr_scaling out"
+        )
     if param.momentum_correction and param.type not in CORRECTED:
         yield f"momentum_correction is ignored: the history of solver type {param.type} does not hold the rate"
     yield from left_out(param)

@@ -159,6 +159,13 @@ def test_plateau_where_ranks_do_not_wait_for_each_other():
     assert note.startswith("lr_policy 'plateau' reads the loss of all ranks, which wait for each other")
 
 
+def test_scaling_by_the_global_batch_where_each_rank_steps_by_its_own():
+    text = f"{GOOD} lr_scaling {{ }} comm_param {{ mode: "
+    assert list(notes(parse_solver(text + "SYNC }").message)) == []
+    (note,) = notes(parse_solver(text + "LOCAL }").message)
+    assert note.startswith("lr_scaling goes by the global batch, and with mode: LOCAL each rank steps by its own")
+
+
 def test_tests_without_a_net_are_noted():
     """Caffe does not test then, either."""
     text = 'base_lr: 1 lr_policy: "fixed" max_iter: 9 train_net: "x"'
