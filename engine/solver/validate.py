@@ -241,6 +241,12 @@ def notes(param: proto.SolverParameter) -> Iterator[str]:
         )
     if param.momentum_correction and param.type not in CORRECTED:
         yield f"momentum_correction is ignored: the history of solver type {param.type} does not hold the rate"
+    warms_up = param.type == "SGD" and param.momentum > 0 and param.warmup_iter > 0
+    if param.HasField("engine") and warms_up and not param.HasField("momentum_correction"):  # engine: Intel's Caffe
+        yield (
+            "momentum is not corrected during the warm-up, as it is in Intel's Caffe without its fused update; "
+            "momentum_correction: true does it"
+        )
     yield from left_out(param)
 
 

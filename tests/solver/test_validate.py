@@ -166,6 +166,20 @@ def test_scaling_by_the_global_batch_where_each_rank_steps_by_its_own():
     assert note.startswith("lr_scaling goes by the global batch, and with mode: LOCAL each rank steps by its own")
 
 
+def test_momentum_that_intels_caffe_corrects_by_itself():
+    """In a warm-up, as its SGD does; a solver of BVLC's Caffe names no engine."""
+    text = f'{GOOD} engine: "MKLDNN" momentum: 0.9 warmup_iter: 5'
+
+    def told(text: str) -> bool:
+        return any(note.startswith("momentum is not corrected") for note in notes(parse_solver(text).message))
+
+    assert told(text)
+    for other in ("momentum_correction: true", "momentum_correction: false", 'type: "Nesterov"'):
+        assert not told(f"{text} {other}")
+    assert not told(text.replace('engine: "MKLDNN"', "")) and not told(text.replace("momentum: 0.9", ""))
+    assert not told(text.replace("warmup_iter: 5", ""))
+
+
 def test_tests_without_a_net_are_noted():
     """Caffe does not test then, either."""
     text = 'base_lr: 1 lr_policy: "fixed" max_iter: 9 train_net: "x"'
