@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from engine.config import NetConfig
     from engine.net import Net
 
-PIXELS = 50.0  # standard deviation of synthetic images, about that of a picture less its mean
+PIXELS = 50.0  # standard deviation of synthetic pictures, about that of a picture less its mean
+COLOURS = 4  # channels of a picture, at most
 
 # (the layer that reads the blob, the blob's shape, generator) -> values
 Maker = Callable[[Layer, Shape, np.random.Generator], np.ndarray]
@@ -98,10 +99,12 @@ def _feed(net: Net, generator: np.random.Generator) -> None:
 
 
 def values(graph: Graph, blob: Blob, generator: np.random.Generator) -> np.ndarray:
-    """By what reads the blob: labels that a loss knows, boxes, regions in the picture, else numbers around 0."""
+    """By what reads the blob: labels that a loss knows, boxes, regions in the picture, else numbers around 0: as
+    large as a picture's where the blob can be one, else as features and scores are."""
     found = _reader(graph, blob)
     if found is None:
-        return PIXELS * generator.standard_normal(blob.shape, np.float32)
+        is_picture = len(blob.shape) >= 4 and blob.shape[1] <= COLOURS
+        return (PIXELS if is_picture else 1) * generator.standard_normal(blob.shape, np.float32)
     layer, make = found
     return make(layer, blob.shape, generator)
 
