@@ -16,12 +16,13 @@ static std::unique_ptr<Updater> make_updater(const std::string& rule, const py::
                                              const py::array& gradients, const std::vector<py::array>& histories,
                                              const std::vector<std::vector<ParameterRange>>& buckets,
                                              std::map<std::string, float> constants, float weight_decay, bool l1,
-                                             float local_ratio, bool local_clip, bool local_decays) {
+                                             float local_ratio, bool local_clip, bool local_decays,
+                                             bool local_decayed_only) {
     std::vector<FloatArena> arenas;
     for (const py::array& history : histories) arenas.push_back(float_arena(history, "history"));
     return std::make_unique<Updater>(rule, float_arena(weights, "weights"), float_arena(gradients, "gradients"), arenas,
                                      buckets, std::move(constants), WeightDecay{weight_decay, l1},
-                                     LocalRates{local_ratio, local_clip, local_decays});
+                                     LocalRates{local_ratio, local_clip, local_decays, local_decayed_only});
 }
 
 using EventTuple = std::tuple<int64_t, int, int, int64_t, int64_t, int64_t, int64_t>;
@@ -136,7 +137,8 @@ static void bind_updater(py::module_& m) {
     py::class_<Updater>(m, "Updater")
         .def(py::init(&make_updater), "rule"_a, "weights"_a, "gradients"_a, "histories"_a, "buckets"_a, "constants"_a,
              py::kw_only(), "weight_decay"_a = 0.0f, "l1"_a = false, "local_ratio"_a = 0.0f, "local_clip"_a = false,
-             "local_decays"_a = true, py::keep_alive<1, 3>(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>())
+             "local_decays"_a = true, "local_decayed_only"_a = false, py::keep_alive<1, 3>(), py::keep_alive<1, 4>(),
+             py::keep_alive<1, 5>())
         .def("set_step", &Updater::set_step, "rate"_a, "scale"_a, "iteration"_a, "momentum_correction"_a = 1.0)
         .def("set_weight_decay", &Updater::set_weight_decay, "factor"_a)
         .def("set_constant", &Updater::set_constant, "field"_a, "value"_a)

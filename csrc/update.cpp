@@ -193,7 +193,8 @@ void Updater::set_local_rates(const std::vector<double>& squares) {
 }
 
 double Updater::rate(const ParameterRange& range) const {
-    if (!has_local_rates() || range.lr_mult <= 0) return rate_ * double(range.lr_mult);
+    const bool is_local = has_local_rates() && range.lr_mult > 0 && !(local_.decayed_only && range.decay_mult == 0);
+    if (!is_local) return rate_ * double(range.lr_mult);
     const double local = local_rates_[size_t(range.parameter)];
     return local_.clip ? std::min(rate_, local) : rate_ * local;
 }

@@ -37,9 +37,10 @@ struct WeightDecay {
 // Layer-wise rates, You et al., "Large Batch Training of Convolutional Networks": where lr_mult is above 0, it becomes
 // ratio |w| / (|g| + weight_decay |w|), with the norms of a parameter; 1 where one of them is 0.
 struct LocalRates {
-    float ratio = 0;     // 0: off
-    bool clip = false;   // LARC: the rate is the smaller of this and the global one, instead of their product
-    bool decays = true;  // NVIDIA's LARC leaves the weight decay out
+    float ratio = 0;            // 0: off
+    bool clip = false;          // LARC: the rate is the smaller of this and the global one, instead of their product
+    bool decays = true;         // NVIDIA's LARC leaves the weight decay out
+    bool decayed_only = false;  // parameters without weight decay (decay_mult 0) keep their lr_mult
 };
 
 class Updater {

@@ -121,6 +121,7 @@ def make_updater(
         local_ratio=local_ratio(param, momentum),
         local_clip=param.larc_policy == "clip",
         local_decays=not param.larc,
+        local_decayed_only=param.local_lr_decayed_only,
     )
 
 

@@ -202,6 +202,7 @@ READ_WITH: dict[tuple[str, ...], tuple[str, Callable[[proto.SolverParameter], bo
     ),
     ("larc_eta",): ("larc: true", lambda param: param.larc),
     ("local_gw_ratio",): ("local_lr_auto: true", lambda param: param.local_lr_auto),
+    ("local_lr_decayed_only",): ("local_lr_auto: true or larc: true", lambda param: param.local_lr_auto or param.larc),
 }
 
 

@@ -94,6 +94,30 @@ def test_momentum_correction(rule):
 
 
 @pytest.mark.parametrize("local_clip", [False, True])
+def test_parameters_without_decay_may_keep_their_rate(local_clip):
+    """Beside one with decay: one whose weights are all 0, one whose weights are not, one that does not learn."""
+    random = np.random.default_rng(6)
+    weights, gradients = random.standard_normal((2, 4000)).astype(np.float32)
+    weights[1000:2000] = 0
+    w, g = weights.astype(np.float64), 0.5 * gradients.astype(np.float64)
+    ranges = [(0, 1000, 2, 1, 0), (1000, 2000, 2, 0, 1), (2000, 3000, 0.5, 0, 2), (3000, 4000, 0, 0, 3)]
+    options = {"weight_decay": 0.003, "local_ratio": 0.01, "local_clip": local_clip, "local_decayed_only": True}
+    buckets = [[_core.ParameterRange(*one) for one in ranges]]
+    arrays = weights, gradients, [np.zeros_like(weights)]
+    updater = _core.Updater("SGD", *arrays, buckets, {"momentum": 0}, **options)
+    updater.set_step(0.4, 0.5, 0)
+    updater.measure(0)
+    updater.set_local_rates(updater.squares())
+    updater.apply(0)
+    norm = np.linalg.norm(w[:1000])
+    local = 0.01 * norm / (np.linalg.norm(g[:1000]) + 0.003 * norm)
+    w[:1000] -= (min(0.4, local) if local_clip else 0.4 * local) * (g[:1000] + 0.003 * w[:1000])
+    w[1000:2000] -= 0.4 * 2 * g[1000:2000]
+    w[2000:3000] -= 0.4 * 0.5 * g[2000:3000]
+    np.testing.assert_allclose(weights, w, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("local_clip", [False, True])
 def test_local_rates(local_clip):
     """Of a parameter in two buckets, of one that does not learn, of one whose weights are all 0."""
     random = np.random.default_rng(5)

@@ -40,6 +40,21 @@ def test_layer_wise_rates(policy):
     assert policy == "scale" or len(set(limited)) == 2
 
 
+@pytest.mark.parametrize("text", ["local_lr_auto: true local_gw_ratio: 0.005", "larc: true larc_eta: 0.005"])
+def test_layer_wise_rates_of_decayed_parameters_only(text):
+    """Others, such as a bias that begins at 0, take the rate by their lr_mult."""
+    rate, decay = 0.05, 0.01
+    found = set()
+    for parameter, w, g, after in one_step(f"base_lr: {rate} weight_decay: {decay} local_lr_decayed_only: true {text}"):
+        norm_w, norm_g = np.linalg.norm(w), np.linalg.norm(g)
+        denominator = norm_g + (decay * norm_w if "auto" in text else 0)
+        local = 0.005 * norm_w / denominator if norm_w else 1
+        taken = rate * (local if parameter.decay_mult else parameter.lr_mult)
+        found.add((parameter.decay_mult, parameter.lr_mult))
+        np.testing.assert_allclose(after, w - taken * (g + decay * parameter.decay_mult * w), rtol=1e-5, atol=1e-7)
+    assert (0, 2) in found and (1, 1) in found
+
+
 def test_decoupled_decay():
     rate, decay = 0.01, 0.1
     text = f'type: "Adam" base_lr: {rate} weight_decay: {decay} momentum: 0.9 delta: 1e-4 decoupled_weight_decay: true'

@@ -132,6 +132,7 @@ def test_notes():
         ("weight_decay_power: 2", 'weight_decay_policy: "poly"'),
         ("larc_eta: 0.01", "larc: true"),
         ("local_gw_ratio: 0.01", "local_lr_auto: true"),
+        ("local_lr_decayed_only: true", "local_lr_auto: true"),
         ("test_compute_loss: true", ""),
         ("test_offset: 3", ""),
     ],
