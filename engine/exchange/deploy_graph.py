@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import cast
 
 import numpy as np
 
@@ -16,20 +15,8 @@ from engine.graph.build import TEST, Graph, build, kept, kept_layers
 from engine.layers.base import Blob, Layer, Parameter, Shape
 from engine.layers.data import Data
 from engine.layers.registry import layer_types
-from engine.layers.softmax_loss_base import SoftmaxLossBase
 from engine.weights import intel, read_caffemodel
 from engine.weights.shared import with_gaps
-
-# Losses that go on as the probabilities which they compute, and the layer type of these.
-PROBABILITIES = {
-    "SoftmaxWithLoss": "Softmax",
-    "SoftmaxWithLossOHEM": "Softmax",
-    "InfogainLoss": "Softmax",
-    "SigmoidCrossEntropyLoss": "Sigmoid",
-}
-MEASURES = frozenset(
-    {"Accuracy", "SegAccuracy", "DetectionEvaluate", "EvalDetection", "Silence", "HDF5Output", "BoxAnnotatorOHEM"}
-)
 
 
 @dataclass
@@ -141,16 +128,16 @@ def _with_probabilities(graph: Graph, result: DeployGraph) -> tuple[Graph, Mappi
     doubled, named = dict(result.doubled), set(graph.blobs())
     layers: list[Layer] = []
     for layer in graph.layers:
-        kind = PROBABILITIES.get(layer.type)
+        kind = layer.probabilities
         twins = [each for each in graph.layers if each.type == kind and each.bottoms == layer.bottoms[:1]]
-        if kind is None or twins or layer in graph.unshaped:
+        if not (layer.is_loss and kind) or twins or layer in graph.unshaped:
             layers.append(layer)
             continue
         name = layer.message.top[1] if len(layer.message.top) > 1 else _free("prob", layer.name, named)
         named.add(name)
         message = proto.LayerParameter(name=layer.name, type=kind, bottom=layer.message.bottom[:1], top=[name])
         if kind == "Softmax":
-            message.softmax_param.axis = cast(SoftmaxLossBase, layer).axis
+            message.softmax_param.axis = layer.asked_axis
         other = layer_types()[kind](message, layer.where, TEST, net=layer.net)
         other.bottoms = layer.bottoms[:1]
         other.tops = layer.tops[1:2] if len(layer.message.top) > 1 else [Blob(name, layer.bottoms[0].shape)]
@@ -166,13 +153,13 @@ def _free(wanted: str, layer: str, named: Collection[str]) -> str:
 
 
 def _measures(graph: Graph) -> set[Layer]:
-    """The layers that say how good the others are: losses, MEASURES, and what has a loss_weight and is read by no
-    others than such."""
+    """The layers that say how good the others are: losses, measures, what has no tops, and what has a loss_weight and
+    is read by no others than such."""
     read: set[Blob] = set()  # by others
     found: set[Layer] = set()
     for layer in reversed(graph.layers):
         weighted = any(layer.message.loss_weight) and not read & set(layer.tops)
-        if layer.is_loss or weighted or layer.type in MEASURES:
+        if layer.is_loss or layer.is_measure or weighted or not layer.tops:
             found.add(layer)
         else:
             read.update(layer.bottoms)

@@ -8,10 +8,8 @@ from engine import proto
 from engine.config import NetConfig
 from engine.errors import ConfigError
 from engine.graph.build import kept_layers
-
-_SCORES = ("SoftmaxWithLoss", "Accuracy")  # of classes that exclude each other
-_SEVERAL = ("SigmoidCrossEntropyLoss",)  # of labels that do not
-_MEASURES = ("Accuracy", "DetectionEvaluate", "EvalDetection", "SegAccuracy")
+from engine.layers.base import Layer
+from engine.layers.registry import layer_type
 
 
 def input_layer(config: NetConfig) -> proto.LayerParameter | None:
@@ -23,32 +21,38 @@ def input_layer(config: NetConfig) -> proto.LayerParameter | None:
 
 
 def deploy(config: NetConfig, shape: Sequence[int]) -> NetConfig:
-    """The net in phase TEST on one Input of `shape` (n, c, h, w), up to the scores of its last loss or Accuracy, which
-    go through a Softmax, negated if the Accuracy takes the smallest for the best; where it has neither, those of its
-    last SigmoidCrossEntropyLoss, which go through a Sigmoid; or all of it. Raises ConfigError."""
-    layers = test_layers(config)
-    data = _feeding(layers)[0].top[0]
-    usable, known, scores, negated = [], {data}, None, False
-    judging, probability = _judging(layers)
-    _require_one_input(layers, data, judging, config.path)
+    """The net in phase TEST on one Input of `shape` (n, c, h, w), up to the scores of the last layer that compares
+    scores of classes with labels (a loss, an Accuracy), which go through a Softmax, negated if the layer takes the
+    smallest for the best; where it has none, those of its last SigmoidCrossEntropyLoss, which go through a Sigmoid; or
+    all of it. Raises ConfigError."""
+    layers = _layers(config)
+    data = _feeding(test_layers(config))[0].top[0]
+    judges, judge = _judges(layers), None
+    _require_one_input(layers, data, judges, config.path)
+    usable, known = [], {data}
     for layer in layers:
-        if layer.type in judging and layer.bottom[0] in known:
-            scores = layer.bottom[0]
-            negated = layer.type == "Accuracy" and layer.accuracy_param.min_is_better
+        bottoms = layer.message.bottom
+        if layer in judges and bottoms[0] in known:
+            judge = layer
         # Losses and measures read labels, which are unknown here, and so does what reads their tops.
-        elif not _feeds(layer) and set(layer.bottom) <= known and not layer.type.endswith("Loss"):
+        elif not _feeds(layer.message) and set(bottoms) <= known and not layer.is_loss:
             usable.append(layer)
-            known.update(layer.top)
-    if scores is not None:
-        usable = _needed(usable, scores)
+            known.update(layer.message.top)
     net = proto.NetParameter(name=config.message.name)
     net.state.CopyFrom(config.message.state)
     net.layer.add(name="data", type="Input", top=[data]).input_param.shape.add(dim=shape)
-    net.layer.extend(usable)
-    if scores is not None and negated:
+    if judge is None:
+        net.layer.extend(layer.message for layer in usable)
+        return NetConfig(net, config.path)
+    scores, kind = judge.message.bottom[0], judge.probabilities
+    usable = _needed(usable, scores)
+    net.layer.extend(layer.message for layer in usable)
+    if judge.smallest_is_best:
         net.layer.add(name="negated", type="Power", bottom=[scores], top=[scores]).power_param.scale = -1
-    if scores is not None and (negated or not _ends_in(probability, usable, scores)):
-        net.layer.add(name="prob", type=probability, bottom=[scores], top=["prob"])
+    if judge.smallest_is_best or not _ends_in(kind, usable, scores):
+        prob = net.layer.add(name="prob", type=kind, bottom=[scores], top=["prob"])
+        if kind == "Softmax":
+            prob.softmax_param.axis = judge.asked_axis
     return NetConfig(net, config.path)
 
 
@@ -61,46 +65,55 @@ def _feeding(layers: list[proto.LayerParameter]) -> list[proto.LayerParameter]:
     return [layer for layer in layers if _feeds(layer)]
 
 
-def _judging(layers: list[proto.LayerParameter]) -> tuple[tuple[str, ...], str]:
-    """The types of the layers that judge a net's scores, and of the layer that makes probabilities of these."""
-    if any(layer.type in _SCORES for layer in layers):
-        return _SCORES, "Softmax"
-    return _SEVERAL, "Sigmoid"
+def _judges(layers: list[Layer]) -> list[Layer]:
+    """The layers that compare the net's scores with labels: scores of classes, or where there are none of labels."""
+    found = [layer for layer in layers if layer.probabilities]
+    return [layer for layer in found if layer.probabilities == "Softmax"] or found
 
 
-def _ends_in(type_: str, layers: list[proto.LayerParameter], scores: str) -> bool:
-    return bool(layers) and layers[-1].type == type_ and scores in layers[-1].top
+def _ends_in(type_: str, layers: list[Layer], scores: str) -> bool:
+    return bool(layers) and layers[-1].type == type_ and scores in layers[-1].message.top
 
 
-def _require_one_input(layers: list[proto.LayerParameter], data: str, judging: Sequence[str], path: str) -> None:
-    """Raises ConfigError where the scores, which layers of these types judge, depend on the picture, which is `data`,
-    together with another input."""
-    judged = [layer.bottom[0] for layer in layers if layer.type in judging]
-    from_data, from_others = {data}, {top for layer in _feeding(layers) for top in layer.top} - {data}
-    for layer in _needed(layers, judged[-1]) if judged else layers:
-        read, others = set(layer.bottom), [blob for blob in layer.bottom if blob in from_others]
-        if layer.type.endswith("Loss") or layer.type in _MEASURES or not layer.top:
+def _require_one_input(layers: list[Layer], data: str, judges: list[Layer], path: str) -> None:
+    """Raises ConfigError where the scores, which `judges` compare, depend on the picture, which is `data`, together
+    with another input."""
+    feeding = _feeding([layer.message for layer in layers])
+    from_data, from_others = {data}, {top for message in feeding for top in message.top} - {data}
+    for layer in _needed(layers, judges[-1].message.bottom[0]) if judges else layers:
+        bottoms, tops = layer.message.bottom, layer.message.top
+        others = [blob for blob in bottoms if blob in from_others]
+        if layer.is_loss or layer.is_measure or not tops:
             continue
-        if others and read & from_data:
+        if others and from_data.intersection(bottoms):
             raise ConfigError(
                 f"layer '{layer.name}' reads '{others[0]}', which classify cannot give; it gives pictures to one input "
                 "only",
                 path,
             )
         if others:
-            from_others.update(layer.top)
-        elif read & from_data:
-            from_data.update(layer.top)
+            from_others.update(tops)
+        elif from_data.intersection(bottoms):
+            from_data.update(tops)
 
 
-def _needed(layers: list[proto.LayerParameter], blob: str) -> list[proto.LayerParameter]:
+def _needed(layers: list[Layer], blob: str) -> list[Layer]:
     """Those on which a blob depends."""
     wanted, found = {blob}, []
     for layer in reversed(layers):
-        if wanted & set(layer.top):
+        if wanted & set(layer.message.top):
             found.append(layer)
-            wanted.update(layer.bottom)
+            wanted.update(layer.message.bottom)
     return found[::-1]
+
+
+def _layers(config: NetConfig) -> list[Layer]:
+    """What test_layers() gives, of their types; nothing connects them. Raises ConfigError."""
+    found = []
+    for index in kept_layers(config, proto.TEST):
+        message, where = config.message.layer[index], config.where(index)
+        found.append(layer_type(message.type, message.name, where)(message, where, proto.TEST))
+    return found
 
 
 def test_layers(config: NetConfig) -> list[proto.LayerParameter]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -260,7 +260,7 @@ class _Totals:
         """Of a batch of so many samples; returns what are no detections."""
         figures = {name: value for name, value in outputs.items() if name not in self._detectors}
         for name, layer in self._detectors.items():
-            _ADD_DETECTIONS[layer.type](self.detections[name], layer, outputs[name])
+            DETECTORS[layer.type].add(self.detections[name], layer, outputs[name])
         self._sizes.add(size)
         if len(self._sizes) > 1:
             shapes = {name: self._by_sample.grows_otherwise(name) for name in figures}
@@ -285,11 +285,21 @@ def detectors_of(graph: Graph) -> dict[str, Layer]:
     return {
         layer.tops[0].name: layer
         for layer in graph.layers
-        if layer.type in _ADD_DETECTIONS and layer.tops[0] in graph.outputs
+        if layer.type in DETECTORS and layer.tops[0] in graph.outputs
     }
 
 
-_ADD_DETECTIONS: dict[str, Callable[[Detections, Layer, np.ndarray], None]] = {
-    "DetectionEvaluate": lambda found, layer, value: found.add_rows(value),
-    "EvalDetection": lambda found, layer, value: found.add_samples(value, layer.message.eval_detection_param.num_class),
+class Detector(NamedTuple):
+    """A type of layer that marks detections. add(found, layer, value of its top): takes them in. first: the number that
+    its class 0 has in a label map, where the background is 0."""
+
+    add: Callable[[Detections, Layer, np.ndarray], None]
+    first: int
+
+
+DETECTORS = {
+    "DetectionEvaluate": Detector(lambda found, layer, value: found.add_rows(value), 0),
+    "EvalDetection": Detector(
+        lambda found, layer, value: found.add_samples(value, layer.message.eval_detection_param.num_class), 1
+    ),
 }

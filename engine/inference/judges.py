@@ -14,16 +14,14 @@ import numpy as np
 
 from engine.errors import ConfigError
 from engine.inference.coco_results import CocoResults
+from engine.inference.evaluator import DETECTORS
+from engine.layers.registry import layer_types
 from engine.report.scores import Confusion
 
 if TYPE_CHECKING:
     from engine.comm.world import World
     from engine.layers.base import Layer
     from engine.net import Net
-
-# Layers that have scores of classes and the number of the right one, the axis of the classes in their attributes.
-CLASSES = ("Accuracy", "SoftmaxWithLoss", "FocalLoss", "InfogainLoss")
-LABELS = ("SigmoidCrossEntropyLoss",)
 
 
 class ClassJudge:
@@ -39,7 +37,7 @@ class ClassJudge:
         self.found = Confusion(classes)
         self.by_pixel = int(np.prod(shape)) != shape[0] * classes
         self._ignored = _ignored(layer)
-        self._least = layer.type == "Accuracy" and layer.message.accuracy_param.min_is_better
+        self._least = layer.smallest_is_best
 
     def add(self, scores: np.ndarray, labels: np.ndarray, keys: Sequence[str]) -> None:
         """A batch: the two bottoms of the layer."""
@@ -94,8 +92,9 @@ Judge = ClassJudge | LabelJudge
 
 def _ignored(layer: Layer) -> int | None:
     """The label that does not count."""
-    param = layer.message.accuracy_param if layer.type == "Accuracy" else layer.message.loss_param
-    return param.ignore_label if param.HasField("ignore_label") else None
+    label = layer.attributes().get("ignore_label")
+    assert label is None or isinstance(label, int)
+    return label
 
 
 class Judges:
@@ -107,7 +106,7 @@ class Judges:
         self.samples, self.results = 0, CocoResults(net, note)
         self._by_name: dict[str, Judge] = {}
         for name, layer in _judging(net):
-            if layer.type in CLASSES:
+            if layer.probabilities == "Softmax":
                 self._by_name[name] = ClassJudge(name, layer)
             elif int(np.prod(layer.shapes[0][2:])) > 1:
                 note(f"Layer {layer.name} has labels for each pixel: their ROC is left out of the report")
@@ -141,7 +140,7 @@ def _judging(net: Net) -> Iterator[tuple[str, Layer]]:
     """One layer for each blob of scores, by the blob's name: a loss and an accuracy often have the same."""
     seen = set()
     for layer in net.graph.layers:
-        if layer.type in (*CLASSES, *LABELS):
+        if layer.probabilities:
             name = layer.message.bottom[0]
             if name not in seen:
                 yield name, layer
@@ -151,5 +150,7 @@ def _judging(net: Net) -> Iterator[tuple[str, Layer]]:
 def require_judges(judges: Judges, detects: bool, path: str) -> None:
     """Raises ConfigError for a net of which nothing can be reported."""
     if not judges.any and not detects:
-        known = ", ".join((*CLASSES, *LABELS, "DetectionEvaluate", "EvalDetection"))
-        raise ConfigError(f"--report: no layer of phase TEST tells right from wrong; expected one of {known}", path)
+        known = sorted(name for name, cls in layer_types().items() if cls.probabilities or name in DETECTORS)
+        raise ConfigError(
+            f"--report: no layer of phase TEST tells right from wrong; expected one of {', '.join(known)}", path
+        )

@@ -10,8 +10,8 @@ from engine.config import NetConfig
 from engine.errors import ConfigError
 from engine.graph.build import Graph
 from engine.layers.base import Blob, Layer, Shape
+from engine.layers.registry import layer_types
 
-_SCORING = ("SoftmaxWithLoss", "InfogainLoss", "Softmax", "Accuracy")
 _COPY = "{} as scored"  # a blob of the body that the head reads
 
 
@@ -46,8 +46,9 @@ def cut(config: NetConfig, graph: Graph) -> Cut:
     which one takes the largest score for the best and the other the smallest."""
     head = _head(graph.layers)
     if not head:
+        known = ", ".join(sorted(name for name, cls in layer_types().items() if _scores(name, cls)))
         raise ConfigError(
-            f"the net has no probabilities to average: expected a layer of {', '.join(_SCORING)} at its end",
+            f"the net has no probabilities to average: expected a layer of {known} at its end",
             config.path,
         )
     made = {top for layer in head for top in layer.tops}
@@ -66,7 +67,7 @@ def cut(config: NetConfig, graph: Graph) -> Cut:
             name = layer.bottoms[0].name
             scores.setdefault(name, _axis(layer))
             first = judges.setdefault(name, layer)
-            if _takes_smallest(layer) != _takes_smallest(first):
+            if layer.smallest_is_best != first.smallest_is_best:
                 raise layer.error(
                     f"takes the {_best(layer)} score of '{name}' for the best, layer '{first.name}' the "
                     f"{_best(first)}; then its scores have no average"
@@ -75,7 +76,7 @@ def cut(config: NetConfig, graph: Graph) -> Cut:
     net.CopyFrom(config.message)
     del net.layer[:]
     net.layer.extend(body)
-    negated = {name for name, layer in judges.items() if _takes_smallest(layer)}
+    negated = {name for name, layer in judges.items() if layer.smallest_is_best}
     return Cut(NetConfig(net, config.path), [layer.message for layer in head], scores, negated, list(read.values()))
 
 
@@ -86,13 +87,13 @@ def _axis(layer: Layer) -> int:
     return axis
 
 
-def _takes_smallest(layer: Layer) -> bool:
-    """Whether the smallest score is the best."""
-    return layer.type == "Accuracy" and layer.message.accuracy_param.min_is_better
+def _scores(type_: str, layer: Layer | type[Layer]) -> bool:
+    """Whether layers of a type read scores of classes, or make probabilities of them."""
+    return "Softmax" in (type_, layer.probabilities)
 
 
 def _best(layer: Layer) -> str:
-    return "smallest" if _takes_smallest(layer) else "largest"
+    return "smallest" if layer.smallest_is_best else "largest"
 
 
 def _head(layers: Sequence[Layer]) -> list[Layer]:
@@ -108,7 +109,7 @@ def _head(layers: Sequence[Layer]) -> list[Layer]:
             others = {blob for blob in layer.bottoms if blob not in origins}
             if from_head and (layer.params or not others <= given):
                 inner |= from_head
-            elif from_head or (layer.type in _SCORING and layer not in inner and set(layer.bottoms[1:]) <= given):
+            elif from_head or (_scores(layer.type, layer) and layer not in inner and set(layer.bottoms[1:]) <= given):
                 head.append(layer)
                 origins.update(dict.fromkeys(layer.tops, from_head or {layer}))
         if len(inner) == before:

@@ -23,11 +23,21 @@ class Accuracy(Layer):
     bottom_range = (2, 2)
     top_range = (1, 2)
     differentiable = False
+    probabilities = "Softmax"
+    is_measure = True
     constant_bottoms = frozenset({1})
 
     @property
+    def asked_axis(self) -> int:
+        return self.message.accuracy_param.axis
+
+    @property
     def axis(self) -> int:
-        return axis_of_classes(self, self.message.accuracy_param.axis)
+        return axis_of_classes(self, self.asked_axis)
+
+    @property
+    def smallest_is_best(self) -> bool:
+        return self.message.accuracy_param.min_is_better
 
     def infer(self) -> list[Shape]:
         if not are_distributions(self, self.axis):
@@ -47,7 +57,7 @@ class Accuracy(Layer):
 
     def lower(self, builder: Builder) -> None:
         inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
-        if self.message.accuracy_param.min_is_better:
+        if self.smallest_is_best:
             negated = {"power": 1.0, "scale": -1.0, "shift": 0.0}
             inputs[0] = builder.op("Power", self, inputs[:1], negated, tops=[], shapes=[self.shapes[0]])[0]
         if are_distributions(self, self.axis):

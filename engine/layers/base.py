@@ -133,6 +133,11 @@ class Layer:
     # others, as those of losses, tell of it.
     in_pairs: ClassVar[bool] = False
     tells_more: ClassVar[bool] = False
+    # Of types that compare scores, their first bottom, with labels, the second: the type of the layer that makes
+    # probabilities of the scores, "Softmax" where one class is right, "Sigmoid" where each label is there or not.
+    probabilities: ClassVar[str] = ""
+    # Whether the type only says how good others are, or what to learn from: of no use where there are no labels.
+    is_measure: ClassVar[bool] = False
     # Bottoms into which no gradient flows (labels).
     constant_bottoms: ClassVar[frozenset[int]] = frozenset()
 
@@ -150,6 +155,16 @@ class Layer:
     def is_loss(self) -> bool:
         """Whether the op takes its top's loss_weight itself, 1 where the text gives none."""
         return self.type.endswith("Loss")
+
+    @property
+    def asked_axis(self) -> int:
+        """Of the classes, as the text gives it, of types whose `probabilities` are a softmax."""
+        return 1
+
+    @property
+    def smallest_is_best(self) -> bool:
+        """Of the scores that it compares with labels."""
+        return False
 
     @property
     def named_tops(self) -> list[Blob]:

@@ -21,6 +21,7 @@ class BoxAnnotatorOHEM(Layer):
     bottom_range = (4, 4)
     top_range = (2, 2)
     differentiable = False
+    is_measure = True
     constant_bottoms = frozenset({0, 1, 2, 3})
 
     def infer(self) -> list[Shape]:

@@ -25,6 +25,7 @@ class DetectionEvaluate(Layer):
 
     bottom_range = (2, 2)
     differentiable = False
+    is_measure = True
     constant_bottoms = frozenset({0, 1})
 
     @property

@@ -23,6 +23,7 @@ class EvalDetection(AnchorGrid):
 
     bottom_range = (2, 3)
     differentiable = False
+    is_measure = True
     constant_bottoms = frozenset({0, 1, 2})
 
     @property

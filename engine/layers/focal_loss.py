@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING
 
 from engine.layers.base import Attributes, Shape
-from engine.layers.labels import axis_of_classes
 from engine.layers.registry import register
 from engine.layers.softmax_loss_base import SoftmaxLossBase
 
@@ -24,10 +23,6 @@ class FocalLoss(SoftmaxLossBase):
     and 0.25 of the others. With another alpha than 1, happynear's has (alpha - p)^gamma where the paper, other forks
     and this layer have alpha (1 - p)^gamma.
     """
-
-    @property
-    def axis(self) -> int:
-        return axis_of_classes(self, self.message.softmax_param.axis)
 
     @property
     def param(self):

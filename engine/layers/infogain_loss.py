@@ -6,7 +6,6 @@ import math
 
 from engine.errors import WeightsError
 from engine.layers.base import Attributes, Shape
-from engine.layers.labels import axis_of_classes
 from engine.layers.registry import register
 from engine.layers.softmax_loss_base import SoftmaxLossBase
 from engine.weights.protobuf import read_blob
@@ -24,8 +23,8 @@ class InfogainLoss(SoftmaxLossBase):
     constant_bottoms = frozenset({1, 2})
 
     @property
-    def axis(self) -> int:
-        return axis_of_classes(self, self.message.infogain_loss_param.axis)
+    def asked_axis(self) -> int:
+        return self.message.infogain_loss_param.axis
 
     def infer(self) -> list[Shape]:
         tops = super().infer()

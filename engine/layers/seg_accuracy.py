@@ -22,6 +22,7 @@ class SegAccuracy(Layer):
 
     bottom_range = (2, 2)
     differentiable = False
+    is_measure = True
     constant_bottoms = frozenset({1})
 
     @property

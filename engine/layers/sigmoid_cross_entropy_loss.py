@@ -18,6 +18,7 @@ class SigmoidCrossEntropyLoss(LossLayer):
     What the sum is divided by counts targets, not weights.
     """
 
+    probabilities = "Sigmoid"
     takes_label_weights = True
 
     def infer(self) -> list[Shape]:

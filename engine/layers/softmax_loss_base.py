@@ -1,11 +1,11 @@
-"""The base of SoftmaxWithLoss and InfogainLoss, which begin with a softmax and take one label for each position."""
+"""The base of losses that begin with a softmax and take one label for each position."""
 
 from __future__ import annotations
 
 import math
 
 from engine.layers.base import Attributes, Shape
-from engine.layers.labels import are_distributions, check_labels
+from engine.layers.labels import are_distributions, axis_of_classes, check_labels
 from engine.layers.loss import VALID, LossLayer
 
 
@@ -14,12 +14,17 @@ class SoftmaxLossBase(LossLayer):
     probabilities."""
 
     top_range = (0, 2)
+    probabilities = "Softmax"
     takes_distributions = False
+
+    @property
+    def asked_axis(self) -> int:
+        return self.message.softmax_param.axis
 
     @property
     def axis(self) -> int:
         """Of the classes."""
-        raise NotImplementedError
+        return axis_of_classes(self, self.asked_axis)
 
     def infer(self) -> list[Shape]:
         super().infer()

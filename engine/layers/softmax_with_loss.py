@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from engine.layers.base import Attributes, Shape
-from engine.layers.labels import are_distributions, axis_of_classes
+from engine.layers.labels import are_distributions
 from engine.layers.registry import register
 from engine.layers.softmax_loss_base import SoftmaxLossBase
 
@@ -22,10 +22,6 @@ class SoftmaxWithLoss(SoftmaxLossBase):
     """
 
     takes_distributions = True
-
-    @property
-    def axis(self) -> int:
-        return axis_of_classes(self, self.message.softmax_param.axis)
 
     def infer(self) -> list[Shape]:
         tops = super().infer()

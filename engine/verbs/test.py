@@ -150,6 +150,7 @@ def _report(
         return
     from engine.config.label_map import label_names
     from engine.inference.classify import found_labels
+    from engine.inference.evaluator import DETECTORS
     from engine.inference.judges import ClassJudge
 
     outputs = {name: value.tolist() for name, value in values.items()}
@@ -165,8 +166,7 @@ def _report(
     for name, found in evaluator.detections.items():
         stem = name if len(evaluator.detections) > 1 else ""
         count, mapped = max(found.boxes, default=0) + 1, label_names(config)
-        # Class 0 of a YOLO detector is the first behind the map's background; labels.txt has no background.
-        first = 1 if evaluator.detectors[name].type == "EvalDetection" else 0
+        first = DETECTORS[evaluator.detectors[name].type].first  # labels.txt has no background
         names = [mapped.get(first + label, str(label)) for label in range(count)]
         names = names if mapped else found_labels(config, count)
         report.add_detections(name, found, evaluator.ap_version, names, stem)

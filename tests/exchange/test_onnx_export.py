@@ -43,16 +43,18 @@ def names(model) -> tuple[list[str], list[str]]:
     return [each.name for each in model.get_inputs()], [each.name for each in model.get_outputs()]
 
 
-def test_a_training_net_loses_its_labels_and_ends_in_probabilities(tmp_path):
-    notes, weights = export(CLASSIFIER, tmp_path)
+@pytest.mark.parametrize("loss", ["SoftmaxWithLoss", "SoftmaxWithLossOHEM", "FocalLoss", "SoftmaxWithFocalLoss"])
+def test_a_training_net_loses_its_labels_and_ends_in_probabilities(loss, tmp_path):
+    text = CLASSIFIER.replace("SoftmaxWithLoss", loss)
+    notes, weights = export(text, tmp_path)
     model = harness.session(tmp_path / "x.onnx")
     assert names(model) == (["data"], ["prob"])
     assert model.get_inputs()[0].shape == ["batch", 3, 8, 8]
     assert notes == [
-        "layer 'loss' (SoftmaxWithLoss) becomes Softmax: top 'prob'",
+        f"layer 'loss' ({loss}) becomes Softmax: top 'prob'",
         "layer 'accuracy' (Accuracy) is left out",
     ]
-    text = CLASSIFIER.replace("dim: 4", "dim: 7", 2).replace("{ dim: 4 }", "{ dim: 7 }")
+    text = text.replace("dim: 4", "dim: 7", 2).replace("{ dim: 4 }", "{ dim: 7 }")
     scores = harness.engine_outputs(text, weights, {})  # DummyData feeds it
     found = harness.onnx_outputs(tmp_path / "x.onnx", {"data": scores["data"]})["prob"]
     expected = np.exp(scores["ip"]) / np.exp(scores["ip"]).sum(1, keepdims=True)

@@ -262,6 +262,44 @@ def test_a_net_of_two_inputs():
         deploy(parse_net(text, "x"), (1, 3, 4, 6))
 
 
+# Each type that compares scores with labels, with what it asks for besides, and what makes probabilities of its scores.
+JUDGES = [
+    *((type, "", "Softmax") for type in ("Accuracy", "SoftmaxWithLoss", "SoftmaxWithLossOHEM")),
+    *((type, "", "Softmax") for type in ("FocalLoss", "SoftmaxFocalLoss", "SoftmaxWithFocalLoss")),
+    ("InfogainLoss", 'infogain_loss_param { source: "H" }', "Softmax"),
+    ("SigmoidCrossEntropyLoss", "", "Sigmoid"),
+]
+
+
+@pytest.mark.parametrize(("type", "more", "probabilities"), JUDGES)
+def test_scores_become_the_probabilities_that_their_loss_compares(type, more, probabilities):
+    text = TRAIN[: TRAIN.index('layer { name: "loss"')]
+    text += f'layer {{ name: "loss" type: "{type}" bottom: "ip" bottom: "label" top: "loss" {more} }}'
+    net = deploy(parse_net(text, "x"), (1, 3, 4, 6)).message
+    assert [layer.type for layer in net.layer] == ["Input", "InnerProduct", probabilities]
+
+
+@pytest.mark.parametrize(
+    ("type", "more"),
+    [
+        ("SoftmaxWithLoss", "softmax_param { axis: 2 }"),
+        ("InfogainLoss", 'infogain_loss_param { axis: 2 source: "H" }'),
+        ("Accuracy", "accuracy_param { axis: 2 }"),
+    ],
+)
+def test_probabilities_are_along_the_axis_of_the_loss(type, more):
+    text = TRAIN[: TRAIN.index('layer { name: "loss"')]
+    text += f'layer {{ name: "loss" type: "{type}" bottom: "ip" bottom: "label" top: "loss" {more} }}'
+    assert deploy(parse_net(text, "x"), (1, 3, 4, 6)).message.layer[-1].softmax_param.axis == 2
+
+
+def test_a_loss_that_gives_no_probabilities_reads_labels_all_the_same():
+    text = TRAIN[: TRAIN.index('layer { name: "loss"')]
+    text += 'layer { name: "loss" type: "SmoothL1LossOHEM" bottom: "ip" bottom: "label" top: "loss" }'
+    net = deploy(parse_net(text, "x"), (1, 3, 4, 6)).message
+    assert [layer.type for layer in net.layer] == ["Input", "InnerProduct"]
+
+
 def test_what_cannot_be_done(weights, tmp_path):
     (tmp_path / "labels").write_text("a\nb\nc\n")
     with pytest.raises(DataError, match="labels: 3 labels for a net of 7 classes"):

@@ -182,6 +182,21 @@ def test_a_softmax_within_the_net_is_left_to_it():
     assert found.scores == {"fc": 1} and found.read == ["fc", "label"]
 
 
+@pytest.mark.parametrize("kind", ["FocalLoss", "SoftmaxFocalLoss", "SoftmaxWithFocalLoss", "SoftmaxWithLossOHEM"])
+def test_probabilities_of_other_losses_are_averaged(kind, members, tmp_path):
+    more = f'layer {{ name: "more" type: "{kind}" bottom: "ip2" bottom: "label" top: "more" }}'
+    config = digits(60, more)
+    found = scored(config, [[path] for path in members])["more"]
+    assert found.shape == (len(members) + 1, 1)  # one row more than the members: their average
+    prob, labels = [], []
+    for path in members:
+        each, labels = features(path, ["prob", "label"], tmp_path)
+        prob.append(each.reshape(len(labels), -1))
+    right = np.mean(prob, 0)[np.arange(len(labels)), labels.ravel().astype(int)].astype(np.float64)
+    alpha, gamma = {"FocalLoss": (1, 2), "SoftmaxWithLossOHEM": (1, 0)}.get(kind, (0.25, 2))
+    assert found[-1, 0] == pytest.approx((-alpha * (1 - right) ** gamma * np.log(right)).mean(), rel=1e-4)
+
+
 DISTANCES = """
     layer { name: "data" type: "Data" top: "data" top: "label" transform_param { scale: 0.0625 }
             data_param { source: "examples/digits/digits_test_lmdb" backend: LMDB batch_size: 60 } }

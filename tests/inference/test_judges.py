@@ -148,6 +148,15 @@ def test_scores_that_are_nan_are_not_right(tmp_path, monkeypatch, capfd):
     assert "x: 4 scores are NaN: their labels have no AUROC" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("kind", ["FocalLoss", "SoftmaxFocalLoss", "SoftmaxWithFocalLoss", "SoftmaxWithLossOHEM"])
+def test_other_losses_of_classes_are_judged_as_softmax_with_loss_is(kind, pixels, monkeypatch):
+    folder, *_ = pixels
+    monkeypatch.setattr("engine.inference.trained.load", lambda *_: None)
+    texts = (PIXELS.replace("SoftmaxWithLoss", name) for name in ("SoftmaxWithLoss", kind))
+    first, other = (report(folder, text % folder) for text in texts)
+    assert other["classes"] == first["classes"] and first["classes"]["x"]["confusion"]
+
+
 def test_classes_too_many_for_a_matrix(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr("engine.inference.trained.load", lambda *_: None)
     folder = data(tmp_path / "data", np.eye(4097)[[5, 7, 4096]], [5, 6, 4096])
@@ -279,6 +288,12 @@ def test_blobs_whose_names_are_one_name_of_files(tmp_path):
     assert set(found["classes"]) == set(names)
 
 
+NO_JUDGE = (
+    r"net\.prototxt: --report: no layer of phase TEST tells right from wrong; expected one of Accuracy, "
+    "DetectionEvaluate, EvalDetection, FocalLoss, InfogainLoss, SigmoidCrossEntropyLoss, SoftmaxFocalLoss, "
+)
+
+
 def test_bad_folders_and_nets_are_refused_before_the_test(tmp_path, trained, capfd):
     (tmp_path / "file").write_text("")
     assert main([*trained, "--report", f"{tmp_path}/file"]) == 1
@@ -286,7 +301,7 @@ def test_bad_folders_and_nets_are_refused_before_the_test(tmp_path, trained, cap
     assert f"engine: {tmp_path}/file: --report: cannot be made" in told and "Testing" not in told
     net = DATA % data(tmp_path / "d", np.zeros((4, 2)), np.zeros(4))
     evaluator = Evaluator(parse_net(net, "net.prototxt"), World())
-    with pytest.raises(ConfigError, match=r"net\.prototxt: --report: no layer of phase TEST tells right from wrong"):
+    with pytest.raises(ConfigError, match=NO_JUDGE):
         require_judges(Judges(evaluator.scoring_net, print), False, "net.prototxt")
     evaluator.close()
     assert REPO.is_dir()
