@@ -458,7 +458,7 @@ def _net_report(config: NetConfig, graph: Graph) -> NetReport:
     layers = layer_costs(graph)
     shapes = [shape for layer in layers for _, shape in layer.tops if shape]
     insert_splits(graph)
-    mark_gradients(graph, graph.phase == proto.TRAIN)
+    mark_gradients(graph, graph.trains)
     batch = shapes[0][0] if shapes else 0
     has_loss = any(weight for layer in graph.layers for weight in layer.loss_weights)
     return NetReport(graph.name, config.path, [PHASES[graph.phase]], layers, memory(graph), batch, has_loss)

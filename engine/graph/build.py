@@ -66,6 +66,11 @@ class Graph:
         sources.sort(key=lambda layer: not isinstance(layer, Data))
         return next((layer.tops[0].shape[0] for layer in sources if layer.tops[0].shape), 0)
 
+    @property
+    def trains(self) -> bool:
+        """Whether there is a backward where nobody says otherwise."""
+        return self.phase == TRAIN or self.force_backward
+
     def freeze(self, layers: Collection[str]) -> None:
         """The parameters of these layers do not learn."""
         for parameter in self.all_params:

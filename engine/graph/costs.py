@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from engine.graph.build import TRAIN, Graph
+from engine.graph.build import Graph
 from engine.graph.passes.memory_plan import Lifetime, plan
 from engine.layers.base import Blob, Layer, Parameter
 from engine.layers.data import Data
@@ -62,7 +62,7 @@ def layer_cost(layer: Layer) -> LayerCost:
 
 def memory(graph: Graph) -> Memory:
     """Of a graph after its passes, of which splits and gradients must have been."""
-    training = graph.phase == TRAIN or graph.force_backward
+    training = graph.trains
     owners: dict[Parameter, None] = dict.fromkeys(
         parameter.owner or parameter for layer in graph.layers for parameter in layer.params
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.graph.build import TRAIN, Graph
+from engine.graph.build import Graph
 from engine.graph.passes.chain_concats import chain_concats
 from engine.graph.passes.constant import mark_constant
 from engine.graph.passes.fuse import fuse
@@ -15,14 +15,11 @@ from engine.graph.passes.subsample import subsample
 PASSES = frozenset({"chain_concats", "constant", "fuse", "memory_plan", "subsample"})
 
 
-def prepare(
-    graph: Graph, passes: frozenset[str] = PASSES, precision: str = "fp32", gradients: bool | None = None
-) -> Graph:
-    """The rewrites between building and lowering. `gradients`: as Net's."""
+def prepare(graph: Graph, passes: frozenset[str] = PASSES, precision: str = "fp32", gradients: bool = True) -> Graph:
+    """The rewrites between building and lowering. gradients: whether there is a backward."""
     if "subsample" in passes:
         subsample(graph)
     insert_splits(graph)
-    gradients = graph.phase == TRAIN or graph.force_backward if gradients is None else gradients
     mark_gradients(graph, gradients)
     if "constant" in passes and not gradients:
         mark_constant(graph)

@@ -69,7 +69,10 @@ class Evaluator:
         DataError."""
         self.world = world
         self.feeder = feeder(config, TEST, options.seed, world)
-        options = options.replace(besides=partial(_with_batches, self.feeder, options.besides))
+        options = options.replace(
+            besides=partial(_with_batches, self.feeder, options.besides),
+            gradients=bool(options.gradients),  # for programs alone, whatever force_backward says
+        )
         self._config, self._options = config, options
 
         def make(choices: Choices) -> Net:

@@ -70,8 +70,6 @@ class Net:
         before: Net | None = None,
     ):
         self.phase, self.options, self.message = phase, options, config.message
-        by_default = phase == TRAIN or config.message.force_backward
-        self.has_backward = by_default if options.gradients is None else options.gradients
         state = config.message.state
         graph = build(
             config,
@@ -83,6 +81,7 @@ class Net:
             parts=options.parts,
         )
         graph.freeze(options.frozen)
+        self.has_backward = graph.trains if options.gradients is None else options.gradients
         self.written, self.named = list(graph.layers), graph.blobs()  # of the file, before passes rewrite it
         self.graph = prepare(graph, options.passes, options.precision, self.has_backward)
         self._batch_size = self.graph.batch_size
@@ -169,7 +168,8 @@ class Net:
         """besides: as in NetOptions."""
         watched = [layer for layer in self.graph.layers if layer.name in self.options.watched_layers]
         read_by_others = {*self.graph.outputs, *(blob for layer in [*self.sinks, *watched] for blob in layer.bottoms)}
-        read_by_others |= ends_of(self.graph)  # whose gradients are 0 unless Python sets them
+        if self.has_backward:
+            read_by_others |= ends_of(self.graph)  # whose gradients are 0 unless Python sets them
         for blob, tensor in self.tensors.items():
             if self.options.keep_all or blob in read_by_others:
                 self.program.own(tensor)

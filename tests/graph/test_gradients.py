@@ -28,7 +28,7 @@ def loss(bottom: str) -> str:
 def marked(text: str, phase: int = TRAIN) -> set[str]:
     graph = build(parse_net(text), phase)
     insert_splits(graph)
-    mark_gradients(graph, phase == TRAIN)
+    mark_gradients(graph, graph.trains)
     return {blob.name for layer in graph.layers for blob in layer.tops if blob.needs_gradient}
 
 

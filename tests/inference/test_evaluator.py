@@ -77,6 +77,21 @@ def test_a_net_without_an_end_needs_iterations():
     assert test.run(2)["x"].tolist() == [0.0] * 8
 
 
+def test_a_net_that_asks_for_gradients_is_tested_without_them():
+    """force_backward is for programs that look into a net: a test folds its BatchNorm as ever, and takes no more
+    memory."""
+    text = """
+        layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 4 dim: 3 dim: 16 dim: 16 } } }
+        layer { name: "c" type: "Convolution" bottom: "x" top: "s" convolution_param { num_output: 8 kernel_size: 3 } }
+        layer { name: "bn" type: "BatchNorm" bottom: "s" top: "b" }
+        layer { name: "d" type: "Convolution" bottom: "b" top: "e" convolution_param { num_output: 8 kernel_size: 3 } }
+    """
+    plain, asked = (Evaluator(parse_net(f"{first}{text}", "x"), World()).net for first in ("", "force_backward: true "))
+    assert not asked.has_backward and not any(blob.needs_gradient for blob in asked.tensors)
+    assert len(asked.program) == len(plain.program) == 2
+    assert asked.program.activation_bytes == plain.program.activation_bytes
+
+
 def test_outputs_by_sample_are_averaged():
     text = (
         REPO / "nets/digits.prototxt"

@@ -38,7 +38,7 @@ def kernels(model: str, batch: int, phase: int = TRAIN):
     config = read_net(model, [f"layer[data].data_param.batch_size={batch}"])
     graph = build(config, phase, shapes_of=SourceShapes(config.message, phase, lambda note: None))
     insert_splits(graph)
-    mark_gradients(graph, phase == TRAIN)
+    mark_gradients(graph, graph.trains)
     readers: dict = {}
     for layer in graph.layers:
         for blob in layer.bottoms:

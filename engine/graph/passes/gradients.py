@@ -10,12 +10,12 @@ from engine.layers.base import Blob, Layer
 from engine.layers.split import Split
 
 
-def mark_gradients(graph: Graph, training: bool) -> None:
+def mark_gradients(graph: Graph, gradients: bool) -> None:
     """Sets `needs_gradient` on every blob. With `force_backward` gradients also flow to inputs, and from every output.
 
-    Raises ConfigError when a gradient would have to pass a layer that has none.
+    gradients: whether there is a backward. Raises ConfigError when a gradient would have to pass a layer that has none.
     """
-    if not training and not graph.force_backward:
+    if not gradients:
         return
     wanted = _below(graph)
     ends = ends_of(graph)
