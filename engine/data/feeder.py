@@ -273,6 +273,15 @@ class Feeder:
         more = f" and {len(self._keys) - 3} more" if len(self._keys) > 3 else ""
         return f"The batch holds keys {', '.join(repr(key) for key in self._keys[:3])}{more}. "
 
+    @contextmanager
+    def naming(self, what: str) -> Iterator[None]:
+        """Around a forward of the batch in use, which `what` says: where data cannot be computed with, the DataError
+        tells which batch that was, and names the samples."""
+        try:
+            yield
+        except DataError as error:
+            raise DataError(f"{what}: {error}. {self.describe_batch(error.item)}".strip()) from None
+
     def stop(self) -> None:
         """Ends the decoding threads; start() begins anew."""
         for batches in self._batches.values():

@@ -12,7 +12,7 @@ import numpy as np
 from engine.comm.preflight import compare_data
 from engine.data.feeder import Feeder
 from engine.data.prefetch import Batch
-from engine.errors import ConfigError, DataError, shape_text
+from engine.errors import ConfigError, shape_text
 from engine.graph.build import TEST, Graph, ShapesOf
 from engine.inference.by_sample import BySample
 from engine.layers.kernels import Choices
@@ -198,17 +198,16 @@ class Evaluator:
                     return
                 if stop():
                     raise TestInterrupted
-                yield k, batch.size or 1, self._forward(batch, k)
+                with self.feeder.naming(f"test batch {k}"):
+                    outputs = self._forward(batch, k)
+                yield k, batch.size or 1, outputs
                 progress.update(min(k + ranks, total))
                 k += ranks
 
     def _forward(self, batch: Batch, k: int) -> Outputs:
         net = self.net if batch.size == self.feeder.batch_size else self._net_for(batch.size)
         first_sample = self.feeder.feed(net, batch)
-        try:
-            outputs = self._evaluate(net, Counters(k, first_sample))
-        except DataError as error:
-            raise DataError(f"test batch {k}: {error}. {self.feeder.describe_batch(error.item)}".strip()) from None
+        outputs = self._evaluate(net, Counters(k, first_sample))
         if self.on_forward is not None:
             self.on_forward(net, batch.size or 1, batch.keys)
         return {

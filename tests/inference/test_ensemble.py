@@ -12,7 +12,7 @@ from PIL import Image
 from engine.cli import main
 from engine.comm.world import World
 from engine.config import parse_net, read_net, read_solver
-from engine.errors import ConfigError, WeightsError
+from engine.errors import ConfigError, DataError, WeightsError
 from engine.graph.build import TEST, build
 from engine.inference.average import Averaged, average_files
 from engine.inference.classify import Classifier, Preprocessing
@@ -195,6 +195,26 @@ def test_probabilities_of_other_losses_are_averaged(kind, members, tmp_path):
     right = np.mean(prob, 0)[np.arange(len(labels)), labels.ravel().astype(int)].astype(np.float64)
     alpha, gamma = {"FocalLoss": (1, 2), "SoftmaxWithLossOHEM": (1, 0)}.get(kind, (0.25, 2))
     assert found[-1, 0] == pytest.approx((-alpha * (1 - right) ** gamma * np.log(right)).mean(), rel=1e-4)
+
+
+@pytest.mark.parametrize("files", [1, 2])
+def test_a_label_that_no_class_has_is_named_with_its_batch(files, tmp_path):
+    """Of several files it is the members' head that finds it, which knows no keys."""
+    for number in range(4):
+        Image.fromarray(np.full((4, 4), 9 * number, np.uint8)).save(tmp_path / f"{number}.png")
+    (tmp_path / "list.txt").write_text("".join(f"{number}.png {7 if number == 2 else 0}\n" for number in range(4)))
+    config = parse_net(
+        f"""layer {{ name: "data" type: "ImageData" top: "data" top: "label" image_data_param {{
+          source: "{tmp_path}/list.txt" root_folder: "{tmp_path}/" batch_size: 2 is_color: false }} }}
+        layer {{ name: "fc" type: "InnerProduct" bottom: "data" top: "fc" inner_product_param {{ num_output: 3 }} }}
+        layer {{ name: "loss" type: "SoftmaxWithLoss" bottom: "fc" bottom: "label" top: "loss" }}""",
+        "x.prototxt",
+    )
+    weights = str(tmp_path / "x.caffemodel")
+    write_caffemodel(weights, config.message, {"fc": [np.zeros((3, 16), np.float32), np.zeros(3, np.float32)]})
+    with closing(Evaluator(config, World()) if files == 1 else Ensemble(config, [[weights]] * 2, World())) as test:
+        with pytest.raises(DataError, match=r"^test batch 1: .*'loss': label 7 .*'2\.png'"):
+            test.run(2)
 
 
 DISTANCES = """
