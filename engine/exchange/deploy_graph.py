@@ -52,8 +52,7 @@ def deploy_graph(config: NetConfig, refused: Callable[[Layer], bool] = lambda la
     Raises ConfigError for a net that does not fit together.
     """
     fed = _fed_by_inputs(config)
-    state = config.message.state
-    graph = build(fed, TEST, level=state.level, stages=state.stage, to_look_at=True)
+    graph = build(fed, TEST, to_look_at=True)
     result = DeployGraph(graph.name, notes=list(fed.notes))
     result.doubled = _doubled(fed, graph, result.notes)
     graph, result.doubled = _with_probabilities(graph, result)
@@ -105,8 +104,7 @@ def _doubled(config: NetConfig, graph: Graph, notes: list[str]) -> dict[Blob, Bl
             if shape.dim and shape.dim[0] == batch:
                 shape.dim[0] *= 2
     try:
-        state = config.message.state
-        other = build(config.with_message(message), TEST, level=state.level, stages=state.stage, to_look_at=True)
+        other = build(config.with_message(message), TEST, to_look_at=True)
         shapes = [[p.shape for p in each.all_params] for each in (graph, other)]
         pairs = [
             (blob, twin)

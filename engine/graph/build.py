@@ -85,14 +85,14 @@ def build(
     config: NetConfig,
     phase: int,
     *,
-    level: int = 0,
-    stages: Iterable[str] = (),
+    level: int | None = None,
+    stages: Iterable[str] | None = None,
     shapes_of: ShapesOf | None = None,
     before: Graph | None = None,
     parts: Mapping[str, Part] = MappingProxyType({}),
     to_look_at: bool = False,
 ) -> Graph:
-    """The graph of a net in one phase.
+    """The graph of a net in one phase. level, stages: by default those of the state that the net names.
 
     `shapes_of(layer message, where)` gives the shapes of the tops of layers that are fed from data sources. `before`:
     this net in other shapes, whose layers hand over what they remember. `to_look_at`: Python layers whose code may not
@@ -100,7 +100,8 @@ def build(
     """
     graph = Graph(config.message.name or config.path, phase, force_backward=config.message.force_backward)
     errors: list[ConfigError] = []
-    asked = set(stages)
+    state = config.message.state
+    level, asked = state.level if level is None else level, set(state.stage if stages is None else stages)
     connect = _Connector(
         graph, config, lambda each, where, more=(): kept(each, phase, level, asked.union(more), where), asked
     )

@@ -60,8 +60,7 @@ class BySample:
         message, size = self._config.message, 2 * self._batch_size
         if all(layer.type != "Python" for layer in message.layer):
             with suppress(EngineError):
-                level, stages = message.state.level, message.state.stage
-                graph = build(self._config, TEST, level=level, stages=stages, shapes_of=self._shapes_for(size))
+                graph = build(self._config, TEST, shapes_of=self._shapes_for(size))
                 return {blob.name: blob.shape for blob in graph.outputs}
         fixed = {top for layer in message.layer if layer.type == "Accuracy" for top in layer.top}
         return {

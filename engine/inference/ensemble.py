@@ -61,9 +61,7 @@ class Ensemble(Evaluator):
         config = self._views.config
         opened = feeder(config, TEST, options.seed, world)
         try:
-            state = config.message.state
-            shapes_of = self._views.shapes_of(opened.shapes_of)
-            graph = build(config, TEST, level=state.level, stages=state.stage, shapes_of=shapes_of)
+            graph = build(config, TEST, shapes_of=self._views.shapes_of(opened.shapes_of))
             self._cut = cut(config, graph)
             if self._views.count > 1:
                 _require_one_answer(self._cut, graph, config.path)

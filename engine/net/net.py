@@ -70,16 +70,7 @@ class Net:
         before: Net | None = None,
     ):
         self.phase, self.options, self.message = phase, options, config.message
-        state = config.message.state
-        graph = build(
-            config,
-            phase,
-            level=state.level,
-            stages=state.stage,
-            shapes_of=options.shapes_of,
-            before=before and before.graph,
-            parts=options.parts,
-        )
+        graph = build(config, phase, shapes_of=options.shapes_of, before=before and before.graph, parts=options.parts)
         graph.freeze(options.frozen)
         self.has_backward = graph.trains if options.gradients is None else options.gradients
         self.written, self.named = list(graph.layers), graph.blobs()  # of the file, before passes rewrite it

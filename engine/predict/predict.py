@@ -132,9 +132,7 @@ def read_profile(path: str) -> Profile:
 def from_flops(config: NetConfig, batch: int = 0) -> Profile:
     """Of a machine that is not here: a second for every 1e12 floating-point operations, so that only the proportions
     count; see at_rate()."""
-    state = config.message.state
-    shapes_of = SourceShapes(config.message, TRAIN, log, batch)
-    graph = build(config, TRAIN, level=state.level, stages=state.stage, shapes_of=shapes_of)
+    graph = build(config, TRAIN, shapes_of=SourceShapes(config.message, TRAIN, log, batch))
     costs = layer_costs(graph)
     forward = [cost.flops / 1e12 for cost in costs]
     if not sum(forward):

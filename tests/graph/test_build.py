@@ -82,7 +82,7 @@ def test_a_bottom_of_the_other_phase_says_so():
     )
 
 
-def net_error(text, phase=0, stages=()):
+def net_error(text, phase=0, stages=None):
     with pytest.raises(ConfigError) as error:
         build(parse_net(text, "net.prototxt"), phase, stages=stages)
     return str(error.value)
@@ -124,6 +124,15 @@ def test_a_stage_that_is_missing_is_named():
     assert net_error(STAGES, phase=1) == expected
     misspelt = net_error(STAGES, phase=1, stages=["on-tets"])
     assert misspelt == f"{expected}; no rule of the net names stage 'on-tets'; did you mean 'on-test'?"
+
+
+def test_a_net_names_its_level_and_stages():
+    rules = 'include { phase: TEST min_level: 1 stage: "on-test" }'
+    config = parse_net('state { level: 1 stage: "on-test" } ' + PHASES % (rules, "z"))
+    assert [len(build(config, 1).layers), len(build(config, 1, level=2).layers)] == [3, 3]
+    for other in ({"level": 0}, {"stages": []}):
+        with pytest.raises(ConfigError, match="its bottom 'x' is made"):
+            build(config, 1, **other)
 
 
 def test_two_layers_with_one_top_are_told_how_to_take_turns():
