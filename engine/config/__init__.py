@@ -14,6 +14,7 @@ from engine.config.config import (
     parse_solver,
     read_net,
     read_solver,
+    seed_of,
 )
 
 __all__ = [
@@ -30,4 +31,5 @@ __all__ = [
     "parse_solver",
     "read_net",
     "read_solver",
+    "seed_of",
 ]

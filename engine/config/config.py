@@ -264,6 +264,11 @@ def net_of_solver(solver: SolverConfig, phase: int, index: int = 0) -> NetConfig
     raise ConfigError(f"the solver names no net; set one of {', '.join(fields)}", solver.path)
 
 
+def seed_of(param: proto.SolverParameter) -> int:
+    """The seed of a solver's runs: its random_seed, or 1 where there is none of 0 or more."""
+    return param.random_seed if param.random_seed >= 0 else 1
+
+
 def nets_of_solver(solver: SolverConfig) -> SolverNets:
     """Reads all nets of a solver, once, and applies the overrides that are theirs.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine import proto
-from engine.config import SolverConfig, net_of_solver
+from engine.config import SolverConfig, net_of_solver, seed_of
 from engine.data.decode import pillow_nanoseconds, slow_jpegs
 from engine.data.feeder import Feeder
 from engine.data.prefetch import data_threads
@@ -80,10 +80,8 @@ def data_times(
     if world.size > 1:
         raise ConfigError("--data measures one rank's pipeline: start it without mpiexec")
     net = net_of_solver(config, proto.TRAIN)
-    seed, state = max(1, config.message.random_seed), net.message.state
-    with contextlib.closing(Feeder(net, proto.TRAIN, seed, world)) as feeder:
-        opened = feeder.shapes_of
-        build(net, proto.TRAIN, level=state.level, stages=state.stage, shapes_of=opened, to_look_at=True)
+    with contextlib.closing(Feeder(net, proto.TRAIN, seed_of(config.message), world)) as feeder:
+        build(net, proto.TRAIN, shapes_of=feeder.shapes_of, to_look_at=True)
         if not feeder.readers:
             raise ConfigError("the train net has no data layer, so there is nothing to read", net.path)
         layers = [_measure(name, source) for name, source in feeder.data_sources.items()]

@@ -13,7 +13,7 @@ import numpy as np
 from engine import proto
 from engine.comm.precision import asked_precision, usable_precision
 from engine.comm.world import Agreement, World
-from engine.config import NetConfig, SolverConfig, net_of_solver, nets_of_solver
+from engine.config import NetConfig, SolverConfig, net_of_solver, nets_of_solver, seed_of
 from engine.data.feeder import Feeder
 from engine.errors import ConfigError, DataError, WeightsError
 from engine.host.ranks import gather_everywhere
@@ -75,7 +75,7 @@ class Solver:
         self.on_gradients: Callable[[], None] | None = None
         self.signals = signals or Signals()
         validate(self.param, self.config.place)
-        self.seed = self.param.random_seed if self.param.random_seed >= 0 else 1
+        self.seed = seed_of(self.param)
         self.state = TrainingState.new(self.param.average_loss)
         self.first_sample, self.begun_from = 0, ""  # of a stage: see begin_after()
         train = self._train_config()

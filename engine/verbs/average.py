@@ -80,7 +80,7 @@ def _recompute(options: Namespace, blobs: Blobs, world: World):
     from functools import partial
 
     from engine.comm.precision import asked_precision, usable_precision
-    from engine.config import net_of_solver
+    from engine.config import net_of_solver, seed_of
     from engine.data.feeder import Feeder
     from engine.inference.average import Averaged
     from engine.net import NetOptions
@@ -91,8 +91,7 @@ def _recompute(options: Namespace, blobs: Blobs, world: World):
     if options.solver:
         solver = asked_solver(options)
         config, param = net_of_solver(solver, phase_of("TRAIN")), solver.message
-        seed = param.random_seed if param.random_seed >= 0 else 1
-        precision = asked_precision(param)
+        seed, precision = seed_of(param), asked_precision(param)
     else:
         config = asked_model(options, phase_of("TRAIN"))
     net_options = NetOptions(seed=seed, precision=usable_precision(precision, world))

@@ -10,10 +10,12 @@ from PIL import Image
 from engine.cli import main
 from engine.comm.world import World
 from engine.config import read_solver
+from engine.data.feeder import Feeder
 from engine.errors import ConfigError
 from engine.examine import data_times as module
 from engine.examine.data_times import DataLayerTimes, DataTimes, data_times, to_json, to_text
 from engine.net.kernel_table import Kernels
+from engine.solver.solver import Solver
 from tests.data.conftest import make_lmdb  # noqa: F401
 from tests.data.pictures import encoded_datum, random_pixels, raw_datum
 from tests.verbs.test_cli import engine
@@ -99,6 +101,26 @@ def test_the_step_is_that_of_training(solver, monkeypatch):
     kernels = Kernels("default")
     data_times(read_solver(str(solver("raw")), ["memory_budget_mb=1.5"]), World(), "fp32", 1, kernels)
     assert given == [(1_500_000, kernels)]
+
+
+@pytest.mark.parametrize(
+    ("given", "seed"), [("", 1), ("random_seed: -3", 1), ("random_seed: 0", 0), ("random_seed: 7", 7)]
+)
+def test_the_order_of_data_is_that_of_training(given, seed, solver, monkeypatch):
+    path, seeds = solver("raw"), []
+    path.write_text(f"{path.read_text()} {given}")
+
+    class Seen(Feeder):
+        def __init__(self, config, phase, seed, world):
+            seeds.append(seed)
+            super().__init__(config, phase, seed, world)
+
+    monkeypatch.setattr(module, "Feeder", Seen)
+    config = read_solver(str(path))
+    data_times(config, World(), "fp32", 1)
+    trained = Solver(config, World())
+    trained.close()
+    assert seeds == [seed] == [trained.seed]
 
 
 def test_the_state_is_that_of_training(solver):
