@@ -34,8 +34,6 @@ VARIABLES = (
 )
 WATCHDOG_SECONDS = 60.0  # CommParameter's default, while the solver has not been read
 DIRECT_RANKS = 8  # with more ranks, the number of messages matters
-HIERARCHICAL, BF16 = 1, 1  # CommParameter.Algorithm, CommParameter.Compression
-LOCAL, ASYNC = 1, 2  # CommParameter.Mode
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ def comm_settings(
     ConfigError that names the field or the variable.
     """
     servers, seats = server_settings(param, local_rank, local_size, environ, cores)
-    bf16 = param.compression == BF16
+    bf16 = param.compression == param.BF16
     message = _message_bytes(links.slowest, bf16)
     chunk = _megabytes(param, "chunk_mb", message)
     if environ.get("MLSL_LARGE_MSG_SIZE_MB", "").strip() or environ.get("MLSL_LARGE_MSG_CHUNKS", "").strip():
@@ -121,7 +119,7 @@ def comm_settings(
     priority = param.priority if param.HasField("priority") else links.between is not None
     if param.error_feedback and not bf16:
         raise ConfigError("comm_param: error_feedback needs compression: BF16; without it nothing is lost")
-    if param.shard_updates and param.algorithm == HIERARCHICAL:
+    if param.shard_updates and param.algorithm == param.HIERARCHICAL:
         raise ConfigError("comm_param: shard_updates does not go together with algorithm: HIERARCHICAL: take one out")
     watchdog_seconds(param, environ)
     if param.drift_check < 0:
@@ -132,10 +130,10 @@ def comm_settings(
         bucket_bytes=_megabytes(param, "bucket_mb", message),
         chunk_bytes=chunk,
         priority=bool(_number(environ, "MLSL_MSG_PRIORITY", int(priority), most=1)),
-        reduction=Reduction(param.algorithm == HIERARCHICAL, bf16, param.error_feedback),
+        reduction=Reduction(param.algorithm == param.HIERARCHICAL, bf16, param.error_feedback),
         shard_updates=param.shard_updates,
-        local=LocalSteps(param.sync_every, param.sync_start) if param.mode == LOCAL else None,
-        max_staleness=param.max_staleness if param.mode == ASYNC else None,
+        local=LocalSteps(param.sync_every, param.sync_start) if param.mode == param.LOCAL else None,
+        max_staleness=param.max_staleness if param.mode == param.ASYNC else None,
         staleness_lr=param.staleness_lr,
     )
 
@@ -158,7 +156,7 @@ def server_settings(
         raise ConfigError(f"comm_param: servers: expected 0 or more, got {param.servers}")
     default = param.servers if param.HasField("servers") else default_servers(cores)
     servers = _number(environ, "MLSL_NUM_SERVERS", default)
-    if param.mode == ASYNC:
+    if param.mode == param.ASYNC:
         servers = 1  # whatever the variable says: see strategies/asynchronous.py
     text, entries = environ.get("MLSL_SERVER_AFFINITY", "").strip(), list(param.affinity)
     named = f'MLSL_SERVER_AFFINITY="{text}"' if text else f"comm_param: affinity {','.join(map(str, entries))}"
