@@ -6,7 +6,7 @@ from types import ModuleType
 
 import numpy as np
 
-MESSAGE_BYTES = 1 << 20
+PROBE_BYTES = 1 << 20
 TIMED_SECONDS = 0.06
 PINGS = 20
 
@@ -65,7 +65,7 @@ def _worst(mpi: ModuleType, comm, group) -> Link | None:
 
 
 def _pair(comm, peer: int) -> Link:
-    small, mine, theirs = np.zeros(1), np.ones(MESSAGE_BYTES, np.uint8), np.empty(MESSAGE_BYTES, np.uint8)
+    small, mine, theirs = np.zeros(1), np.ones(PROBE_BYTES, np.uint8), np.empty(PROBE_BYTES, np.uint8)
 
     def exchange(times: int) -> float:
         begin = time.perf_counter()
@@ -93,5 +93,5 @@ def _pair(comm, peer: int) -> Link:
         comm.Send(repeats, peer)
     else:
         comm.Recv(repeats, peer)
-    bandwidth = MESSAGE_BYTES * int(repeats[0]) / exchange(int(repeats[0]))
+    bandwidth = PROBE_BYTES * int(repeats[0]) / exchange(int(repeats[0]))
     return Link(sorted(times)[PINGS // 2] / 2, bandwidth)

@@ -108,7 +108,7 @@ def comm_settings(
     MLSL_LARGE_MSG_SIZE_MB / MLSL_LARGE_MSG_CHUNKS (chunk_mb is their quotient), MLSL_MSG_PRIORITY (priority). Raises
     ConfigError that names the field or the variable.
     """
-    servers, seats = server_settings(param, local_rank, local_size, environ, cores)
+    servers, seats = _servers(param, local_rank, local_size, environ, cores)
     bf16 = param.compression == param.BF16
     message = _message_bytes(links.slowest, bf16)
     chunk = _megabytes(param, "chunk_mb", message)
@@ -138,12 +138,8 @@ def comm_settings(
     )
 
 
-def server_settings(
-    param: proto.CommParameter,
-    local_rank: int = 0,
-    local_size: int = 1,
-    environ: Mapping[str, str] = os.environ,
-    cores: int | None = None,
+def _servers(
+    param: proto.CommParameter, local_rank: int, local_size: int, environ: Mapping[str, str], cores: int | None
 ) -> tuple[int, tuple[int, ...] | None]:
     """The number of servers, and their cores if they are pinned.
 
