@@ -203,9 +203,9 @@ class MpiWorld(World):
             begin += array.size
 
     @collective
-    def broadcast(self, values: np.ndarray, root: int = 0) -> None:
+    def broadcast(self, values: np.ndarray) -> None:
         for message in messages(values):
-            self._comm.Bcast(message, root)
+            self._comm.Bcast(message, 0)
 
     @collective
     def broadcast_object(self, value: T, root: int = 0) -> T:

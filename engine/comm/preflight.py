@@ -31,7 +31,7 @@ def preflight(world: World, texts: dict[str, str]) -> None:
         return
     compare(world, versions(world) | texts)
     check_sum(world)
-    line, warning = hosts([host for host, _ in all_hosts_and_cores(world)])
+    line, warning = describe_hosts([host for host, _ in all_hosts_and_cores(world)])
     log(f"Ranks: {line}; versions, solver and nets are the same on all of them")
     if warning and world.rank == 0:
         warn(warning)
@@ -109,7 +109,7 @@ def _first_of(texts: list[str] | None) -> tuple[int, str] | None:
     return next(((rank, text) for rank, text in enumerate(texts or []) if text), None)
 
 
-def hosts(names: list[str]) -> tuple[str, str]:
+def describe_hosts(names: list[str]) -> tuple[str, str]:
     """Who is where, from the host of each rank, as a line; and a warning, or "", where some hosts have more ranks."""
     by_host: dict[str, list[int]] = {}
     for rank, name in enumerate(names):

@@ -85,9 +85,9 @@ class Channel:
 
 
 class World:
-    """One rank. MpiWorld has the same methods for several ranks: all but `abort`, `saved`, `leaves`, `keeps`, `revoke`,
-    `places` and `hosts` are collective there, called by every rank in one order and from one thread; only channels work
-    from threads of their own."""
+    """One rank. MpiWorld has the same methods for several ranks: all but `abort`, `watch`, `hear_faults`, `saved`,
+    `leaves`, `keeps`, `revoke`, `library`, `places` and `hosts` are collective there, called by every rank in one order
+    and from one thread; only channels work from threads of their own."""
 
     rank = 0
     size = 1
@@ -153,8 +153,8 @@ class World:
     def allreduce_mean(self, arrays: Sequence[np.ndarray]) -> None:
         """Replaces float32 arrays by their mean over the ranks (BatchNorm's statistics), added up in float64."""
 
-    def broadcast(self, values: np.ndarray, root: int = 0) -> None:
-        """Overwrites a C-contiguous array of any size with rank root's."""
+    def broadcast(self, values: np.ndarray) -> None:
+        """Overwrites a C-contiguous array of any size with rank 0's."""
 
     def broadcast_object(self, value: T, root: int = 0) -> T:
         """Rank root's Python object, on every rank."""
@@ -180,7 +180,7 @@ class World:
         return "none"
 
     def links(self) -> Links:
-        """Collective on the first call, which measures for about 0.3 s; the same on all ranks."""
+        """Collective on the first call, which measures for about 0.2 s; the same on all ranks."""
         return Links()
 
     def clock_offset(self) -> int:

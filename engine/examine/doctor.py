@@ -10,7 +10,7 @@ from engine import proto
 from engine.comm.factory import settings_of
 from engine.comm.mpi_world import mpi_library
 from engine.comm.precision import asked_precision, usable_precision
-from engine.comm.preflight import check_sum, compare, compare_data, hosts, versions
+from engine.comm.preflight import check_sum, compare, compare_data, describe_hosts, versions
 from engine.config import SolverConfig, net_of_solver, nets_of_solver
 from engine.data.decode import jpeg_decoder
 from engine.data.feeder import Feeder
@@ -38,7 +38,7 @@ def doctor(world: World, configs: Sequence[SolverConfig] = (), *, skip_bad_image
     found = versions(world)
     compare(world, found | texts_of_stages(configs))
     check_sum(world)
-    line, warning = hosts([host for host, _ in all_hosts_and_cores(world)])
+    line, warning = describe_hosts([host for host, _ in all_hosts_and_cores(world)])
     plan, plan_warning = _core_plan(world, configs[0] if configs else None)
     result: dict[str, Any] = {"ranks": line, **found, "sum": "right"}
     if world.size == 1:

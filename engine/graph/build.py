@@ -16,7 +16,7 @@ from engine.config import NetConfig
 from engine.config.phases import unknown_stages
 from engine.config.suggestions import suggestion
 from engine.errors import MOST_ERRORS, ConfigError, ConfigErrors
-from engine.graph.model_parallel import divide
+from engine.graph.model_parallel import take_part
 from engine.layers.base import Blob, Layer, Parameter, Shape
 from engine.layers.data import Data
 from engine.layers.fillers import complaint
@@ -114,7 +114,7 @@ def build(
             own_phase = message.phase if message.HasField("phase") else phase
             layer = layer_type(message.type, message.name, where)(message, where, own_phase, net=config.message)
             if message.name in parts:
-                divide(cast(Weighted, layer), parts[message.name])
+                take_part(cast(Weighted, layer), parts[message.name])
             if not connect.bottoms(layer, index):
                 continue
             if layer.name in earlier:

@@ -58,7 +58,7 @@ def _parts(config: NetConfig, index: int, nodes: int, count: int, ranks: int) ->
     return count
 
 
-def divide(layer: Weighted, part: Part) -> None:
+def take_part(layer: Weighted, part: Part) -> None:
     """Makes a layer hold its part alone; before its parameters are made. Raises ConfigError."""
     param, count = layer.param, part.count
     if param.num_output % count:

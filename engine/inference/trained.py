@@ -1,4 +1,4 @@
-"""Loads weights from files into a net, for the tools."""
+"""Loads weights from files into a net, layer by layer, and says what is missing."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine import proto
-from engine.comm.preflight import check_sum, compare, hosts, preflight, versions
+from engine.comm.preflight import check_sum, compare, describe_hosts, preflight, versions
 from engine.comm.world import World
 from engine.config.config import texts_of
 from engine.errors import CommError
@@ -205,9 +205,9 @@ def test_names_that_are_not_utf8_can_be_compared():
 
 
 def test_where_the_ranks_are():
-    assert hosts(["a", "a", "b", "b"]) == ("4 on 2 hosts (a: 0-1; b: 2-3)", "")
-    assert hosts(["a", "b", "a"])[1].startswith("a has 2 ranks and b has 1")
-    assert hosts([f"n{i}" for i in range(448)])[0] == "448 on 448 hosts (n0: 0; n1: 1; n2: 2; ...; n447: 447)"
+    assert describe_hosts(["a", "a", "b", "b"]) == ("4 on 2 hosts (a: 0-1; b: 2-3)", "")
+    assert describe_hosts(["a", "b", "a"])[1].startswith("a has 2 ranks and b has 1")
+    assert describe_hosts([f"n{i}" for i in range(448)])[0] == "448 on 448 hosts (n0: 0; n1: 1; n2: 2; ...; n447: 447)"
 
 
 def test_texts_of_a_solver():
