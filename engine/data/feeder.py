@@ -138,6 +138,16 @@ class Feeder:
             self._world.allreduce(size)
         return int(size[0])
 
+    def epoch_batches(self) -> int:
+        """Batches of `size` items, of which the last may be smaller. Raises ConfigError where there is no end."""
+        if not self.size:
+            raise ConfigError(
+                "the net has no data source whose end could be reached; give a number of batches (--iterations, or "
+                "test_iter in a solver)",
+                self._config.path,
+            )
+        return -(-self.size // self.batch_size)
+
     @property
     def sources(self) -> list[str]:
         """What is read, for messages: "layer 'data' (train_lmdb)"."""

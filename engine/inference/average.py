@@ -10,8 +10,9 @@ import numpy as np
 
 from engine import proto
 from engine.data.feeder import Feeder
-from engine.errors import ConfigError, WeightsError, shape_text, shortened
+from engine.errors import WeightsError, shape_text
 from engine.graph.build import TRAIN
+from engine.inference.trained import listed, require_all
 from engine.layers.batch_norm import BatchNorm
 from engine.net import Counters, Net, NetOptions
 from engine.report.progress import Progress
@@ -32,7 +33,7 @@ def average_files(paths: Sequence[str]) -> Blobs:
         found = read_caffemodel(path)
         for one, other, lacking in ((first, path, total.keys() - found.keys()), (path, first, found.keys() - total)):
             if lacking:
-                layers = shortened(", ".join(sorted(lacking)), 200)
+                layers = listed(sorted(lacking))
                 raise WeightsError(
                     f"has layers that {other} lacks: {layers}; only files of one net have an average", one
                 )
@@ -72,16 +73,13 @@ class Averaged:
         feeder: Callable[..., Feeder] = Feeder,
     ):
         """source: of the blobs, for messages."""
-        self._config, self._world = config, world
+        self._world = world
         self._feeder = feeder(config, TRAIN, options.seed, world)
         options = options.replace(
             shapes_of=self._feeder.shapes_of, gradients=False, passes=options.passes - {"constant"}
         )
         self.net = Net(_summing(config), TRAIN, options)
-        missing = self.net.load_weights(blobs, source)
-        if missing:
-            layers = shortened(", ".join(missing), 200)
-            raise WeightsError(f"has no layers {layers}, which {config.path} has", source)
+        require_all(self.net.load_weights(blobs, source), source, f"{config.path} has them")
         layers = {layer.name: layer for layer in self.net.graph.layers if isinstance(layer, BatchNorm)}
         moving = {name for name, layer in layers.items() if not layer.use_global_stats}
         self._statistics = [
@@ -89,20 +87,16 @@ class Averaged:
         ]
 
     @property
-    def layers(self) -> int:
-        """How many arrays of statistics there are to recompute."""
-        return len(self._statistics)
+    def has_statistics(self) -> bool:
+        """Whether there are some to recompute."""
+        return bool(self._statistics)
 
     def recompute(self, iterations: int | None) -> int:
         """Collective. Sets BatchNorm's statistics to the mean over `iterations` batches of all ranks together, by
         default those of one epoch; returns how many batches of all ranks that were. Raises ConfigError where data have
         no end."""
         feeder, world = self._feeder, self._world
-        if iterations is None and not feeder.size:
-            raise ConfigError(
-                "the net has no data source whose end could be reached; give --iterations", self._config.path
-            )
-        batches = iterations or -(-feeder.size // feeder.batch_size)
+        batches = iterations or feeder.epoch_batches()
         if not iterations and feeder.own_items:
             batches *= world.size  # as if others had as many: `mine` are then the batches of this rank's own items
         mine = range(world.rank, batches, world.size)

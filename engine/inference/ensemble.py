@@ -10,12 +10,12 @@ import numpy as np
 
 from engine.data.feeder import Feeder
 from engine.data.prefetch import Batch
-from engine.errors import ConfigError, WeightsError, shortened
+from engine.errors import ConfigError
 from engine.graph.build import TEST, Graph, ShapesOf, build
 from engine.inference.by_sample import BySample
 from engine.inference.evaluator import Evaluator, Outputs
 from engine.inference.scoring import Cut, cut
-from engine.inference.trained import load
+from engine.inference.trained import load, require_all
 from engine.inference.views import Views
 from engine.net import DEFAULT, Counters, Net, NetOptions
 from engine.net.kernel_table import Kernels
@@ -201,7 +201,4 @@ def _load_member(net: Net, files: Sequence[str], alone: bool) -> None:
         load(net, files)
         return
     (path,) = files
-    missing = net.load_weights(read_caffemodel(path), path)
-    if missing:
-        layers = shortened(", ".join(missing), 200)
-        raise WeightsError(f"lacks layers of the net, which every member of an ensemble has: {layers}", path)
+    require_all(net.load_weights(read_caffemodel(path), path), path, "every member of an ensemble has all")

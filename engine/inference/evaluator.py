@@ -12,7 +12,7 @@ import numpy as np
 from engine.comm.preflight import compare_data
 from engine.data.feeder import Feeder
 from engine.data.prefetch import Batch
-from engine.errors import ConfigError, shape_text
+from engine.errors import shape_text
 from engine.graph.build import TEST, Graph, ShapesOf
 from engine.inference.by_sample import BySample
 from engine.layers.kernels import Choices
@@ -134,10 +134,7 @@ class Evaluator:
         Raises TestInterrupted on all ranks where it has told one of them to; the next test begins where this one did.
         Raises ConfigError when the set has no end (no data source), DataError for an item that cannot be read.
         """
-        if iterations is None and not self.feeder.size:
-            raise ConfigError(
-                "the net has no data source whose end could be reached; give --iterations", self._config.path
-            )
+        batches = self.feeder.epoch_batches() if iterations is None else iterations
         totals, mine, stopped = _Totals(self.detectors, self.by_sample), [], False
 
         def add(k: int, size: int, outputs: Outputs) -> None:
@@ -149,7 +146,7 @@ class Evaluator:
         for net in [self.net, self._small[1]] if self._small else [self.net]:
             net.program.parameters_changed()  # by training
         try:
-            for batch in self._batches(iterations, stop):
+            for batch in self._batches(batches, iterations is None, stop):
                 if self.world.size == 1:
                     add(*batch)
                 else:
@@ -180,19 +177,18 @@ class Evaluator:
         """Which runs the first batch of the next test."""
         return self.samples // (self.feeder.batch_size or 1) % self.world.size
 
-    def _batches(self, iterations: int | None, stop: Callable[[], bool]) -> Iterator[tuple[int, int, Outputs]]:
-        """(k, samples, outputs) of this rank's batches. Raises TestInterrupted."""
+    def _batches(self, total: int, is_epoch: bool, stop: Callable[[], bool]) -> Iterator[tuple[int, int, Outputs]]:
+        """(k, samples, outputs) of this rank's batches: of an epoch, for as long as it has some. Raises
+        TestInterrupted."""
         rank, ranks = self.world.rank, self.world.size
-        if iterations is None:
+        if is_epoch:
             self.feeder.start_epoch()
             k = rank
-            total = -(-self.feeder.size // self.feeder.batch_size)
         else:
             self.start()
             k = (rank - self._first_rank) % ranks
-            total = iterations
         with Progress("Testing", total) as progress:
-            while iterations is None or k < iterations:
+            while is_epoch or k < total:
                 batch = self.feeder.take()
                 if batch is None:
                     return

@@ -9,7 +9,17 @@ from engine.net import Net
 from engine.report.log import warn
 from engine.weights import read_caffemodel
 
-_SHOWN = 200  # characters of a list of layers
+
+def listed(layers: Sequence[str]) -> str:
+    """For messages, as many of them as a line has room for."""
+    return shortened(", ".join(layers), 200)
+
+
+def require_all(missing: Sequence[str], source: str, why: str) -> None:
+    """Raises WeightsError where a source of weights lacks these layers of a net. why: the source, of all sources, is to
+    have them."""
+    if missing:
+        raise WeightsError(f"lacks layers of the net, {listed(missing)}; {why}", source)
 
 
 def load_file(net: Net, path: str) -> list[str]:
@@ -29,7 +39,7 @@ def has_none(net: Net, lacking: Sequence[str]) -> bool:
 def none_of(net: Net) -> str:
     """What is said of a file that has none of the net's layers."""
     return (
-        f"none of its layers is one of the net's, which has {shortened(', '.join(net.owning_layers()), _SHOWN)}: "
+        f"none of its layers is one of the net's, which has {listed(net.owning_layers())}: "
         "weights are matched by the layers' names"
     )
 
@@ -44,7 +54,7 @@ def load(net: Net, paths: Sequence[str]) -> None:
         taken = [layer for layer in layers if layer not in fresh]
         for earlier in dict.fromkeys(holder[layer] for layer in taken if layer in holder):
             both = [layer for layer in taken if holder.get(layer) == earlier]
-            warn(f"{path} takes the place of {earlier} in {len(both)} layers: {shortened(', '.join(both), _SHOWN)}")
+            warn(f"{path} takes the place of {earlier} in {len(both)} layers: {listed(both)}")
         holder.update(dict.fromkeys(taken, path))
     missing = sorted(layer for layer in layers if layer not in holder)
     if missing:

@@ -202,7 +202,7 @@ def test_names_that_do_not_fit_are_one_line(members, tmp_path, capsys):
         ([members[0], out], "expected two files or more to average, then OUT; got 2 names"),
         (members, f"{members[2]}: OUT exists already; remove it, or choose another name"),
         ([members[0], "none", out], "none: cannot be read: No such file or directory"),
-        ([*members, out, "--model", str(other_net)], f"has no layers fc, which {other_net} has"),
+        ([*members, out, "--model", str(other_net)], f"lacks layers of the net, fc; {other_net} has them"),
         ([*members, out, "--model", "none"], "none: cannot be read: No such file or directory"),
     ]:
         assert main(["average", *arguments]) == 1

@@ -442,7 +442,7 @@ def test_weights_of_another_net_are_no_result(members, tmp_path):
         (lambda files, folder: files[:1], "--ensemble: expected two files or more in --weights, got 1"),
         (lambda files, folder: [files[0], str(folder / "none")], "none: cannot be read: No such file or directory"),
         (lambda files, folder: [files[0], other_width(files[1], folder)], "layer 'ip2', blob 0: the file has 7 x 128"),
-        (lambda files, folder: [files[0], without(files[1], folder)], "lacks layers of the net, which every member"),
+        (lambda files, folder: [files[0], without(files[1], folder)], "lacks layers of the net, conv2; every member"),
     ],
     ids=["one", "missing", "shapes", "layers"],
 )

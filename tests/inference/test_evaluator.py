@@ -72,7 +72,7 @@ def test_a_net_without_an_end_needs_iterations():
         'layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 4 dim: 2 } } }', "x.prototxt"
     )
     test = Evaluator(config, world=World())
-    with pytest.raises(ConfigError, match=r"x\.prototxt: .*--iterations"):
+    with pytest.raises(ConfigError, match=r"x\.prototxt: the net has no data source whose end .* \(--iterations, or"):
         test.run()
     assert test.run(2)["x"].tolist() == [0.0] * 8
 
