@@ -1,4 +1,4 @@
-"""Chooses and makes the communication strategy of a run."""
+"""Chooses the communication strategy of a run, and its settings."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from engine.comm.buckets import Bucket
 from engine.comm.settings import CommSettings, comm_settings
-from engine.comm.shares import ShardedWeights
 from engine.comm.strategies.asynchronous import Asynchronous
 from engine.comm.strategies.blocking import Blocking
 from engine.comm.strategies.local import Local
@@ -21,28 +18,11 @@ from engine.host.cores import fewest_cores
 
 if TYPE_CHECKING:
     from engine import proto
-    from engine.host._core import ReadyQueue, Updater
 
 
-def make_strategy(
-    world: World,
-    queue: ReadyQueue,
-    updater: Updater,
-    buckets: Sequence[Bucket],
-    gradients: np.ndarray,
-    settings: CommSettings,
-    threads: int = 1,
-    sharded: ShardedWeights | None = None,
-    state: Sequence[np.ndarray] = (),
-    residual: np.ndarray | None = None,
-) -> Strategy:
-    """Local on one rank; on several, Servers, or Blocking if the settings ask for no servers.
-
-    queue, updater: of these buckets; gradients: the float32 arena; threads: the solver's; sharded: where updates are
-    (see shares.py), with several ranks. state: the arenas of weights and optimizer state, which mode LOCAL averages.
-    residual: what rounding has taken so far, with error feedback.
-    Raises CommError if the ranks disagree about buckets or how to reduce them.
-    """
+def strategy_of(world: World, settings: CommSettings, buckets: Sequence[Bucket]) -> type[Strategy]:
+    """Collective. Local on one rank; on several, Servers, Blocking if the settings ask for no servers, or Asynchronous.
+    Raises CommError if the ranks disagree about buckets or how to reduce them."""
     chosen = Servers if settings.servers else Blocking
     if settings.max_staleness is not None:
         chosen = Asynchronous
@@ -54,7 +34,7 @@ def make_strategy(
     same = replace(settings, cores=None)
     layout = f"{chosen.__name__} {same} " + " ".join(f"{bucket.begin}-{bucket.end}" for bucket in buckets)
     world.same_on_all_ranks(layout, "communication settings (comm_param, MLSL_NUM_SERVERS) or the gradient buckets")
-    return chosen(world, queue, updater, buckets, gradients, settings, threads, sharded, state, residual)
+    return chosen
 
 
 def settings_of(world: World, param: proto.CommParameter) -> CommSettings:

@@ -52,7 +52,8 @@ class Channel:
     every rank makes the same calls in the same order."""
 
     def allreduce(self, values: np.ndarray, residual: np.ndarray | None = None) -> None:
-        """Sums float32 `values` over the ranks, in place, as the channel's Reduction says; the same bits on all ranks.
+        """Sums `values` over the ranks, in place, as the channel's Reduction says; the same bits on all ranks. They are
+        float32, or float64 on a channel whose Reduction does not round (the default).
 
         residual: with error feedback, of the shape of `values`: what rounding has taken from them so far."""
 

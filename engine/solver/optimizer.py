@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.comm.buckets import Bucket, buckets_of
-from engine.comm.factory import make_strategy, settings_of
+from engine.comm.factory import settings_of, strategy_of
 from engine.comm.settings import CommSettings
 from engine.comm.strategies.asynchronous import Asynchronous
 from engine.comm.strategies.strategy import Event, Step, Strategy
@@ -95,8 +95,19 @@ class Optimizer:
         arrays = masters, gradients, self.history.arrays
         updater = make_updater(self.param, self.net, self.buckets, *arrays, self._decay, self._momentum, sharded)
         self.queue = _core.ReadyQueue(len(self.buckets))
-        how = settings, self.threads, sharded, [self.weights, *self.history.arrays], residual
-        return make_strategy(self.world, self.queue, updater, self.buckets, self.gradients, *how)
+        chosen = strategy_of(self.world, settings, self.buckets)
+        return chosen(
+            self.world,
+            self.queue,
+            updater,
+            self.buckets,
+            self.gradients,
+            settings,
+            threads=self.threads,
+            sharded=sharded,
+            state=[self.weights, *self.history.arrays],
+            residual=residual,
+        )
 
     def communicate(self, settings: CommSettings) -> None:
         """Collective, between two updates. Reduces the gradients of those to come in another way; updates are not to be

@@ -9,7 +9,7 @@ from google.protobuf import text_format
 
 from engine import proto
 from engine.comm.buckets import make_buckets, parameter_ranges
-from engine.comm.factory import make_strategy, settings_of
+from engine.comm.factory import settings_of, strategy_of
 from engine.comm.strategies.strategy import Step
 from engine.comm.world import World
 from engine.errors import CommError
@@ -38,8 +38,9 @@ class Run:
         constants, arrays = {"momentum": 0.9}, (self.weights, self.gradients, [self.history])
         updater = _core.Updater("SGD", *arrays, ranges, constants, weight_decay=0.01)
         settings = settings_of(world, text_format.Parse(comm, proto.CommParameter()))
-        how = settings, threads, None, [self.weights, self.history]
-        self.strategy = make_strategy(world, self.queue, updater, self.buckets, self.gradients, *how)
+        how = self.queue, updater, self.buckets, self.gradients, settings
+        chosen, state = strategy_of(world, settings, self.buckets), [self.weights, self.history]
+        self.strategy = chosen(world, *how, threads=threads, state=state)
 
     def gradient(self, step: int, part: int, parts: int) -> np.ndarray:
         """The mean over slice `part` of 12 samples; the mean of all slices is the same for any `parts`."""

@@ -102,7 +102,7 @@ def test_a_slow_rank_holds_nobody_up():
 SINGLE = """
 from engine.comm.world import world
 from engine.comm.buckets import make_buckets, parameter_ranges
-from engine.comm.factory import make_strategy, settings_of
+from engine.comm.factory import settings_of, strategy_of
 from engine.comm.shares import ShardedWeights, Shares
 from engine.comm.strategies.strategy import Step
 from engine.host import _core
@@ -122,7 +122,7 @@ for corrects in (False, True):
     ranges = parameter_ranges(buckets, sharded=sharded)
     updater = _core.Updater("SGD", masters, sums, [history], ranges, {"momentum": 0.0})
     queue = _core.ReadyQueue(len(buckets))
-    strategy = make_strategy(w, queue, updater, buckets, gradients, settings, 1, sharded)
+    strategy = strategy_of(w, settings, buckets)(w, queue, updater, buckets, gradients, settings, sharded=sharded)
     strategy.step_of = lambda updater, iteration: Step(iteration, 1.0)
     pushed = 0
 

@@ -52,12 +52,12 @@ class Unit:
 
 
 class Asynchronous(Strategy):
-    def __init__(self, *args):
-        super().__init__(*args)
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
         assert self.sharded and self.sharded.masters is not None and self.sharded.sums is not None
         # Given by whoever knows schedules: sets the updater's constants for an iteration, and tells its step.
         self.step_of: Callable[[Updater, int], Step] | None = None
-        self.rank, self.ranks = self.world.rank, self.world.size
+        self.rank = self.world.rank
         self.bound, self.corrects = self.settings.max_staleness or 0, self.settings.staleness_lr
         self._gradients, self._weights, self._control = (self.world.mailbox() for _ in range(3))
         self._make_units()
@@ -145,7 +145,7 @@ class Asynchronous(Strategy):
         self._exchange()
 
     def _exchange(self) -> None:
-        sharded, channel = self.sharded, self.norm_channel
+        sharded, channel = self.sharded, self.plain_channel
         assert sharded and sharded.masters is not None and channel
         for unit in self.units:
             sharded.weights[unit.share.begin : unit.share.end] = unit.masters
@@ -185,7 +185,7 @@ class Asynchronous(Strategy):
         self.server.join(CLOSING)
         if self.server.is_alive():
             raise CommError(f"the communication server has not ended for {CLOSING:g} s: it waits for other ranks")
-        for each in (self._gradients, self._weights, self._control, *filter(None, [self.norm_channel])):
+        for each in (self._gradients, self._weights, self._control, *filter(None, [self.plain_channel])):
             each.close()
 
     @property

@@ -7,8 +7,8 @@ from engine.watchdog.board import UPDATE
 
 
 class Blocking(Strategy):
-    def __init__(self, *args):
-        super().__init__(*args)
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
         self.channels = self.make_channels()
         self.reducing_ns = 0
 
@@ -38,7 +38,7 @@ class Blocking(Strategy):
 
     def close(self) -> None:
         super().close()
-        for channel in (*self.channels.values(), *filter(None, [self.norm_channel])):
+        for channel in (*self.channels.values(), *filter(None, [self.plain_channel])):
             channel.close()
 
     def describe(self) -> str:

@@ -48,8 +48,8 @@ class Servers(Strategy):
     """The weights are the same bits for any number of servers, with and without priority: a chunk's sum does not depend
     on when it is made."""
 
-    def __init__(self, *args):
-        super().__init__(*args)
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
         count = max(1, min(self.settings.servers, len(self.buckets)))
         kinds = [self.make_channels() for _ in range(count)]
         self.channels = [channels.pop(1) for channels in kinds]
@@ -79,7 +79,7 @@ class Servers(Strategy):
         super().close()
         self._join()
         of_parts = [one for channels in self.part_channels for one in channels.values()]
-        for channel in [*self.channels, *of_parts, *filter(None, [self.norm_channel])]:
+        for channel in [*self.channels, *of_parts, *filter(None, [self.plain_channel])]:
             channel.close()
 
     def _join(self) -> None:

@@ -81,19 +81,23 @@ class Strategy:
         buckets: Sequence[Bucket],
         gradients: np.ndarray,
         settings: CommSettings,
-        threads: int,
+        *,
+        threads: int = 1,
         sharded: ShardedWeights | None = None,
         state: Sequence[np.ndarray] = (),
         residual: np.ndarray | None = None,
     ):
-        """gradients: the whole arena, float32. threads: of this rank's solver. sharded: where each rank updates its
-        shares only, the updater's ranges are these. state: the arenas that ranks average in mode LOCAL. residual: with
-        error feedback, what rounding has taken from gradients so far, if anything."""
+        """Collective; all ranks make the one that strategy_of() chooses. queue, updater: of these buckets. gradients:
+        the whole arena, float32. threads: of this rank's solver. sharded: where each of several ranks updates its
+        shares only, the updater's ranges are these. state: the arenas of weights and optimizer state, which ranks
+        average in mode LOCAL. residual: with error feedback, what rounding has taken from gradients so far, if
+        anything."""
         self.world, self.queue, self.updater = world, queue, updater
         self.buckets = list(buckets)
         self.gradients = gradients
         self.settings, self.threads, self.sharded = settings, threads, sharded
-        self.norm_channel = world.channel() if sharded else None  # for what ranks measure of their shares
+        # Of exact sums, for what ranks measure of their shares and, in mode ASYNC, for the weights where they meet.
+        self.plain_channel = world.channel() if sharded else None
         feedback = settings.reduction.error_feedback and world.size > 1
         if feedback and residual is None:
             residual = np.zeros_like(gradients)
@@ -257,8 +261,8 @@ class Strategy:
         """Clips and sets layer-wise rates, whichever are asked for. sums_of_squares: measured, of every bucket. With
         sharded updates it is collective."""
         figures = np.array([sum(sums_of_squares), *self.updater.squares()])
-        if self.norm_channel:
-            self.norm_channel.allreduce(figures)
+        if self.plain_channel:
+            self.plain_channel.allreduce(figures)
         if self.clip > 0:
             self.updater.set_clip_factor(self.clip_factor(float(figures[0])))
         self.updater.set_local_rates(figures[1:].tolist())
