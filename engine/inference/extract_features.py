@@ -30,8 +30,6 @@ def extract_features(
     blobs: Sequence[str],
     outputs: Sequence[str],
     batches: int,
-    *,
-    seed: int = 1,
     progress: Progress | None = None,
 ) -> dict[str, tuple[int, ...]]:
     """Runs the net's phase TEST over its first `batches` batches; returns blob -> shape of what was written.
@@ -50,7 +48,7 @@ def extract_features(
             check_new(output)
     else:
         check_writable(archive)
-    with contextlib.closing(features(config, weights, blobs, batches, seed, progress)) as found:
+    with contextlib.closing(features(config, weights, blobs, batches, progress=progress)) as found:
         return _write_npz(archive, blobs, found) if archive else _write_lmdbs(outputs, blobs, found)
 
 
@@ -59,23 +57,24 @@ def features(
     weights: Sequence[str],
     blobs: Sequence[str],
     batches: int | None,
-    seed: int,
+    seed: int = 1,
     progress: Progress | None = None,
 ) -> Generator[list[np.ndarray], None, None]:
     """Yields the blobs' values after each batch, valid until the next. batches: None for as many as are asked for.
     Raises ConfigError, DataError, WeightsError."""
     with contextlib.closing(Feeder(config, proto.TEST, seed, World())) as feeder:
         # Neither fused nor in shared memory: every blob that the file names is there.
-        net = Net(config, proto.TEST, NetOptions(seed=seed, shapes_of=feeder.shapes_of).watched())
+        net = Net(config, proto.TEST, NetOptions(seed=seed, shapes_of=feeder.shapes_of, gradients=False).watched())
         load(net, weights)
-        known = dict.fromkeys(top for layer in config.message.layer for top in layer.top if top in net.blobs)
+        there = net.blobs
+        known = dict.fromkeys(top for layer in config.message.layer for top in layer.top if top in there)
         for blob in blobs:
             if blob not in known:
                 raise ConfigError(f"no blob '{blob}'; known: {', '.join(known)}", config.path)
+        views = [there[blob] for blob in blobs]
         feeder.start()
         for batch in itertools.count() if batches is None else range(batches):
             net.forward(Counters(batch, feeder.next(net)))
-            views = [net.blobs[blob] for blob in blobs]
             yield [view.data.reshape(view.shape or (1,)) for view in views]
             if progress and batches:
                 progress(batch + 1, batches)

@@ -11,6 +11,7 @@ from engine.cli import main
 from engine.config import parse_net
 from engine.errors import ConfigError, DataError, EngineError
 from engine.inference.extract_features import extract_features
+from engine.net import Net
 from tests.solver.harness import digits_net, in_files, solve
 
 
@@ -68,6 +69,20 @@ def test_lmdbs_as_caffe_writes_them(trained, tmp_path):
             datum = proto.Datum.FromString(value)
             assert (datum.channels, datum.height, datum.width) == (*values.shape, 1, 1)[:3]
             np.testing.assert_array_equal(np.array(datum.float_data, np.float32), values.ravel())
+
+
+def test_a_net_that_asks_for_gradients_has_no_room_for_them(trained, tmp_path, monkeypatch):
+    made = []
+
+    class Seen(Net):
+        def __init__(self, *args):
+            super().__init__(*args)
+            made.append(self)
+
+    monkeypatch.setattr("engine.inference.extract_features.Net", Seen)
+    config = parse_net(f"force_backward: true {digits_net()}", "x.prototxt")
+    extract_features(config, [str(trained / "net_iter_3.caffemodel")], ["ip1"], [str(tmp_path / "x.npz")], 1)
+    assert [net.has_backward for net in made] == [False]
 
 
 def test_what_cannot_be_done(trained, tmp_path):
