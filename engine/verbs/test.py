@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from engine.config import NetConfig
     from engine.inference.evaluator import Evaluator, Outputs
     from engine.inference.judges import Judges
-    from engine.report.scorecard import Scorecard
 
 ORDER = 20
 RANKS = True
@@ -117,8 +116,11 @@ def run(options: Namespace) -> int:
         log(f"{name} = {value:g}{loss_note(weights.get(name, 0.0), value)}")
     skipped = world.gather(evaluator.feeder.skipped) or []
     log_skipped([key for key, _ in {item: found for each in skipped for item, found in each.items()}.values()])
-    if judges:
-        _report(judges, world, evaluator, config, report, values)
+    found_by = judges.gather(world) if judges else []
+    if judges and report:
+        from engine.inference.report import write_report
+
+        write_report(report, config, evaluator, values, judges, found_by)
     evaluator.close()
     if options.json and world.rank == 0:
         write_json(found, options.json)
@@ -134,45 +136,6 @@ def _judges(evaluator: Evaluator, config: NetConfig) -> Judges:
     require_judges(judges, bool(evaluator.detectors), config.path)
     evaluator.on_forward = judges.watch
     return judges
-
-
-def _report(
-    judges: Judges,
-    world: World,
-    evaluator: Evaluator,
-    config: NetConfig,
-    report: Scorecard | None,
-    values: Outputs,
-) -> None:
-    """Collective. Writes what has been found, on rank 0."""
-    found_by = judges.gather(world)
-    if report is None:
-        return
-    from engine.config.label_map import label_names
-    from engine.inference.classify import found_labels
-    from engine.inference.evaluator import DETECTORS
-    from engine.inference.judges import ClassJudge
-
-    outputs = {name: value.tolist() for name, value in values.items()}
-    report.add_figures(net=config.message.name, samples=judges.samples, outputs=outputs)
-    kinds = [type(judge) for judge in found_by]
-    for judge in found_by:
-        stem = judge.name if kinds.count(type(judge)) > 1 else ""
-        names = found_labels(config, judge.count)
-        if isinstance(judge, ClassJudge):
-            report.add_classes(judge.name, judge.found, judge.by_pixel, names, stem)
-        else:
-            report.add_labels(judge.name, judge.scores, judge.there, names, stem, judge.keys)
-    for name, found in evaluator.detections.items():
-        stem = name if len(evaluator.detections) > 1 else ""
-        count, mapped = max(found.boxes, default=0) + 1, label_names(config)
-        first = DETECTORS[evaluator.detectors[name].type].first  # labels.txt has no background
-        names = [mapped.get(first + label, str(label)) for label in range(count)]
-        names = names if mapped else found_labels(config, count)
-        report.add_detections(name, found, evaluator.ap_version, names, stem)
-    if judges.results.any:
-        report.add_results(judges.results.results)
-    report.close()
 
 
 def _evaluator(options: Namespace, config: NetConfig, world: World) -> Evaluator:
