@@ -106,10 +106,9 @@ def _data(world: World, config: SolverConfig, skip_bad_images: bool) -> str:
         for layer in message.layer:
             for field in ("stage", "stage_keep", "stage_part"):
                 layer.data_param.ClearField(field)
-        net, state = net.with_message(message), message.state
-        with contextlib.closing(Feeder(net, state.phase, 1, world, skip_bad_images=skip_bad_images)) as feeder:
-            opened = feeder.shapes_of
-            build(net, state.phase, level=state.level, stages=state.stage, shapes_of=opened, to_look_at=True)
+        net, phase = net.with_message(message), message.state.phase
+        with contextlib.closing(Feeder(net, phase, 1, world, skip_bad_images=skip_bad_images)) as feeder:
+            build(net, phase, shapes_of=feeder.shapes_of, to_look_at=True)
             compare_data(world, feeder.identities)
             sources += len(feeder.sources)
     return f"of {sources} source{'s' if sources != 1 else ''}, the same on all ranks"

@@ -47,8 +47,7 @@ def preview(config: NetConfig, phase: int, world: World, seed: int, count: int) 
     """A sheet of the first `count` samples of a net in its state, or of all if there are fewer; how many it shows; and
     what these are, in a few lines. Raises ConfigErrors, DataError."""
     with contextlib.closing(Feeder(config, phase, seed, world)) as feeder:
-        state = config.message.state
-        graph = build(config, phase, level=state.level, stages=state.stage, shapes_of=feeder.shapes_of, to_look_at=True)
+        graph = build(config, phase, shapes_of=feeder.shapes_of, to_look_at=True)
         layer = _picture_layer(graph, feeder, config)
         source = feeder.data_sources[layer.name]
         names = list(source.reader.classes) or _names(layer.message, config)

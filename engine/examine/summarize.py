@@ -19,8 +19,8 @@ HEADER = ("layer", "type", "options", "output", "parameters", "lr, decay", "FLOP
 def net_graph(config: NetConfig, phase: int) -> Graph:
     """The graph of a net in its state, to look at: its data need not be there, and the code of its Python layers does
     not run. Notes of the config say what is unknown therefore. Raises ConfigErrors."""
-    shapes_of, state = SourceShapes(config.message, phase, config.notes.append), config.message.state
-    graph = build(config, phase, level=state.level, stages=state.stage, shapes_of=shapes_of, to_look_at=True)
+    shapes_of = SourceShapes(config.message, phase, config.notes.append)
+    graph = build(config, phase, shapes_of=shapes_of, to_look_at=True)
     for layer in graph.unshaped:
         if layer.type == "Python":
             config.notes.append(

@@ -166,9 +166,8 @@ def check_goals(config: SolverConfig) -> None:
         return
     for net in nets_of_solver(config).tests:
         shapes_of = SourceShapes(net.message, proto.TEST, lambda note: None, ranks=config.ranks)
-        state = net.message.state
         try:
-            tested.append(build(net, proto.TEST, level=state.level, stages=state.stage, shapes_of=shapes_of))
+            tested.append(build(net, proto.TEST, shapes_of=shapes_of))
         except ConfigError:
             return
     if tested:

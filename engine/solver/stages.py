@@ -202,11 +202,10 @@ def _misfits(configs: Sequence[SolverConfig], world: World, skip_bad_images: boo
     for index, config in enumerate(configs):
         try:
             net = net_of_solver(config, proto.TRAIN)
-            state = net.message.state
             shapes_of = SourceShapes(
                 net.message, proto.TRAIN, lambda note: None, ranks=config.ranks, skip_bad_images=skip_bad_images
             )
-            graph = build(net, proto.TRAIN, level=state.level, stages=state.stage, shapes_of=shapes_of)
+            graph = build(net, proto.TRAIN, shapes_of=shapes_of)
             check_goals(config)
         except ConfigError as error:
             yield from getattr(error, "errors", [error])

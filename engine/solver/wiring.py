@@ -219,8 +219,7 @@ def check_wiring(solver: SolverConfig, wiring: Wiring, shapes_of: ShapesOf) -> N
 
 
 def _build(config: NetConfig, shapes_of: ShapesOf) -> Graph:
-    state = config.message.state
-    return build(config, state.phase, level=state.level, stages=state.stage, shapes_of=shapes_of)
+    return build(config, config.message.state.phase, shapes_of=shapes_of)
 
 
 def _reached(graph: Graph) -> tuple[set[Blob], list[Layer]]:
