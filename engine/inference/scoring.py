@@ -34,7 +34,7 @@ class Cut:
 
     def head_net(self, shapes: Mapping[str, Shape]) -> NetConfig:
         """The head on Inputs of these shapes, by name."""
-        net = proto.NetParameter(name="head")
+        net = proto.NetParameter(name="head", state=self.body.message.state)
         for blob in self.read:
             net.layer.add(name=f"input of {blob}", type="Input", top=[blob]).input_param.shape.add(dim=shapes[blob])
         net.layer.extend(self.head)

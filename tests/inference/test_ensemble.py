@@ -197,6 +197,18 @@ def test_probabilities_of_other_losses_are_averaged(kind, members, tmp_path):
     assert found[-1, 0] == pytest.approx((-alpha * (1 - right) ** gamma * np.log(right)).mean(), rel=1e-4)
 
 
+def test_the_head_is_in_the_state_of_the_net():
+    text = """
+        state { level: 2 stage: "scored" }
+        layer { name: "x" type: "Input" top: "x" top: "label" input_param { shape { dim: 2 dim: 4 } shape { dim: 2 } } }
+        layer { name: "loss" type: "SoftmaxWithLoss" bottom: "x" bottom: "label" top: "loss"
+          include { min_level: 1 stage: "scored" } }
+    """
+    config = parse_net(text, "x.prototxt")
+    head = cut(config, build(config, TEST)).head_net({"x": (2, 4), "label": (2,)})
+    assert [layer.name for layer in build(head, TEST).layers][-1] == "loss"
+
+
 @pytest.mark.parametrize("files", [1, 2])
 def test_a_label_that_no_class_has_is_named_with_its_batch(files, tmp_path):
     """Of several files it is the members' head that finds it, which knows no keys."""
