@@ -113,7 +113,7 @@ class _Solver(EngineSolver):
     def give_up(self) -> None:
         """After an error: leaves out the iteration that it has met, whose data the next one gets again."""
         self.optimizer.abandon(f"iteration {self.iteration} has failed or was interrupted: ranks may have parted")
-        for feeder in (self.feeder, *(evaluator.feeder for evaluator in self.evaluators)):
+        for feeder in (self.feeder, *self.test_nets.feeders):
             feeder.stop()
 
     def close(self) -> None:
@@ -162,7 +162,7 @@ class Solver:
         parts = solver.model_parallel.describe()
         self.net = Net._of_solver(solver.net, train, fed, solver.rebuild_net, parts=parts)
         self.test_nets = []
-        for each, net_config in zip(solver.evaluators, nets_of_solver(config).tests):
+        for each, net_config in zip(solver.test_nets.evaluators, nets_of_solver(config).tests):
             # Tests end the stream: it then begins where the next will.
             fed = FedBySolver(each.feeder, each.start, lambda each=each: each.samples, _refusal(solver.model_parallel))
             self.test_nets.append(Net._of_solver(each.net, net_config, fed, each.rebuild_net, self.net, parts))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def refuse(solver: Solver) -> None:
     """Raises ConfigError where what a rank has would be lost with it."""
-    feeders = (solver.feeder, *(evaluator.feeder for evaluator in solver.evaluators))
+    feeders = (solver.feeder, *solver.test_nets.feeders)
     lost = "model_parallel, of which each rank holds a part" if solver.model_parallel else ""
     if any(reader.owners is not None for feeder in feeders for reader in feeder.readers.values()):
         lost = "data of which each rank has a source of its own (%# or stage_part)"
@@ -80,7 +80,7 @@ class _Copy:
         for mine, live in zip(self._arrays, _arrays(solver), strict=True):
             np.copyto(mine, live)
         self.iteration, self._state = solver.iteration, copy.deepcopy(solver.state)
-        self._test_samples = [evaluator.samples for evaluator in solver.evaluators]
+        self._test_samples = solver.test_nets.samples
         self._average_begun = solver.average is not None and solver.average.begun
 
     def give(self, solver: Solver) -> None:
@@ -90,8 +90,7 @@ class _Copy:
         for mine, live in zip(self._arrays, _arrays(solver), strict=True):
             np.copyto(live, mine)
         vars(solver.state).update(vars(copy.deepcopy(self._state)))
-        for evaluator, samples in zip(solver.evaluators, self._test_samples, strict=True):
-            evaluator.samples = samples
+        solver.test_nets.samples = self._test_samples
 
 
 class Elastic:
@@ -220,9 +219,9 @@ class Elastic:
         solver.calendar = replace(solver.calendar, batch=batch, begun=newest, before=before)
         solver.optimizer.rate_share = rate_share(solver.given, batch, solver.global_batch)
         self._copies[-1].give(solver)
-        for feeder in (solver.feeder, *(evaluator.feeder for evaluator in solver.evaluators)):
+        for feeder in (solver.feeder, *solver.test_nets.feeders):
             feeder.regroup()
         solver.feeder.start(solver.state.samples_seen)
         world.board.net(0)  # a test may have been broken off
         solver.snapshots.take_over()
-        solver.find_best()
+        solver.test_nets.find_best(solver.state.goals, solver.snapshots)

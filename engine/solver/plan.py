@@ -51,7 +51,7 @@ def _warnings(solver: Solver, outline: Outline) -> Iterator[str]:
     if solver.net.all_params() and not solver.net.parameters:
         yield "Nothing is learned: every parameter of the net has lr_mult: 0"
     trained = {(each.layer, each.index) for each in solver.net.all_params()}
-    for number, evaluator in enumerate(solver.evaluators):
+    for number, evaluator in enumerate(solver.test_nets.evaluators):
         own = evaluator.net.own_params()
         if untrained := {each.layer: None for each in own if (each.layer, each.index) not in trained}:
             yield f"Test net #{number}: not in the train net, so with initial values: {', '.join(untrained)}"
@@ -60,7 +60,7 @@ def _warnings(solver: Solver, outline: Outline) -> Iterator[str]:
             f"Layers '{one}' and '{other}' read the same samples of {source} and change them alike. For pairs of "
             "different samples give each a list of its own: lines of one number go together"
         )
-    feeders = solver.feeder, *(evaluator.feeder for evaluator in solver.evaluators)
+    feeders = solver.feeder, *solver.test_nets.feeders
     for one, other, why in dict.fromkeys(found for feeder in feeders for found in torn_pairs(feeder.opened)):
         yield (
             f"Layers '{one}' and '{other}' do not give pairs: {why}. If lines of one number belong together, both need "

@@ -13,34 +13,34 @@ import numpy as np
 from engine import proto
 from engine.comm.precision import asked_precision, usable_precision
 from engine.comm.world import Agreement, World
-from engine.config import NetConfig, SolverConfig, net_of_solver, nets_of_solver, seed_of
+from engine.config import NetConfig, SolverConfig, net_of_solver, seed_of
 from engine.data.feeder import Feeder
 from engine.errors import ConfigError, DataError, WeightsError
 from engine.host.ranks import gather_everywhere
-from engine.inference.evaluator import Evaluator, TestInterrupted
+from engine.inference.evaluator import TestInterrupted
 from engine.net import Counters, Net, NetOptions
 from engine.net.kernel_table import Kernels
 from engine.report.curve import Curve
 from engine.report.display import Display
 from engine.report.log import log, warn
-from engine.report.observer import BestOutput, Figures, Observer, Run, TestRecord, Trace, end_all
+from engine.report.observer import BestOutput, Figures, Observer, Run, Trace, end_all
 from engine.solver import elastic, modes, tuner
 from engine.solver.drift import check_drift
 from engine.solver.elastic import Elastic
 from engine.solver.ema import WeightAverage
 from engine.solver.finite import check_loss, check_weights
-from engine.solver.goals import Goals
 from engine.solver.model_parallel import ModelParallel
 from engine.solver.optimizer import Optimizer
-from engine.solver.plan import log_own_skipped, log_plan, log_skipped, warn_of_other_classes
+from engine.solver.plan import log_own_skipped, log_plan, log_skipped
 from engine.solver.recorder import Recorder
 from engine.solver.resolve import refuse_other_epochs, resolve
 from engine.solver.schedules import current_step
 from engine.solver.signals import SNAPSHOT, STOP, Signals
 from engine.solver.snapshots import Snapshots
 from engine.solver.state import TrainingState
+from engine.solver.test_nets import TestNets
 from engine.solver.train_net import build_alike, divide, net_options
-from engine.solver.validate import check_schedules, check_tests, require_loss, saves, tests, validate
+from engine.solver.validate import check_schedules, require_loss, saves, validate
 from engine.watchdog import board
 from engine.weights import SolverState
 
@@ -102,15 +102,16 @@ class Solver:
             self.config, world, self.optimizer, self.model_parallel, self.average, needed, self.optimizers[1:]
         )
         self.weights_are_shared = False  # all ranks have begun with rank 0's: see share_weights()
-        self.evaluators = self._make_evaluators(nets_of_solver(config).tests, feeder)
-        for evaluator in self.evaluators:
-            warn_of_other_classes(self.feeder, evaluator.feeder)
-        self.goals = Goals(self.param, [evaluator.net.graph for evaluator in self.evaluators], self.config.place)
+        options = NetOptions(seed=self.seed, precision=self.precision)
+        if every_blob:
+            options = options.watched().replace(gradients=True)
+        self.test_nets = TestNets(
+            self.config, world, self.net, self.feeder, options, feeder=feeder, kernels=self.kernels
+        )
         self.observers: list[Observer] = [Display(self._display_is_due), Curve(self._display_is_due), *observers]
         self._observed = False  # observers know of the run
         self._restored_at: int | None = None  # of a snapshot with this run's own name, or from after its end
         self._saved_at: int | None = None
-        self._last_test: tuple[int, list[int]] = -1, []  # its iteration, and the samples of tests before it
         self._stops_by = ""  # what is said of it, by another thread, which may be late; "": the end of an iteration
         self._asks_in = 0  # the iteration in which a signal that comes now is seen, at the earliest
         self._drift_check_is_due = False  # as soon as ranks average, where they update by themselves
@@ -149,34 +150,6 @@ class Solver:
         if self.param is not self.given:
             check_schedules(self.param, self.config.place)
 
-    def _make_evaluators(self, configs: Sequence[NetConfig], feeder: Callable[..., Feeder]) -> list[Evaluator]:
-        """One for each test net; none if the solver does not test."""
-        param, options = self.param, NetOptions(seed=self.seed, precision=self.precision)
-        batches = sum(self.feeder.ring_bytes().values())  # which training takes later
-        options = options.replace(besides=lambda learned: {"": batches})
-        if self.every_blob:
-            options = options.watched().replace(gradients=True)
-        if not tests(param):
-            return []
-        found = [
-            Evaluator(
-                config,
-                self.world,
-                options,
-                share=self.net,
-                feeder=feeder,
-                ap_version=param.ap_version,
-                show_per_class=param.show_per_class_result,
-                index=index,
-                kernels=self.kernels,
-            )
-            for index, config in enumerate(configs)
-        ]
-        check_tests(param, [bool(evaluator.feeder.batch_size) for evaluator in found], self.config.place)
-        for evaluator in found if not param.test_iter else ():
-            evaluator.feeder.require_epoch()
-        return found
-
     def _find_losses(self) -> None:
         self._losses = self.net.loss_tensors()
 
@@ -197,7 +170,7 @@ class Solver:
     @property
     def _feeders(self) -> list[Feeder]:
         """Of all nets."""
-        return [self.feeder, *(evaluator.feeder for evaluator in self.evaluators)]
+        return [self.feeder, *self.test_nets.feeders]
 
     @property
     def iteration(self) -> int:
@@ -241,14 +214,12 @@ class Solver:
         self.state.restore(saved, self.first_sample + self._samples_of(saved.iteration))
         self._find_first_sample()
         self.begun_from = saved.begun_from or ""
-        for evaluator, samples in zip(self.evaluators, saved.test_samples, strict=False):
-            evaluator.samples = samples
-        self._last_test = -1, []
+        self.test_nets.samples = saved.test_samples
         past = self.iteration > self.param.max_iter
         mine = Path(path) == self.snapshots.names(saved.iteration)[1]  # names may have ranks
         self._restored_at = saved.iteration if self.world.broadcast_object(mine or past) else None
-        self.goals.take_up(self.state.goals)
-        self.find_best()
+        self.test_nets.goals.take_up(self.state.goals)
+        self.test_nets.find_best(self.state.goals, self.snapshots)
         if self.every_blob:
             self.kernels.hand_on(saved.kernels)
         if self._tuner:
@@ -271,14 +242,6 @@ class Solver:
                 "samples"
             )
         refuse_other_epochs(self.given, self.calendar, saved.global_batch, path)
-
-    def find_best(self) -> None:
-        """Collective. Whether the best weights that the state knows of are still there."""
-        best = self.state.goals
-        if best.best_iteration is not None and not (self.goals.best and self.snapshots.find_best(best.best_iteration)):
-            if self.goals.best:
-                log(f"The best weights, of iteration {best.best_iteration}, are not there: the next test is the best")
-            best.best_value = best.best_iteration = best.best_goal = None
 
     def share_weights(self) -> None:
         """Broadcasts rank 0's weights and history, except for the parts of layers that are a rank's own. Only at first,
@@ -357,7 +320,7 @@ class Solver:
         advance = self._advance_apart if self.optimizer.asynchronous else self._advance
         moved = True
         while not self._is_over(until, until_lost):
-            if moved and self._test_is_due():
+            if moved and self.test_nets.is_due(self.iteration, self.calendar):
                 if not self.test():
                     return self._obey(self.world.agree(lambda: self.signals.flags).finish())
                 if self._is_over(until, until_lost):
@@ -375,7 +338,7 @@ class Solver:
         return True
 
     def _is_over(self, until: int, until_lost: bool) -> bool:
-        return self.iteration >= until or (until_lost and self.goals.are_lost(self.state.goals))
+        return self.iteration >= until or (until_lost and self.test_nets.goals.are_lost(self.state.goals))
 
     def _advance(self, until: int) -> Agreement | None:
         """One iteration. Returns what signals ask for, where the ranks have met to say so."""
@@ -406,7 +369,7 @@ class Solver:
     def _next_meeting(self, until: int) -> int:
         """The next iteration after which something is due that needs all ranks."""
         until = self.calendar.next_due(self.iteration, until, self.param.snapshot, self.param.snapshot_epoch)
-        if not self.evaluators:
+        if not self.test_nets.evaluators:
             return until
         return self.calendar.next_due(self.iteration, until, self.param.test_interval, self.param.test_epoch)
 
@@ -416,7 +379,7 @@ class Solver:
         self._observed, self._before = True, self.iteration - 1
         prefix = self.snapshots.prefix() if self.param.snapshot_prefix or saves(self.param) else ""
         loss_of = max(1, self.param.average_loss)
-        best, so_far = self.goals.best, self.state.goals
+        best, so_far = self.test_nets.goals.best, self.state.goals
         run = Run(
             self.world,
             self.net,
@@ -541,13 +504,6 @@ class Solver:
 
     # Tests and snapshots
 
-    def _test_is_due(self) -> bool:
-        """Before the next iteration."""
-        param = self.param
-        if not self.evaluators or not self.calendar.is_due(self.iteration, param.test_interval, param.test_epoch):
-            return False
-        return self.iteration > 0 or param.test_initialization
-
     def _snapshot_is_due(self) -> bool:
         """After an iteration."""
         return self.calendar.is_due(self.iteration, self.param.snapshot, self.param.snapshot_epoch)
@@ -563,40 +519,22 @@ class Solver:
         Returns False where a signal to any rank has broken it off: the next test begins where this one did."""
         self._begin_observing()
         self._settle()
-        before = [evaluator.samples for evaluator in self.evaluators]
-        self._last_test = self.iteration, before
         to_save = self.param.snapshot_after_train and self._saved_at != self.iteration
         otherwise = self._stops_by
         self._stops_by = "breaking off the test" + (", then a snapshot" if to_save else "")
         try:
-            records = self._records_of_test()
+            records = self.test_nets.run(
+                self.iteration, self.average, self.model_parallel, lambda: bool(self.signals.flags & STOP)
+            )
         except TestInterrupted:
-            log("Test interrupted.")
-            for evaluator, samples in zip(self.evaluators, before, strict=True):
-                evaluator.samples = samples
             return False
         self._stops_by = otherwise
         for record in records:
             for observer in self.observers:
                 observer.test(record)
-        if self.goals.judge(self.state.goals, self.iteration, records):
+        if self.test_nets.goals.judge(self.state.goals, self.iteration, records):
             self._tell_saved(self.snapshots.best_name(self.iteration), self.snapshots.write_best(self.iteration))
         return True
-
-    def _records_of_test(self) -> list[TestRecord]:
-        """Of each test net that is tested; the log has its outputs at once. Raises TestInterrupted."""
-        records: list[TestRecord] = []
-        for index, evaluator in enumerate(self.evaluators):
-            log(f"Iteration {self.iteration}, Testing net (#{index})")
-            count = self.param.test_iter[index] if index < len(self.param.test_iter) else None
-            if count == 0:
-                continue
-            with self.average.in_use() if self.average else nullcontext():
-                self.model_parallel.copy_to(evaluator.net)
-                values = evaluator.run(count, stop=lambda: bool(self.signals.flags & STOP))
-            evaluator.log_outputs(values)
-            records.append(TestRecord(self.iteration, index, values, evaluator.loss_weights))
-        return records
 
     def snapshot(self) -> None:
         """Raises, before anything is written, NumericalError if the last update has made weights infinite or NaN,
@@ -608,8 +546,7 @@ class Solver:
         saved.random_seed, saved.ranks, saved.global_batch = self.seed, self.world.size, self.global_batch
         saved.kernels, saved.tuned = self.kernels.saved(), self._tuner.chosen if self._tuner else None
         saved.max_iter, saved.begun_from = self.param.max_iter, self.begun_from or None
-        at, before = self._last_test  # a run that goes on repeats it
-        saved.test_samples = before if at == self.iteration else [each.samples for each in self.evaluators]
+        saved.test_samples = self.test_nets.samples_to_save(self.iteration)
         if self.param.lr_policy != "plateau":  # which counts its own
             saved.current_step = current_step(self.param, self.iteration)
         self._tell_saved(self.snapshots.names(self.iteration)[0], self.snapshots.write(saved))
@@ -667,9 +604,9 @@ class Solver:
             )
             return True
         self._stops_by = "the run is ending"
-        lost = self.goals.are_lost(self.state.goals)
+        lost = self.test_nets.goals.are_lost(self.state.goals)
         if lost:
-            log(self.goals.describe_stop(self.state.goals))
+            log(self.test_nets.goals.describe_stop(self.state.goals))
         self.optimizer.settle()
         # What early_stopping has seen by now is not in a snapshot that was due before the test.
         if self.param.snapshot_after_train and (lost or self._saved_at != self.iteration):
@@ -679,7 +616,7 @@ class Solver:
             log(f"Iteration {self.iteration}, loss = {loss:.6g}")
             for observer in self.observers:
                 observer.finished(self.iteration, loss)
-        return not self.evaluators or self.state.goals.last_judged == self.iteration or self.test()
+        return not self.test_nets.evaluators or self.state.goals.last_judged == self.iteration or self.test()
 
     def _come_to_an_end(self) -> None:
         """Collective. The last that needs all ranks, but for what observers gather."""
@@ -695,6 +632,5 @@ class Solver:
         self.world.board.enter(board.END)
         for optimizer in self.optimizers:
             optimizer.close()
-        for evaluator in self.evaluators:
-            evaluator.close()
+        self.test_nets.close()
         self.snapshots.close()

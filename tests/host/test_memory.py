@@ -120,9 +120,9 @@ def test_what_is_summed(monkeypatch):
     asked: list[int] = []
     monkeypatch.setattr("engine.net.net.require_memory", lambda needed, *rest: asked.append(needed))
     solver = make_solver('type: "Adam" test_iter: 1 test_interval: 5', digits_net(batch=1000))
-    train, test = (sum(each.ring_bytes().values()) for each in (solver.feeder, solver.evaluators[0].feeder))
+    train, test = (sum(each.ring_bytes().values()) for each in (solver.feeder, solver.test_nets.evaluators[0].feeder))
     assert (train, test) == (5 * 1000 * 37 * 4, 5 * 47 * 37 * 4)
-    for net, share in ((solver.net, None), (solver.evaluators[0].net, solver.net)):
+    for net, share in ((solver.net, None), (solver.test_nets.evaluators[0].net, solver.net)):
         options = net.options.replace(besides=lambda learned: {})
         Net(parse_net(digits_net(batch=1000)), net.phase, options, share=share)
     assert asked[0] - asked[2] == train + 2 * solver.net._learned()

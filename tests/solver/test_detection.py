@@ -150,9 +150,9 @@ def test_a_small_ssd_learns(databases):
         net,
     )
     solver.feeder.start()
-    before = solver.evaluators[0].run(4)
+    before = solver.test_nets.evaluators[0].run(4)
     assert solver.solve()
-    after = solver.evaluators[0].run(4)
+    after = solver.test_nets.evaluators[0].run(4)
     solver.close()
     assert list(after) == ["map", "map_class1", "map_class2"]
     assert before["map"] < 0.3 and after["map"] > 0.8, (before, after)

@@ -199,7 +199,7 @@ def test_without_test_iter_the_whole_set_is_tested(text):
     solver = make_solver(text, digits_net(), observers=[tests])
     solver.solve()
     assert len(tests.records) == 3 and tests.records[0].iteration == 0
-    config = solver.evaluators[0]._config
+    config = solver.test_nets.evaluators[0]._config
     whole = Evaluator(config, World(), share=solver.net)
     for name, value in whole.run().items():
         assert np.array_equal(tests.records[-1].outputs[name], value)

@@ -217,8 +217,8 @@ def test_small_gains_are_none(tmp_path):
 def test_stopping_takes_the_output_of_the_best(tmp_path):
     text = RUN.replace("base_lr: 0.2", "base_lr: 0").replace("accuracy", "loss")
     solver, _ = watched(text + "early_stopping { patience: 2 }", tmp_path)
-    assert solver.iteration == 10 and solver.goals.stopping
-    assert solver.goals.stopping.sign == -1
+    assert solver.iteration == 10 and solver.test_nets.goals.stopping
+    assert solver.test_nets.goals.stopping.sign == -1
 
 
 def test_steps_of_a_program_do_not_end_early(tmp_path):
@@ -270,7 +270,7 @@ def test_a_run_that_goes_on_by_another_output_seeks_the_best_anew(tmp_path, capl
 def test_each_goal_is_taken_up_by_itself(tmp_path, best, stopping, known):
     """A repeated test counts once for early_stopping, whose output stays, also where that of the best does not."""
     text = TESTS + 'snapshot_best: "%s" early_stopping { output: "%s" }'
-    goals = make_solver(text % (best, stopping), digits_net(), tmp_path).goals
+    goals = make_solver(text % (best, stopping), digits_net(), tmp_path).test_nets.goals
     loss = "lowest loss of test net #0"
     state = GoalsState(0.5, 5, 0.5, 2, last_judged=5, best_goal=loss, stopping_goal=loss)
     goals.take_up(state)
@@ -490,4 +490,4 @@ def test_the_goal_is_that_of_the_net_that_is_tested(tmp_path):
     names = f'test_net: "{tmp_path}/net.prototxt" ' * 2
     text = f'{TESTS} {names} test_iter: 0 test_iter: 2 max_iter: 5 snapshot_best: "accuracy"'
     solver, seen = watched(text, tmp_path)
-    assert solver.goals.best.index == 1 and solver.state.goals.best_value == max(seen.values.values())
+    assert solver.test_nets.goals.best.index == 1 and solver.state.goals.best_value == max(seen.values.values())

@@ -275,7 +275,7 @@ def in_test(solver, iteration: int, number: int) -> None:
         if solver.iteration == iteration and evaluator.done % 3 == 2:
             os.kill(os.getpid(), number)
 
-    (evaluator,) = solver.evaluators
+    (evaluator,) = solver.test_nets.evaluators
     evaluator.on_forward = signalled
 
 
@@ -293,7 +293,7 @@ def test_a_signal_breaks_off_a_test_which_is_made_again(tmp_path, iteration, cap
     in_test(solver, iteration, signal.SIGTERM)
     assert not solver.solve()
     solver.close()
-    assert solver.evaluators[0].done == 3 * iteration // 2 + 2
+    assert solver.test_nets.evaluators[0].done == 3 * iteration // 2 + 2
     said = capfd.readouterr().err
     then = ", then a snapshot" if iteration < 8 else ""
     assert f"SIGTERM: breaking off the test{then}; Ctrl-C ends it at once\n" in said
@@ -324,7 +324,7 @@ def test_of_two_test_nets_observers_see_both_or_none(tmp_path, capfd):
     text = "max_iter: 4 test_interval: 2 test_iter: 1 test_iter: 3 test_state {} test_state {}"
     seen: list[tuple[int, int]] = []
     solver = make_solver(text, digits_net(), tmp_path, observers=[Tests()])
-    solver.evaluators[1].on_forward = stop
+    solver.test_nets.evaluators[1].on_forward = stop
     assert not solver.solve()
     solver.close()
     assert seen == [(0, 0), (0, 1)]

@@ -164,7 +164,7 @@ set_up(world().rank)
 text = "max_iter: 4 test_iter: 5 test_interval: 4 display: 1 average_loss: 2 weight_decay: 0.01 momentum: 0.9"
 solver = solve(text, digits_net(24 // world().size), world=world())
 first = make_solver(text, digits_net(24), world=world())
-values = world().gather([[v.tolist() for v in first.evaluators[0].run(n).values()] for n in (5, 2, None)])
+values = world().gather([[v.tolist() for v in first.test_nets.evaluators[0].run(n).values()] for n in (5, 2, None)])
 if world().rank == 0:
     assert all(value == values[0] for value in values)
     print(values[0])
