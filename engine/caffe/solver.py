@@ -184,7 +184,7 @@ class Solver:
     @watched()
     def _start(self) -> None:
         """Weights are the same everywhere, and data flows."""
-        self._solver.share_weights()
+        self._solver.replica.share()
         if not self._solver.feeder.running:
             self._solver.feeder.start(self._solver.state.samples_seen)
 
@@ -194,7 +194,7 @@ class Solver:
         for net in (self.net, *self.test_nets):
             net.reshape()
             net._live.push()
-        if self._solver.weights_are_shared:
+        if self._solver.replica.is_shared:
             self._solver.optimizer.take_over_weights()
 
     @watched()
@@ -260,7 +260,7 @@ class Solver:
     def snapshot(self) -> None:
         """Collective."""
         self._push()
-        self._solver.share_weights()
+        self._solver.replica.share()
         self._solver.snapshot()
         self._pull()
 
@@ -271,7 +271,7 @@ class Solver:
         self._push()
         self._solver.world.board.enter(SET_UP)  # files may be slow
         self._solver.restore(str(path))
-        self._solver.share_weights()
+        self._solver.replica.share()
         self._solver.feeder.stop()
         self._pull()
 

@@ -153,7 +153,7 @@ def find_rates(
     solver = _Solver(param, world, observers=[watch], signals=Signals(), feeder=feeder)
     if weights:
         solver.load_weights(list(weights))
-    solver.share_weights()
+    solver.replica.share()
     solver.feeder.start()
     smoothed: list[float] = []
     diverged = False

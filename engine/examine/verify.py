@@ -149,7 +149,7 @@ def _solver(config: SolverConfig, world: World, ranks: int = 1, at_once: bool = 
         optimizer.keep_gradients()
     if param.weights:
         solver.load_weights(list(param.weights))
-    solver.share_weights()
+    solver.replica.share()
     solver.feeder.start()
     return solver
 

@@ -64,20 +64,15 @@ def make(solver: Solver) -> Elastic | None:
     return Elastic(solver)
 
 
-def _arrays(solver: Solver) -> list[np.ndarray]:
-    arenas, others = solver.shared_arrays()
-    return arenas + others
-
-
 class _Copy:
     """Of everything that an iteration begins with, in memory that is taken once."""
 
     def __init__(self, solver: Solver):
-        self._arrays = [np.empty_like(array) for array in _arrays(solver)]
+        self._arrays = [np.empty_like(array) for array in solver.replica.arrays()]
         self.iteration = -1
 
     def take(self, solver: Solver) -> None:
-        for mine, live in zip(self._arrays, _arrays(solver), strict=True):
+        for mine, live in zip(self._arrays, solver.replica.arrays(), strict=True):
             np.copyto(mine, live)
         self.iteration, self._state = solver.iteration, copy.deepcopy(solver.state)
         self._test_samples = solver.test_nets.samples
@@ -87,7 +82,7 @@ class _Copy:
         if solver.average:
             solver.average.catch_up()  # or it would take in later what comes here
             solver.average.begun = self._average_begun
-        for mine, live in zip(self._arrays, _arrays(solver), strict=True):
+        for mine, live in zip(self._arrays, solver.replica.arrays(), strict=True):
             np.copyto(live, mine)
         vars(solver.state).update(vars(copy.deepcopy(self._state)))
         solver.test_nets.samples = self._test_samples
@@ -101,7 +96,7 @@ class Elastic:
         self._iter_size = max(1, solver.param.iter_size)
         self._micro_batches = self._iter_size * solver.world.size  # of all ranks, while none has died
         self._number, self._left = solver.world.rank, list(range(solver.world.size))  # as they were numbered at first
-        total = sum(array.nbytes for array in _arrays(solver))
+        total = sum(array.nbytes for array in solver.replica.arrays())
         require_memory(2 * total, "the copies of comm_param.elastic", "without it, a rank that dies ends the run")
         # Two: where one rank has taken the newest, another may have died or failed before it could.
         self._copies = [_Copy(solver), _Copy(solver)]

@@ -25,7 +25,6 @@ from engine.report.display import Display
 from engine.report.log import log, warn
 from engine.report.observer import BestOutput, Figures, Observer, Run, Trace, end_all
 from engine.solver import elastic, modes, tuner
-from engine.solver.drift import check_drift
 from engine.solver.elastic import Elastic
 from engine.solver.ema import WeightAverage
 from engine.solver.finite import check_loss, check_weights
@@ -33,6 +32,7 @@ from engine.solver.model_parallel import ModelParallel
 from engine.solver.optimizer import Optimizer
 from engine.solver.plan import log_own_skipped, log_plan, log_skipped
 from engine.solver.recorder import Recorder
+from engine.solver.replica import Replica
 from engine.solver.resolve import refuse_other_epochs, resolve
 from engine.solver.schedules import current_step
 from engine.solver.signals import SNAPSHOT, STOP, Signals
@@ -101,7 +101,7 @@ class Solver:
         self.snapshots = Snapshots(
             self.config, world, self.optimizer, self.model_parallel, self.average, needed, self.optimizers[1:]
         )
-        self.weights_are_shared = False  # all ranks have begun with rank 0's: see share_weights()
+        self.replica = Replica(world, self.optimizers, self.average, self.model_parallel)
         options = NetOptions(seed=self.seed, precision=self.precision)
         if every_blob:
             options = options.watched().replace(gradients=True)
@@ -196,7 +196,7 @@ class Solver:
     def load_weights(self, paths: list[str]) -> None:
         """For fine-tuning: takes values by layer name, file after file; all others keep their initial values."""
         self.snapshots.load_weights(paths)
-        self.weights_are_shared = False
+        self.replica.is_shared = False
 
     def begin_after(self, sample: int, begun_from: str) -> None:
         """As a stage of several solvers in a row, before restore(). sample: the number of its first one in the whole
@@ -208,7 +208,7 @@ class Solver:
         """Continues from a solverstate and the weights that it names. The order of samples goes on where it stopped,
         also with another number of ranks. Raises WeightsError, and then goes on as it was."""
         saved = self.snapshots.read(path, partial(self._refuse, path))
-        self.weights_are_shared = False  # rank 0 has read them
+        self.replica.is_shared = False  # rank 0 has read them
         for optimizer in self.optimizers:
             optimizer.start_over()
         self.state.restore(saved, self.first_sample + self._samples_of(saved.iteration))
@@ -243,39 +243,13 @@ class Solver:
             )
         refuse_other_epochs(self.given, self.calendar, saved.global_batch, path)
 
-    def share_weights(self) -> None:
-        """Broadcasts rank 0's weights and history, except for the parts of layers that are a rank's own. Only at first,
-        and after files were read: ranks that train have statistics, and perhaps weights, of their own."""
-        if self.weights_are_shared:
-            return
-        arenas, others = self.shared_arrays()
-        with self.model_parallel.kept(arenas):
-            for array in (*arenas, *others):
-                self.world.broadcast(array)
-        for optimizer in self.optimizers:
-            optimizer.take_over_weights()
-        self.weights_are_shared = True
-
-    def shared_arrays(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Views, float32, of what all ranks begin with: laid out as arenas of weights; and what does not learn, where
-        statistics become a rank's own."""
-        arenas, others = [], []
-        for optimizer in self.optimizers:
-            sharded = optimizer.sharding is not None  # then each rank has its share of the history by now
-            arenas += [optimizer.weights, *([] if sharded else optimizer.history.arrays)]
-            others.append(np.asarray(optimizer.net.fixed, np.float32))
-        if self.average:
-            arenas.append(self.average.weights)
-            others += self.average.statistics()
-        return arenas, others
-
     # Running
 
     def solve(self) -> bool:
         """Trains up to max_iter. Returns False if a signal stopped it early (after taking the snapshot)."""
         log_plan(self)
         self.snapshots.check_size()
-        self.share_weights()
+        self.replica.share()
         self.feeder.start(self.state.samples_seen)
         try:
             self.signals.on_stop = self._say_stop
@@ -518,7 +492,7 @@ class Solver:
         """All test nets on the weights as they are, or their average; statistics of BatchNorm averaged over ranks.
         Returns False where a signal to any rank has broken it off: the next test begins where this one did."""
         self._begin_observing()
-        self._settle()
+        self.replica.settle()
         to_save = self.param.snapshot_after_train and self._saved_at != self.iteration
         otherwise = self._stops_by
         self._stops_by = "breaking off the test" + (", then a snapshot" if to_save else "")
@@ -539,7 +513,7 @@ class Solver:
     def snapshot(self) -> None:
         """Raises, before anything is written, NumericalError if the last update has made weights infinite or NaN,
         CommError if ranks differ (weights are never sent again, which would hide a difference)."""
-        self._settle()
+        self.replica.settle()
         self._check_drift()
         self._check_weights()
         saved = self.state.save(self._recent_loss())
@@ -569,26 +543,10 @@ class Solver:
             for old in removed:
                 observer.removed(old)
 
-    def _settle(self) -> None:
-        """Every update is in the weights, which are the same on all ranks, and statistics are the ranks' mean."""
-        for optimizer in self.optimizers:
-            optimizer.settle()
-            self.world.allreduce_mean(optimizer.net.statistics())
-        if self.average:
-            self.average.catch_up()
-            self.average.gather()
-            self.world.allreduce_mean(self.average.statistics())
-            if self.optimizer.is_local:  # each rank's average is of other weights
-                self.world.allreduce(self.average.weights)
-                self.average.weights /= self.world.size
-
     def _check_drift(self) -> None:
-        """Raises CommError when weights or optimizer state of two ranks are not the same bits."""
+        """Raises CommError when ranks differ."""
         self._drift_check_is_due = False
-        for optimizer in self.optimizers:
-            optimizer.wait()
-            histories = {} if optimizer.sharding else optimizer.history.named  # each rank has another share
-            check_drift(self.world, optimizer.net, optimizer.weights, histories, self.iteration)
+        self.replica.check(self.iteration)
 
     def _check_weights(self) -> None:
         """Raises NumericalError."""

@@ -74,7 +74,7 @@ def make(folder: Path, fields: str = "", *, overrides=(), world=None, **files) -
 
 
 def ready(solver: AdversarialSolver) -> AdversarialSolver:
-    solver.share_weights()
+    solver.replica.share()
     solver.feeder.start()
     return solver
 
@@ -325,7 +325,7 @@ def test_a_kill_leaves_a_whole_pair(tmp_path):
     whole, again = (make(tmp_path, RULES, overrides=["max_iter=100000"]) for _ in range(2))
     ready(whole)
     again.restore(found.path)
-    again.share_weights()
+    again.replica.share()
     again.feeder.start(again.state.samples_seen)
     for solver in (whole, again):
         assert solver.run(found.iteration + 2)
@@ -551,7 +551,7 @@ def test_a_run_that_goes_on_shows_no_losses_before_the_discriminators_turn(tmp_p
     solver = make(tmp_path, "generator_steps: 3", overrides=text)
     for _ in range(2):  # also from a snapshot of its own past
         solver.restore(str(tmp_path / "solver_iter_4.solverstate"))
-        solver.share_weights()
+        solver.replica.share()
         solver.feeder.start(solver.state.samples_seen)
         shown = []
         for _ in range(3):

@@ -260,7 +260,7 @@ from engine.errors import CommError
 from tests.solver.harness import *
 world = world()
 solver = make_solver("", {net!r}, world=world)
-solver.share_weights()
+solver.replica.share()
 solver._check_drift()
 if world.rank == 3:
     placed = solver.model_parallel.divided[0]

@@ -420,7 +420,7 @@ from tests.solver.harness import *
 batch_norm = 'layer { name: "bn" type: "BatchNorm" bottom: "conv" top: "conv" }'
 net = digits_net().replace('layer { name: "relu"', batch_norm + 'layer { name: "relu"')
 solver = make_solver("max_iter: 4", net, %r, world())
-solver.share_weights()
+solver.replica.share()
 solver.feeder.start(0)
 for _ in range(4):
     solver.step()
