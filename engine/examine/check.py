@@ -28,10 +28,10 @@ from engine.layers.python import ModuleRefused
 from engine.layers.registry import layer_types
 from engine.solver.adversarial_param import describe, of_discriminator
 from engine.solver.elastic_param import require_ranks
+from engine.solver.global_batch import data_layers
 from engine.solver.goals import check_goals
 from engine.solver.outline import Outline, other_batch
 from engine.solver.resolve import in_epochs, resolve
-from engine.solver.resume import data_layers
 from engine.solver.schedules import LearningRate
 from engine.solver.update import remembered
 from engine.solver.validate import check_schedules, check_snapshots, check_tests, notes, require_loss, validate

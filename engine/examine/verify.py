@@ -26,8 +26,8 @@ from engine.data.prefetch import Batch
 from engine.errors import CommError, ConfigError, shape_text
 from engine.report.table import table
 from engine.solver.adversarial import AdversarialSolver
+from engine.solver.global_batch import data_layers, set_iter_size
 from engine.solver.modes import require_sync
-from engine.solver.resume import data_layers, set_iter_size
 from engine.solver.solver import Solver
 from engine.solver.validate import leave_tests_out
 

@@ -21,8 +21,8 @@ from engine.host.launch import detect
 from engine.host.memory import require_memory
 from engine.report.log import set_up, warn
 from engine.solver.elastic_param import divide, require_ranks
+from engine.solver.global_batch import set_iter_size
 from engine.solver.resolve import rate_share
-from engine.solver.resume import set_iter_size
 
 if TYPE_CHECKING:
     from engine.solver.solver import Solver

@@ -16,6 +16,7 @@ from engine.errors import EngineError
 from engine.files import reason
 from engine.report.log import warn
 
+RESTART_SECONDS = 10.0  # in which what has died, or is ending, gives its lock back
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # of file systems without flock
 _REMOVE = "; it is another user's: if that run has ended, remove the file"
 _MOST_BYTES = 200  # of what a lock's file says

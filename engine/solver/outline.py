@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from engine.data import batch_size_of
 from engine.report.plot import Panel, Series
+from engine.solver.global_batch import data_layers
 from engine.solver.resolve import is_given, scaled
-from engine.solver.resume import data_layers
 from engine.solver.schedules import BatchGrowth, LearningRate, Momentum, WeightDecay, cycle_position, milestones
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from engine.host.ranks import failing_alike
 from engine.inference.trained import load_file
 from engine.report.log import log, warn
 from engine.solver.kept import SUFFIXES, KeptSnapshots
-from engine.solver.lock import lock_prefix, unlock_prefix
-from engine.solver.resume import RESTART_SECONDS, finish, read_whole, snapshot_prefix
+from engine.solver.lock import RESTART_SECONDS, lock_prefix, unlock_prefix
+from engine.solver.snapshot_files import add_history, read_whole, snapshot_prefix
 from engine.solver.validate import saves
 from engine.watchdog import board
 from engine.weights import SolverState
@@ -120,7 +120,7 @@ class Snapshots:
                 state.learned_net, state.history = str(model), history.to_blobs(histories) + averages
                 for other in self._others:
                     state.history += other.history.to_blobs()
-                state.digest = finish(content, state.history)
+                state.digest = add_history(content, state.history)
                 weights.write_solverstate(path, state)
         self._world.saved(str(path))
         return self.kept.add(state.iteration, state.best_iteration)

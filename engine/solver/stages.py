@@ -22,9 +22,11 @@ from engine.errors import ConfigError, ConfigErrors, WeightsError, shape_text
 from engine.files import is_regular, opened, take_in
 from engine.graph.build import build
 from engine.report.log import log
+from engine.solver.global_batch import data_batch, hold_global_batch
 from engine.solver.goals import check_goals, wanted
 from engine.solver.resolve import divided, is_given, shorten
-from engine.solver.resume import Snapshot, data_batch, hold_global_batch, known, newest, snapshot_prefix
+from engine.solver.resume import Snapshot, known, newest
+from engine.solver.snapshot_files import snapshot_prefix
 from engine.solver.validate import saves, validate
 
 # What follows a prefix in the name of weights: their iteration, their kind, their format.

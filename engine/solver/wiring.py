@@ -17,7 +17,7 @@ from engine.data import batch_size_of
 from engine.errors import ConfigError, shape_text
 from engine.graph.build import Graph, ShapesOf, build, kept_layers
 from engine.layers.base import Blob, Layer
-from engine.solver.resume import data_layers
+from engine.solver.global_batch import data_layers
 
 LOSS, REAL, MEETING = "adversarial_loss", "is_real", "adversarial_meeting"  # layers, and blobs, that are added
 

@@ -159,7 +159,8 @@ def _position(options: Namespace, configs: list[SolverConfig], world: World) -> 
     """Checks all solvers before the first of them begins; where in their row to begin, or to go on."""
     from engine.comm.preflight import preflight
     from engine.errors import ConfigError
-    from engine.solver.resume import note_known, snapshot_prefix, take_prefix
+    from engine.solver.resume import note_known, take_prefix
+    from engine.solver.snapshot_files import snapshot_prefix
     from engine.solver.stages import check_stages, first_position, resume_stages, texts_of_stages
     from engine.solver.validate import check_snapshots, saves
 

@@ -29,7 +29,7 @@ class SolverState:
     recent_loss: list[float] = field(default_factory=list)  # the window of average_loss, oldest first
     last_rate: float | None = None  # learning rate of the last update
     global_batch: int | None = None  # samples in an iteration of all ranks
-    digest: str | None = None  # of the files: see engine.solver.resume.digest
+    digest: str | None = None  # of the files: see engine.solver.snapshot_files.digest
     test_samples: list[int] = field(default_factory=list)  # of each test net, read by tests of test_iter batches so far
     ema: float | None = None  # of the average of the weights that is the last set of `history`, if there is one
     begun_from: str | None = None  # of a stage: see engine.solver.stages.digest_of

@@ -10,7 +10,9 @@ from engine import proto, weights
 from engine.comm.world import World
 from engine.config import SolverConfig, parse_solver
 from engine.errors import EngineError
-from engine.solver.resume import hold_global_batch, newest, read_whole
+from engine.solver.global_batch import hold_global_batch
+from engine.solver.resume import newest
+from engine.solver.snapshot_files import read_whole
 from engine.solver.solver import Solver
 from tests.fuzz import seeds
 from tests.fuzz.target import Run, target

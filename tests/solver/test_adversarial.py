@@ -16,7 +16,8 @@ from engine.examine.check_text import to_text
 from engine.net import Counters, Net
 from engine.report.table import human
 from engine.solver.adversarial import AdversarialSolver, solver_of
-from engine.solver.resume import Snapshot, hold_global_batch, newest
+from engine.solver.global_batch import hold_global_batch
+from engine.solver.resume import Snapshot, newest
 from engine.solver.solver import Solver
 from engine.solver.wiring import LOSS
 from engine.weights import read_caffemodel, read_solverstate

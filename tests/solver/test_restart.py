@@ -15,17 +15,10 @@ from engine.comm.world import World
 from engine.config import parse_solver
 from engine.data import batch_size_of
 from engine.errors import ConfigError, WeightsError
+from engine.solver.global_batch import data_layers, divide_batch, hold_global_batch
 from engine.solver.lock import unlock_prefix
-from engine.solver.resume import (
-    Snapshot,
-    data_layers,
-    hold_global_batch,
-    newest,
-    note_known,
-    read_whole,
-    share,
-    take_prefix,
-)
+from engine.solver.resume import Snapshot, newest, note_known, take_prefix
+from engine.solver.snapshot_files import read_whole
 from engine.solver.stages import resume_stages
 from engine.watchdog.supervise import without
 from engine.weights import read_caffemodel, read_solverstate, write_solverstate
@@ -230,7 +223,7 @@ def test_a_run_that_goes_back_tells_of_the_snapshots_that_it_leaves(tmp_path, ca
     ],
 )
 def test_how_a_global_batch_is_held(total, ranks, batch, steps, expected):
-    assert share(total, ranks, batch, steps) == expected
+    assert divide_batch(total, ranks, batch, steps) == expected
     assert expected[0] * expected[1] * ranks == total
 
 
@@ -266,22 +259,22 @@ def test_what_cannot_be_held_is_refused():
     with pytest.raises(
         ConfigError, match="3 ranks cannot share the snapshot's global batch of 128; ranks that can: 1, 2, 4, 8"
     ):
-        share(128, 3, 32, 1)
+        divide_batch(128, 3, 32, 1)
     with pytest.raises(
         ConfigError, match="254 is 127 for each of 2 ranks, which is no multiple of a batch_size of 16 to 32"
     ):
-        share(254, 2, 32, 1)
+        divide_batch(254, 2, 32, 1)
     with pytest.raises(ConfigError, match=r"batch_size of 2 to 4 that 2 divides, .*; ranks that can: 1, 2, 3, 6; "):
-        share(12, 4, 4, 1, multiple=2)
+        divide_batch(12, 4, 4, 1, multiple=2)
     with pytest.raises(ConfigError, match="no multiple of a batch_size of 32"):
-        share(96, 2, 32, 1, adjustable=False)
+        divide_batch(96, 2, 32, 1, adjustable=False)
     with pytest.raises(ConfigError, match="batch_size of 16 to 32; ranks that can: none up to 8; "):
-        share(254, 2, 32, 1)
+        divide_batch(254, 2, 32, 1)
 
 
 def holds(total: int, ranks: int, batch: int, adjustable: bool) -> bool:
     try:
-        share(total, ranks, batch, 1, adjustable)
+        divide_batch(total, ranks, batch, 1, adjustable)
     except ConfigError:
         return False
     return True
@@ -293,7 +286,7 @@ def holds(total: int, ranks: int, batch: int, adjustable: bool) -> bool:
 )
 def test_all_numbers_of_ranks_that_it_names_can_hold_it(total, ranks, batch, adjustable, told):
     with pytest.raises(ConfigError, match=f"ranks that can: (.*, )?{told}; --snapshot"):
-        share(total, ranks, batch, 1, adjustable)
+        divide_batch(total, ranks, batch, 1, adjustable)
     assert all(holds(total, int(number), batch, adjustable) for number in told.split(", "))
 
 

@@ -36,7 +36,7 @@ from chaos_run import Run  # which also lets engine be found
 
 from engine.errors import EngineError
 from engine.report.table import table
-from engine.solver.resume import read_whole
+from engine.solver.snapshot_files import read_whole
 from engine.watchdog.board import SLOW_FACTOR
 from engine.watchdog.guard import HUB_SECONDS
 
