@@ -113,7 +113,7 @@ class _Solver(EngineSolver):
     def give_up(self) -> None:
         """After an error: leaves out the iteration that it has met, whose data the next one gets again."""
         self.optimizer.abandon(f"iteration {self.iteration} has failed or was interrupted: ranks may have parted")
-        for feeder in (self.feeder, *self.test_nets.feeders):
+        for feeder in self.feeders:
             feeder.stop()
 
     def close(self) -> None:
@@ -121,7 +121,6 @@ class _Solver(EngineSolver):
             self.world.abort(
                 f"engine: [rank {self.world.rank}] training has failed or was interrupted within an iteration"
             )
-        self.feeder.close()
         super().close()
 
 

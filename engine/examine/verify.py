@@ -123,7 +123,6 @@ def verify(read: Callable[[], SolverConfig], world: World, iterations: int, tole
         if compare:
             show(compare.to_text())
     for solver in filter(None, (one, many)):
-        solver.feeder.close()
         solver.close()
     if compare:
         show(

@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 
 def refuse(solver: Solver) -> None:
     """Raises ConfigError where what a rank has would be lost with it."""
-    feeders = (solver.feeder, *solver.test_nets.feeders)
     lost = "model_parallel, of which each rank holds a part" if solver.model_parallel else ""
-    if any(reader.owners is not None for feeder in feeders for reader in feeder.readers.values()):
+    if any(reader.owners is not None for feeder in solver.feeders for reader in feeder.readers.values()):
         lost = "data of which each rank has a source of its own (%# or stage_part)"
     if lost and solver.param.comm_param.HasField("elastic"):
         raise ConfigError(
@@ -214,7 +213,7 @@ class Elastic:
         solver.calendar = replace(solver.calendar, batch=batch, begun=newest, before=before)
         solver.optimizer.rate_share = rate_share(solver.given, batch, solver.global_batch)
         self._copies[-1].give(solver)
-        for feeder in (solver.feeder, *solver.test_nets.feeders):
+        for feeder in solver.feeders:
             feeder.regroup()
         solver.feeder.start(solver.state.samples_seen)
         world.board.net(0)  # a test may have been broken off

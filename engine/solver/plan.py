@@ -60,8 +60,7 @@ def _warnings(solver: Solver, outline: Outline) -> Iterator[str]:
             f"Layers '{one}' and '{other}' read the same samples of {source} and change them alike. For pairs of "
             "different samples give each a list of its own: lines of one number go together"
         )
-    feeders = solver.feeder, *solver.test_nets.feeders
-    for one, other, why in dict.fromkeys(found for feeder in feeders for found in torn_pairs(feeder.opened)):
+    for one, other, why in dict.fromkeys(found for feeder in solver.feeders for found in torn_pairs(feeder.opened)):
         yield (
             f"Layers '{one}' and '{other}' do not give pairs: {why}. If lines of one number belong together, both need "
             "as many items, the same shuffle and the same rand_skip"

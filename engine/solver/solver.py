@@ -168,7 +168,7 @@ class Solver:
         self._find_losses()
 
     @property
-    def _feeders(self) -> list[Feeder]:
+    def feeders(self) -> list[Feeder]:
         """Of all nets."""
         return [self.feeder, *self.test_nets.feeders]
 
@@ -260,7 +260,7 @@ class Solver:
             self._tell_end(finished)
             return finished
         except BaseException:
-            log_own_skipped(self._feeders)
+            log_own_skipped(self.feeders)
             raise
         finally:
             self.elastic = None
@@ -580,7 +580,7 @@ class Solver:
         """Collective. The last that needs all ranks, but for what observers gather."""
         for optimizer in self.optimizers:
             optimizer.wait()
-        log_skipped(self.world, self._feeders)
+        log_skipped(self.world, self.feeders)
         if self._tuner:
             self._tuner.end()
         self.world.board.enter(board.END)
@@ -588,6 +588,7 @@ class Solver:
     def close(self) -> None:
         """Ends servers and data threads. Not for a run that failed: that one aborts."""
         self.world.board.enter(board.END)
+        self.feeder.close()
         for optimizer in self.optimizers:
             optimizer.close()
         self.test_nets.close()
