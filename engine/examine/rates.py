@@ -170,8 +170,7 @@ def find_rates(
                 break
     finally:
         solver.feeder.close()
-        for observer in solver.observers:
-            observer.close()
+        solver.observers.close()
     solver.close()
     finite = [math.isfinite(loss) for loss in watch.losses]
     count = finite.index(False) if False in finite else len(finite)

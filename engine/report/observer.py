@@ -173,13 +173,62 @@ class Observer:
         """Called however the run ends, also after an error: on this rank alone, so nothing collective belongs here."""
 
 
-def end_all(observers: Sequence[Observer], trace: Trace | None) -> None:
-    """Tells all observers of the end. What one of them cannot write any more is a warning: the run is complete, and its
-    weights are saved. Raises CommError, for then the ranks no longer agree about where they are."""
-    for observer in observers:
-        try:
-            observer.end(trace)
-        except CommError:
-            raise
-        except (EngineError, OSError, MemoryError) as error:
-            warn(f"{type(observer).__name__}: {error}")
+class Observers(list[Observer], Observer):
+    """Several, which are told in their order, and are asked whether one of them wants something."""
+
+    def wants_figures(self, iteration: int) -> bool:
+        return any(each.wants_figures(iteration) for each in self)
+
+    def wants_trace(self, iteration: int) -> bool:
+        return any(each.wants_trace(iteration) for each in self)
+
+    def wants_values(self, iteration: int) -> bool:
+        return any(each.wants_values(iteration) for each in self)
+
+    def begin(self, run: Run) -> None:
+        for each in self:
+            each.begin(run)
+
+    def step(self, record: StepRecord) -> None:
+        for each in self:
+            each.step(record)
+
+    def values(self, record: ValuesRecord) -> None:
+        for each in self:
+            if each.wants_values(record.iteration):
+                each.values(record)
+
+    def test(self, record: TestRecord) -> None:
+        for each in self:
+            each.test(record)
+
+    def gone_back(self, iteration: int) -> None:
+        for each in self:
+            each.gone_back(iteration)
+
+    def saved(self, iteration: int, path: str) -> None:
+        for each in self:
+            each.saved(iteration, path)
+
+    def removed(self, path: str) -> None:
+        for each in self:
+            each.removed(path)
+
+    def finished(self, iteration: int, loss: float) -> None:
+        for each in self:
+            each.finished(iteration, loss)
+
+    def end(self, trace: Trace | None) -> None:
+        """What one of them cannot write any more is a warning: the run is complete, and its weights are saved. Raises
+        CommError, for then the ranks no longer agree about where they are."""
+        for each in self:
+            try:
+                each.end(trace)
+            except CommError:
+                raise
+            except (EngineError, OSError, MemoryError) as error:
+                warn(f"{type(each).__name__}: {error}")
+
+    def close(self) -> None:
+        for each in self:
+            each.close()

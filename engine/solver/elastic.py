@@ -155,8 +155,7 @@ class Elastic:
         solver, world, begin = self._solver, self._solver.world, time.monotonic()
         reached, before = solver.iteration, self._left
         self._regroup(self._restore)
-        for observer in solver.observers:
-            observer.gone_back(solver.iteration)
+        solver.observers.gone_back(solver.iteration)
         dead = [str(rank) for rank in before if rank not in self._left]
         batch = f"{world.size} x {solver.feeder.batch_size} x iter_size {solver.iter_size}"
         warn(

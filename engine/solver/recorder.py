@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.report.observer import Figures, Observer, StepRecord, Trace, Wait
+from engine.report.observer import Figures, Observers, StepRecord, Trace, Wait
 
 if TYPE_CHECKING:
     from engine.comm.mpi_group import MpiGroup
@@ -24,7 +24,7 @@ class Recorder:
 
     def __init__(
         self,
-        observers: Sequence[Observer],
+        observers: Observers,
         feeder: Feeder,
         optimizers: Sequence[Optimizer],
         groups: Sequence[MpiGroup] = (),
@@ -41,7 +41,7 @@ class Recorder:
         self._waits: list[Wait] = []
         self._decoded: list[tuple[int, int]] = []
         self._spans = []
-        self._wants_trace = any(observer.wants_trace(iteration) for observer in self._observers)
+        self._wants_trace = self._observers.wants_trace(iteration)
 
     @contextmanager
     def wait(self, what: str) -> Iterator[None]:
@@ -78,7 +78,7 @@ class Recorder:
     def trace(self) -> Trace | None:
         """What there is to tell by now; None while no observer has ever wanted it. Servers may still be busy with the
         last iteration, whose events come later."""
-        following = any(observer.wants_trace(self._iteration + 1) for observer in self._observers)
+        following = self._observers.wants_trace(self._iteration + 1)
         self._traced = self._traced or self._wants_trace or following
         if not self._traced:
             return None

@@ -23,7 +23,7 @@ from engine.net.kernel_table import Kernels
 from engine.report.curve import Curve
 from engine.report.display import Display
 from engine.report.log import log, warn
-from engine.report.observer import BestOutput, Figures, Observer, Run, Trace, end_all
+from engine.report.observer import BestOutput, Figures, Observer, Observers, Run, Trace
 from engine.solver import elastic, modes, tuner
 from engine.solver.elastic import Elastic
 from engine.solver.ema import WeightAverage
@@ -108,7 +108,7 @@ class Solver:
         self.test_nets = TestNets(
             self.config, world, self.net, self.feeder, options, feeder=feeder, kernels=self.kernels
         )
-        self.observers: list[Observer] = [Display(self._display_is_due), Curve(self._display_is_due), *observers]
+        self.observers = Observers([Display(self._display_is_due), Curve(self._display_is_due), *observers])
         self._observed = False  # observers know of the run
         self._restored_at: int | None = None  # of a snapshot with this run's own name, or from after its end
         self._saved_at: int | None = None
@@ -225,8 +225,7 @@ class Solver:
         if self._tuner:
             self._tuner.restore(saved.tuned, saved.ranks, path)
         if self._observed:  # a script goes back
-            for observer in self.observers:
-                observer.gone_back(self.iteration)
+            self.observers.gone_back(self.iteration)
         log(f"Going on after iteration {self.iteration}" + ("" if past else f" of {self.param.max_iter}"))
 
     def _find_first_sample(self) -> None:
@@ -265,8 +264,7 @@ class Solver:
         finally:
             self.elastic = None
             self.feeder.close()
-            for observer in self.observers:
-                observer.close()
+            self.observers.close()
 
     def _train(self) -> bool:
         """From where the state is to the end. Returns False if a signal stopped it early."""
@@ -283,7 +281,7 @@ class Solver:
         """Called again where a rank has died meanwhile: observers have been given the trace by then."""
         trace, self._last_trace = self._last_trace, None
         with nullcontext() if finished else self.signals:
-            end_all(self.observers, trace)
+            self.observers.end(trace)
         log("Optimization Done." if finished else "Optimization stopped early.")
 
     def run(self, until: int, until_lost: bool = False) -> bool:
@@ -365,8 +363,7 @@ class Solver:
             BestOutput(best.output, best.index, best.sign, so_far.best_value, so_far.best_iteration) if best else None,
             in_step=self.optimizer.asynchronous is None,
         )
-        for observer in self.observers:
-            observer.begin(run)
+        self.observers.begin(run)
 
     def _say_stop(self, name: str) -> None:
         then = ", then a snapshot" if self.param.snapshot_after_train else ""
@@ -412,10 +409,10 @@ class Solver:
                 self._recorder.passed(self.net)
         iteration, samples = self.iteration, self.samples_per_iteration
         self.state.recent_loss.append(loss / iter_size)
-        wanted = any(observer.wants_figures(iteration) for observer in self.observers)
+        wanted = self.observers.wants_figures(iteration)
         if wanted:
             self._check_weights()
-        showing = [observer for observer in self.observers if observer.wants_values(iteration)]
+        showing = self.observers.wants_values(iteration)
         if showing and self.optimizer.sharding is None:  # of shares, all ranks would have to exchange them
             self.optimizer.keep_gradients()
         with self.optimizer.update(self.state, samples, self.average) as rate:
@@ -426,12 +423,9 @@ class Solver:
                 self.optimizer.release()
         self._recorder.passed(self.net)
         record = self._recorder.end(rate, self.state.loss, samples, self._figures() if wanted else None)
-        for observer in self.observers:
-            observer.step(record)
+        self.observers.step(record)
         if showing:
-            values = self.optimizer.values(iteration)
-            for observer in showing:
-                observer.values(values)
+            self.observers.values(self.optimizer.values(iteration))
 
     def _forward(self, micro: int, first_sample: int) -> float:
         """Forward of one micro-batch; the loss of this rank. Raises NumericalError naming iteration and layer."""
@@ -504,8 +498,7 @@ class Solver:
             return False
         self._stops_by = otherwise
         for record in records:
-            for observer in self.observers:
-                observer.test(record)
+            self.observers.test(record)
         if self.test_nets.goals.judge(self.state.goals, self.iteration, records):
             self._tell_saved(self.snapshots.best_name(self.iteration), self.snapshots.write_best(self.iteration))
         return True
@@ -538,10 +531,9 @@ class Solver:
         return [float(np.mean([each[-k] for each in windows if len(each) >= k])) for k in range(longest, 0, -1)]
 
     def _tell_saved(self, path: Path, removed: Sequence[str]) -> None:
-        for observer in self.observers:
-            observer.saved(self.iteration, str(path))
-            for old in removed:
-                observer.removed(old)
+        self.observers.saved(self.iteration, str(path))
+        for old in removed:
+            self.observers.removed(old)
 
     def _check_drift(self) -> None:
         """Raises CommError when ranks differ."""
@@ -572,8 +564,7 @@ class Solver:
         loss = self.optimizer.mean_loss(self.state)
         if not np.isnan(loss):
             log(f"Iteration {self.iteration}, loss = {loss:.6g}")
-            for observer in self.observers:
-                observer.finished(self.iteration, loss)
+            self.observers.finished(self.iteration, loss)
         return not self.test_nets.evaluators or self.state.goals.last_judged == self.iteration or self.test()
 
     def _come_to_an_end(self) -> None:

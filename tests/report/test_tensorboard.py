@@ -115,7 +115,7 @@ from engine.report.tensorboard import TensorBoard
 from tests.report.test_tensorboard import *
 from tests.solver.harness import digits_net
 solver = make_solver("max_iter: 400 display: 1 test_iter: 1 test_interval: {interval}", digits_net())
-solver.observers = [TensorBoard("events", 20)]
+solver.observers[:] = [TensorBoard("events", 20)]
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, -1))
 assert solver.solve() and solver.iteration == 400
 solver.close()
