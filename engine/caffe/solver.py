@@ -62,7 +62,7 @@ class _Solver(EngineSolver):
         except BaseException:
             if self.iteration == iteration:
                 with undisturbed():
-                    vars(self.state).update(vars(state))
+                    self.state.take(state)
                     for values, before in statistics:
                         values[...] = before
             raise

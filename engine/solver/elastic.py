@@ -7,7 +7,6 @@ have updated more than others. The iterations since then are trained again, with
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -73,7 +72,7 @@ class _Copy:
     def take(self, solver: Solver) -> None:
         for mine, live in zip(self._arrays, solver.replica.arrays(), strict=True):
             np.copyto(mine, live)
-        self.iteration, self._state = solver.iteration, copy.deepcopy(solver.state)
+        self.iteration, self._state = solver.iteration, solver.state.copy()
         self._test_samples = solver.test_nets.samples
         self._average_begun = solver.average is not None and solver.average.begun
 
@@ -83,7 +82,7 @@ class _Copy:
             solver.average.begun = self._average_begun
         for mine, live in zip(self._arrays, solver.replica.arrays(), strict=True):
             np.copyto(live, mine)
-        vars(solver.state).update(vars(copy.deepcopy(self._state)))
+        solver.state.take(self._state)
         solver.test_nets.samples = self._test_samples
 
 

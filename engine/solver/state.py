@@ -57,6 +57,10 @@ class TrainingState:
         own = {"recent_loss": self.recent_loss.copy(), "plateau": replace(self.plateau), "goals": replace(self.goals)}
         return replace(self, **own)
 
+    def take(self, other: TrainingState) -> None:
+        """Becomes what `other` is, which does not change with it."""
+        vars(self).update(vars(other.copy()))
+
     def advance(self, samples: int) -> None:
         """Counts an iteration of so many samples over all ranks."""
         self.iteration += 1
