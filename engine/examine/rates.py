@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from engine.comm.world import World
     from engine.config import SolverConfig
+    from engine.solver.optimizer import Optimizer
 
 MEMORY = 0.9  # of the smoothed loss
 DIVERGED = 4.0  # times the least smoothed loss
@@ -101,7 +102,7 @@ class Rates:
 class _Solver(Solver):
     """Leaves it to whoever watches the losses to see that one is not finite: all ranks then stop together."""
 
-    def _require_finite(self, loss: float) -> None:
+    def _require_finite(self, loss: float, optimizer: Optimizer) -> None:
         pass
 
     def _check_weights(self) -> None:

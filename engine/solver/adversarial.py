@@ -10,7 +10,6 @@ from engine.net import Counters, Net, NetOptions
 from engine.report.log import log
 from engine.report.observer import Figures
 from engine.solver.adversarial_param import describe, of_discriminator, updates_of_discriminator
-from engine.solver.finite import check_loss
 from engine.solver.optimizer import Optimizer
 from engine.solver.solver import Solver
 from engine.solver.state import TrainingState
@@ -115,7 +114,7 @@ class AdversarialSolver(Solver):
         with self._naming_data():
             self.net.run_forward(counters, self._judging)
         loss = self._loss()
-        self._require_finite(loss)
+        self._require_finite(loss, self.optimizer)
         return loss
 
     def _teach(self, counters: Counters) -> None:
@@ -141,9 +140,7 @@ class AdversarialSolver(Solver):
         self._is_real[0] = real
         net.run_forward(counters)
         self.judged[real] = loss = float(self._scored.get().sum())
-        if not np.isfinite(loss):
-            self.opponent.wait()
-            check_loss(loss, self.iteration, net, self.feeder.describe_batch)
+        self._require_finite(loss, self.opponent)
 
     def _figures(self) -> Figures:
         """With what the discriminator's scores lose, as means over the ranks; not before its first turn of a run that

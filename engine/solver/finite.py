@@ -1,9 +1,9 @@
-"""Checks that losses and weights are finite; if not, names the layer and suggests a remedy."""
+"""Where a loss or a weight is not finite: names the layer and suggests a remedy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -17,13 +17,11 @@ FIRST = "No update has been made, so that base_lr is not the cause: look at the 
 ADVICE = "Lower base_lr or warm up, or set clip_gradients"
 
 
-def check_loss(loss: float, iteration: int, net: Net, describe: Callable[[tuple[str, int] | None], str]) -> None:
-    """After a forward, when no update is under way. describe: Feeder.describe_batch(). Raises NumericalError naming
-    iteration and layer: that of the data, where these are not finite. Another one is found by another forward: not
-    where all ranks would have to take part, or a user's layers would run once more, which may have the next picture by
-    then, of another shape."""
-    if np.isfinite(loss):
-        return
+def blame_loss(loss: float, iteration: int, net: Net, describe: Callable[[tuple[str, int] | None], str]) -> NoReturn:
+    """After a forward whose loss is not finite, when no update is under way. describe: Feeder.describe_batch(). Raises
+    NumericalError naming iteration and layer: that of the data, where these are not finite. Another one is found by
+    another forward: not where all ranks would have to take part, or a user's layers would run once more, which may have
+    the next picture by then, of another shape."""
     _check_data(loss, iteration, net, describe)
     batch, advice = describe(None), ADVICE if iteration else FIRST
     if net.runs_python or any(placed.parameter.parts > 1 for placed in net.parameters):

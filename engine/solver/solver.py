@@ -27,7 +27,7 @@ from engine.report.observer import BestOutput, Figures, Observer, Observers, Run
 from engine.solver import elastic, modes, tuner
 from engine.solver.elastic import Elastic
 from engine.solver.ema import WeightAverage
-from engine.solver.finite import check_loss, check_weights
+from engine.solver.finite import blame_loss, check_weights
 from engine.solver.model_parallel import ModelParallel
 from engine.solver.optimizer import Optimizer
 from engine.solver.plan import log_own_skipped, log_plan, log_skipped
@@ -435,7 +435,7 @@ class Solver:
             before = samples * max(1, self.param.iter_size) // self.calendar.batch
             self.net.run_forward(Counters(self.iteration, first_sample, before + micro))
         loss = self._loss()
-        self._require_finite(loss)
+        self._require_finite(loss, self.optimizer)
         return loss
 
     @contextmanager
@@ -447,11 +447,11 @@ class Solver:
             batch = self.feeder.describe_batch(error.item)
             raise DataError(f"iteration {self.iteration}: {error}. {batch}".strip()) from None
 
-    def _require_finite(self, loss: float) -> None:
-        """Raises NumericalError naming iteration and layer."""
+    def _require_finite(self, loss: float, optimizer: Optimizer) -> None:
+        """optimizer: of the net that has it. Raises NumericalError naming iteration and layer."""
         if not np.isfinite(loss):
-            self.optimizer.wait()
-            check_loss(loss, self.iteration, self.net, self.feeder.describe_batch)
+            optimizer.wait()
+            blame_loss(loss, self.iteration, optimizer.net, self.feeder.describe_batch)
 
     def _loss(self) -> float:
         """Of this rank, in the last forward."""
