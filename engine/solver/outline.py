@@ -16,7 +16,15 @@ from engine.data import batch_size_of
 from engine.report.plot import Panel, Series
 from engine.solver.global_batch import data_layers
 from engine.solver.resolve import is_given, scaled
-from engine.solver.schedules import BatchGrowth, LearningRate, Momentum, WeightDecay, cycle_position, milestones
+from engine.solver.schedules import (
+    BatchGrowth,
+    LearningRate,
+    Momentum,
+    WeightDecay,
+    cycle_position,
+    first_of_policy,
+    milestones,
+)
 
 if TYPE_CHECKING:
     from engine import proto
@@ -183,7 +191,7 @@ class Outline:
     def _doubts_of_steps(self) -> Iterator[str]:
         """Steps that a run ends before."""
         param = self.param
-        first = param.warmup_iter if param.policy_after_warmup else 0
+        first = first_of_policy(param)
         steps = {"stepvalue": (param.stepvalue, first), "batch_growth.stepvalue": (param.batch_growth.stepvalue, 0)}
         steps["weight_decay_schedule.stepvalue"] = (param.weight_decay_schedule.stepvalue, 0)
         for name, (values, begin) in steps.items():
@@ -199,7 +207,7 @@ class Outline:
         if still and param.base_lr > 0 and is_given(param, "base_lr"):
             yield f"the learning rate is 0 at iteration {still[0]} of {param.max_iter}: nothing is learned there"
         if param.lr_policy == "sgdr":
-            first = param.warmup_iter if param.policy_after_warmup else 0
+            first = first_of_policy(param)
             number, over = cycle_position(param, max(0, param.max_iter - first))
             if 0.02 < over < 0.98:
                 yield f"the run ends when {100 * over:.0f}% of cycle {number + 1} are over, at a high rate"

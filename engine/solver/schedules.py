@@ -1,4 +1,5 @@
-"""Learning-rate policies: closures from the iteration (the count of finished updates) to a rate.
+"""What changes as a run goes on, by the iteration (the count of finished updates): learning rate, weight decay,
+momentum, the growth of the batch.
 
 A policy is one registered function that reads the solver once and returns `rate(iteration)`; see `policy`. Formulas are
 Caffe's; `poly_cyc` is SURFsara's, `plateau` and `multifixed` Intel's, `min_lr` NVIDIA's.
@@ -19,6 +20,7 @@ import numpy as np
 from engine.config.suggestions import suggestion
 from engine.errors import ConfigError, NumericalError
 from engine.solver.calendar import exact
+from engine.solver.resolve import is_given
 from engine.solver.state import PlateauState
 
 if TYPE_CHECKING:
@@ -106,12 +108,12 @@ class Schedule:
         chosen = _policies[name]
         caffes = field == "lr_policy"  # the others are this engine's own
         for needed in chosen.required if caffes else (*chosen.required, *chosen.usual):
-            if not _given(param, needed):
+            if not is_given(param, needed):
                 raise ConfigError(f"{field} '{name}' needs {base if needed == 'base_lr' else needed}", where)
         self.reads_loss = chosen.reads_loss  # whether a call needs the smoothed loss of all ranks
         self._param, self._where, self._field, self._base = param, where, field, base
         self._warmup = _warmups[param.warmup_policy](param) if param.warmup_iter > 0 else None
-        self._first = max(0, param.warmup_iter) if param.policy_after_warmup else 0
+        self._first = first_of_policy(param)
         self._least = param.min_lr if param.HasField("min_lr") else None
         try:
             self._rate: Callable[..., float] = chosen.make(_after_warmup(param) if self._first else param)
@@ -241,7 +243,7 @@ class BatchGrowth:
 def milestones(param: proto.SolverParameter, points: int = 500) -> list[int]:
     """Iterations of a run that show its schedules: some at equal distances, and those around which they may jump."""
     last = max(0, param.max_iter - 1)
-    first = max(0, param.warmup_iter) if param.policy_after_warmup else 0
+    first = first_of_policy(param)
     found = {0, 1, last, param.warmup_iter, *(last * number // points for number in range(points))}
     for each, begin in ((param, first), (param.weight_decay_schedule, 0)):
         jumps = [*each.stepvalue, *(end + 1 for end in each.stageiter)]
@@ -250,6 +252,11 @@ def milestones(param: proto.SolverParameter, points: int = 500) -> list[int]:
     found.update(param.batch_growth.stepvalue)
     found |= {iteration - 1 for iteration in found}
     return sorted(iteration for iteration in found if iteration in (0, 1) or 0 < iteration <= last)
+
+
+def first_of_policy(param: proto.SolverParameter) -> int:
+    """The iteration from which on lr_policy counts its own."""
+    return max(0, param.warmup_iter) if param.policy_after_warmup else 0
 
 
 def _after_warmup(param: proto.SolverParameter) -> proto.SolverParameter:
@@ -301,14 +308,9 @@ _warmups: dict[str, Callable[[proto.SolverParameter], Rate]] = {
 WARMUPS = tuple(_warmups)
 
 
-def _given(param: proto.SolverParameter, field: str) -> bool:
-    value = getattr(param, field)
-    return len(value) > 0 if hasattr(value, "__len__") else param.HasField(field)
-
-
-def _between(param: proto.SolverParameter, part: Rate) -> Rate:
-    """From base_lr, where part is 1, to min_lr, where it is 0."""
-    return lambda iteration: param.min_lr + (param.base_lr - param.min_lr) * part(iteration)
+def _between(param: proto.SolverParameter, height: Rate) -> Rate:
+    """From base_lr, where height is 1, to min_lr, where it is 0."""
+    return lambda iteration: param.min_lr + (param.base_lr - param.min_lr) * height(iteration)
 
 
 @policy("fixed", "base_lr")
@@ -359,7 +361,7 @@ def _step_iterations(param: proto.SolverParameter, first: int = 0) -> list[int]:
 def current_step(param: proto.SolverParameter, iteration: int) -> int:
     """What Caffe's solver holds under this name, which it goes on from, after `iteration` updates: of step and
     multistep. In a warm-up it takes no steps."""
-    begin = param.warmup_iter if param.policy_after_warmup else 0
+    begin = first_of_policy(param)
     last = iteration - 1 - begin  # for which a rate has been asked
     if last < 0 or iteration <= param.warmup_iter:
         return 0

@@ -14,7 +14,7 @@ from engine.errors import ConfigError, ConfigErrors, EngineError, NumericalError
 from engine.files import check_writable, reason
 from engine.report.average_precision import AP_VERSIONS
 from engine.solver import adversarial_param, elastic_param, goals, modes, tuner
-from engine.solver.resolve import in_epochs, is_given, resolve, twins
+from engine.solver.resolve import SCHEDULES, in_epochs, is_given, resolve, twins
 from engine.solver.schedules import (
     MOMENTUM_POLICIES,
     WARMUPS,
@@ -404,7 +404,7 @@ def _lists(param: proto.SolverParameter) -> Iterator[Complaint]:
     for count in param.test_iter:
         if count < 0:
             yield "test_iter", f"test_iter: expected 0 or more, got {count}"
-    for name in ("", "weight_decay_schedule", "batch_growth"):
+    for name in ("", *SCHEDULES):
         message = getattr(param, name) if name else param
         for field in ("stepvalue", "stageiter") if name else ("stageiter",):  # Caffe takes any order of its own field
             values = list(getattr(message, field, ()))
