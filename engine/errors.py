@@ -1,10 +1,14 @@
 """The exceptions a user can meet. Each carries one clear line; only cli.py turns them into an exit status."""
 
+from __future__ import annotations
+
 import unicodedata
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 LONGEST = 600  # characters of a message; what a file holds may be of any length
 MOST_ERRORS = 100  # that are told of one file
+ErrorT = TypeVar("ErrorT", bound="EngineError")
 FILE, CODE = "file", "code"  # what can be absent
 
 
@@ -39,6 +43,11 @@ class EngineError(RuntimeError):
         super().__init__("\n".join([line, *printable(details, lines=True).splitlines()]))
         self.where, self.absent = where, absent
 
+    @property
+    def errors(self: ErrorT) -> Sequence[ErrorT]:
+        """Those that it tells of: itself, but for ConfigErrors."""
+        return [self]
+
 
 class ConfigError(EngineError):
     """A net or solver text that cannot be used: unknown names, wrong values, shapes that do not fit."""
@@ -50,7 +59,16 @@ class ConfigErrors(ConfigError):
     def __init__(self, errors: list[ConfigError]):
         more = ["... and more errors"] if len(errors) > MOST_ERRORS else []
         Exception.__init__(self, "\n".join([*map(str, errors[:MOST_ERRORS]), *more]))
-        self.where, self.absent, self.errors = None, "", errors
+        self.where, self.absent, self._errors = None, "", errors
+
+    @property
+    def errors(self) -> Sequence[ConfigError]:
+        return self._errors
+
+
+def together(errors: list[ConfigError]) -> ConfigError:
+    """Returns what to raise for errors that were found in one go, one at least."""
+    return errors[0] if len(errors) == 1 else ConfigErrors(errors)
 
 
 class DataError(EngineError):

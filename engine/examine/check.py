@@ -85,7 +85,7 @@ class FileReport:
     outline: Outline | None = None
 
     def fail(self, error: EngineError) -> None:
-        for each in getattr(error, "errors", [error]):
+        for each in error.errors:
             kinds = {FILE: self.absent_files, CODE: self.absent_code}
             lines = self.refused if isinstance(each, ModuleRefused) else kinds.get(each.absent, self.errors)
             if str(each) not in lines:
@@ -132,7 +132,7 @@ def check_file(
             return report
         config = read(path, overrides)
     except EngineError as error:  # an error also where it is not there
-        report.errors += [str(each) for each in getattr(error, "errors", [error])]
+        report.errors += [str(each) for each in error.errors]
         return report
     try:
         report.kind = config.kind
@@ -409,7 +409,7 @@ def _built(
             net = _net_report(config, graph)
             net.supposition = supposition
         except ConfigError as error:
-            failed.append(({str(each): each for each in getattr(error, "errors", [error])}, lines, shapes_of))
+            failed.append(({str(each): each for each in error.errors}, lines, shapes_of))
             always = set.intersection(*(set(errors) for errors, *_ in failed))
             if not shapes_of.supposed or (always and supposition.picture):  # with the second size, too
                 break

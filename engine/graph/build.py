@@ -15,7 +15,7 @@ from engine import proto
 from engine.config import NetConfig
 from engine.config.phases import unknown_stages
 from engine.config.suggestions import suggestion
-from engine.errors import MOST_ERRORS, ConfigError, ConfigErrors
+from engine.errors import MOST_ERRORS, ConfigError, together
 from engine.graph.model_parallel import take_part
 from engine.layers.base import Blob, Layer, Parameter, Shape
 from engine.layers.data import Data
@@ -136,7 +136,7 @@ def build(
             if len(errors) > MOST_ERRORS:
                 break
     if errors:
-        raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
+        raise together(errors)
     graph.all_params = [parameter for layer in graph.layers for parameter in layer.params]
     for parameter in graph.all_params:
         if parameter.owner:

@@ -18,7 +18,7 @@ from engine.comm.world import World
 from engine.config import SolverConfig, net_of_solver
 from engine.config.config import texts_of
 from engine.data.source_shapes import SourceShapes
-from engine.errors import ConfigError, ConfigErrors, WeightsError, shape_text
+from engine.errors import ConfigError, WeightsError, shape_text, together
 from engine.files import is_regular, opened, take_in
 from engine.graph.build import build
 from engine.report.log import log
@@ -111,7 +111,7 @@ def check_stages(configs: Sequence[SolverConfig], world: World, skip_bad_images:
         try:
             validate(config.message, config.place)
         except ConfigError as error:
-            errors += getattr(error, "errors", [error])
+            errors += error.errors
         if number < len(configs) and not config.message.snapshot_after_train:
             why = f"stage {number + 1} begins with what stage {number} leaves, and that takes no snapshot at its end"
             errors.append(
@@ -121,7 +121,7 @@ def check_stages(configs: Sequence[SolverConfig], world: World, skip_bad_images:
         errors += [*_same_prefixes(configs, world), *_missing_weights(configs, world)]
         errors += _misfits(configs, world, skip_bad_images)
     if errors:
-        raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
+        raise together(errors)
 
 
 def texts_of_stages(configs: Sequence[SolverConfig]) -> dict[str, str]:
@@ -210,7 +210,7 @@ def _misfits(configs: Sequence[SolverConfig], world: World, skip_bad_images: boo
             graph = build(net, proto.TRAIN, shapes_of=shapes_of)
             check_goals(config)
         except ConfigError as error:
-            yield from getattr(error, "errors", [error])
+            yield from error.errors
             return
         shapes.append({layer.name: [param.shape for param in layer.params] for layer in graph.layers if layer.params})
         given = list(config.message.weights)

@@ -10,7 +10,7 @@ from pathlib import Path
 from engine import proto
 from engine.comm.settings import comm_settings
 from engine.config.suggestions import suggestion
-from engine.errors import ConfigError, ConfigErrors, EngineError, NumericalError
+from engine.errors import ConfigError, EngineError, NumericalError, together
 from engine.files import check_writable, reason
 from engine.report.average_precision import AP_VERSIONS
 from engine.solver import adversarial_param, elastic_param, goals, modes, tuner
@@ -78,7 +78,7 @@ def validate(param: proto.SolverParameter, where: str | Callable[[str], str] | N
             in_iterations, _ = resolve(unsized, 256, 256, place)
             check_schedules(in_iterations, place, values=not in_epochs(param))
         except ConfigError as error:
-            errors += getattr(error, "errors", [error])
+            errors += error.errors
     elif not in_epochs(param):
         errors += _schedule_errors(param, place, values=False)
     comm = proto.CommParameter()
@@ -89,7 +89,7 @@ def validate(param: proto.SolverParameter, where: str | Callable[[str], str] | N
     except ConfigError as error:
         errors.append(ConfigError(str(error), place("comm_param")))
     if errors:
-        raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
+        raise together(errors)
     if param.HasField("adversarial"):  # whose fields are right by themselves
         other = adversarial_param.of_discriminator(param)
         validate(other, lambda field: place(f"adversarial.discriminator_solver.{field}") or "")
@@ -100,7 +100,7 @@ def check_schedules(param: proto.SolverParameter, place: Callable[[str], str | N
     more, all through the run. Raises ConfigErrors."""
     errors = _schedule_errors(param, place, values)
     if errors:
-        raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
+        raise together(errors)
 
 
 def _schedule_errors(
