@@ -9,6 +9,7 @@ from typing import TypeVar
 LONGEST = 600  # characters of a message; what a file holds may be of any length
 MOST_ERRORS = 100  # that are told of one file
 ErrorT = TypeVar("ErrorT", bound="EngineError")
+Complaint = tuple[str, str]  # a field of a solver, and what is wrong with it
 FILE, CODE = "file", "code"  # what can be absent
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engine import proto
+from engine.errors import Complaint
 from engine.solver.resolve import LENGTHS, in_epochs, is_given
 from engine.solver.update import find_rule
-
-Complaint = tuple[str, str]  # field, what is wrong with it
 
 # What discriminator_solver may have: the fields of an update.
 OF_UPDATES = frozenset(
@@ -21,7 +20,7 @@ OF_ONE_NET = ("batch_growth", "ema", "memory_budget_mb")
 
 
 def complaints(param: proto.SolverParameter) -> Iterator[Complaint]:
-    """What is wrong with a solver's `adversarial` by itself: (field, message)."""
+    """What is wrong with a solver's `adversarial` by itself."""
     if not param.HasField("adversarial"):
         return
     adversarial = param.adversarial

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from engine import proto
-from engine.errors import ConfigError
+from engine.errors import Complaint, ConfigError
 from engine.solver.modes import Mode
 
 Batch = proto.ElasticParameter.Batch
 
 
-def complaints(param: proto.SolverParameter) -> Iterator[tuple[str, str]]:
-    """(field, what is wrong with it), of comm_param.elastic."""
+def complaints(param: proto.SolverParameter) -> Iterator[Complaint]:
+    """What is wrong with comm_param.elastic."""
     comm, elastic = param.comm_param, param.comm_param.elastic
     if not comm.HasField("elastic"):
         return

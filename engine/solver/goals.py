@@ -4,7 +4,7 @@ any more (`early_stopping`)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +13,7 @@ from engine import proto
 from engine.config import SolverConfig, nets_of_solver
 from engine.config.suggestions import suggestion
 from engine.data.source_shapes import SourceShapes
-from engine.errors import ConfigError
+from engine.errors import Complaint, ConfigError
 from engine.graph.build import build
 from engine.inference.evaluator import detectors_of
 from engine.report.log import log
@@ -190,22 +190,24 @@ def wanted(param: proto.SolverParameter, field: str) -> tuple[str, int | None] |
     return asked.output or param.snapshot_best, best
 
 
-def complaints(param: proto.SolverParameter, tested: bool) -> Mapping[str, str]:
-    """What is wrong with the fields by themselves: field -> what. tested: whether a run of this solver tests."""
-    found: dict[str, str] = {}
+def complaints(param: proto.SolverParameter, tested: bool) -> Iterator[Complaint]:
+    """What is wrong with the fields by themselves. tested: whether a run of this solver tests."""
     asked = param.early_stopping
     if param.HasField("early_stopping"):
         if not (asked.output or param.snapshot_best):
-            found["early_stopping.output"] = 'early_stopping needs the name of a test output, output: "accuracy"'
+            yield "early_stopping.output", 'early_stopping needs the name of a test output, output: "accuracy"'
         if asked.patience < 1:
-            found["early_stopping.patience"] = (
-                f"early_stopping.patience: expected 1 or more tests, got {asked.patience}"
+            yield (
+                "early_stopping.patience",
+                f"early_stopping.patience: expected 1 or more tests, got {asked.patience}",
             )
         if not 0 <= asked.min_delta < float("inf"):
-            found["early_stopping.min_delta"] = f"early_stopping.min_delta: expected 0 or more, got {asked.min_delta:g}"
+            yield (
+                "early_stopping.min_delta",
+                f"early_stopping.min_delta: expected 0 or more, got {asked.min_delta:g}",
+            )
     for field in ("snapshot_best", "early_stopping"):
         if wanted(param, field) and not tested:
-            found[field] = f"{field} goes by tests, and this solver has none; give test_interval or test_epoch"
+            yield field, f"{field} goes by tests, and this solver has none; give test_interval or test_epoch"
     if param.HasField("snapshot_best_is") and not param.snapshot_best:
-        found["snapshot_best_is"] = "snapshot_best_is is given, but no snapshot_best"
-    return found
+        yield "snapshot_best_is", "snapshot_best_is is given, but no snapshot_best"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from engine import proto
-from engine.errors import ConfigError
+from engine.errors import Complaint, ConfigError
 
 if TYPE_CHECKING:
     from engine.config import SolverConfig
@@ -27,8 +27,8 @@ NOT_ASYNC = {
 }
 
 
-def complaints(param: proto.SolverParameter) -> Iterator[tuple[str, str]]:
-    """(field, what is wrong with it), of comm_param."""
+def complaints(param: proto.SolverParameter) -> Iterator[Complaint]:
+    """What is wrong with comm_param."""
     comm = param.comm_param
     mode = Mode.Name(comm.mode)
     for owner, fields in FIELDS.items():
@@ -55,7 +55,7 @@ def complaints(param: proto.SolverParameter) -> Iterator[tuple[str, str]]:
         yield from _of_async(param)
 
 
-def _of_async(param: proto.SolverParameter) -> Iterator[tuple[str, str]]:
+def _of_async(param: proto.SolverParameter) -> Iterator[Complaint]:
     for field, reason in NOT_ASYNC.items():
         message = param.comm_param if field.startswith("comm_param.") else param
         name = field.rpartition(".")[2]

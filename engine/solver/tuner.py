@@ -14,7 +14,7 @@ import numpy as np
 from engine import proto
 from engine.comm.search import Search, as_text, fields_of, free_fields, from_json, to_json
 from engine.comm.settings import CommSettings
-from engine.errors import ConfigError, WeightsError
+from engine.errors import Complaint, ConfigError, WeightsError
 from engine.host.cores import fewest_cores
 from engine.report.log import log
 from engine.report.observer import Observer
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 WARM_UP, TIMED = 1, 4  # iterations of each trial
 
 
-def complaints(param: proto.SolverParameter) -> Iterator[tuple[str, str]]:
-    """(field, what is wrong with it), of comm_param.autotune."""
+def complaints(param: proto.SolverParameter) -> Iterator[Complaint]:
+    """What is wrong with comm_param.autotune."""
     comm = param.comm_param
     others = {
         f"mode: {Mode.Name(comm.mode)}": comm.mode != comm.SYNC,

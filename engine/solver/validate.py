@@ -10,7 +10,7 @@ from pathlib import Path
 from engine import proto
 from engine.comm.settings import comm_settings
 from engine.config.suggestions import suggestion
-from engine.errors import ConfigError, EngineError, NumericalError, together
+from engine.errors import Complaint, ConfigError, EngineError, NumericalError, together
 from engine.files import check_writable, reason
 from engine.report.average_precision import AP_VERSIONS
 from engine.solver import adversarial_param, elastic_param, goals, modes, tuner
@@ -29,7 +29,6 @@ REGULARIZATIONS = ("L1", "L2")
 EVAL_TYPES = ("classification", "detection")  # outputs are averaged, those of detectors judged in either case
 LARC_POLICIES = ("scale", "clip")
 LEAST_FLOAT = 2.0**-126  # above zero, as denormals count as zero
-Complaint = tuple[str, str]  # field, what is wrong with it
 
 # Fields that must lie in [least, below). The constants of an update rule are declared with it.
 RANGES: dict[str, tuple[float, float]] = {
@@ -264,7 +263,7 @@ def _complaints(param: proto.SolverParameter) -> Iterator[Complaint]:
         yield "regularization_type", f"unknown regularization_type '{param.regularization_type}'{known}"
     yield from _local_rates(param)
     yield from _lists(param)
-    yield from goals.complaints(param, tests(param)).items()
+    yield from goals.complaints(param, tests(param))
     yield from modes.complaints(param)
     yield from elastic_param.complaints(param)
     yield from tuner.complaints(param)
