@@ -92,6 +92,18 @@ class Config(Generic[MessageT]):
         self.message.ClearField("layer")
         self.message.layer.extend([layer, *rest])
 
+    def append(
+        self: Config[proto.NetParameter],
+        layer: proto.LayerParameter,
+        of: Config[proto.NetParameter] | None = None,
+        index: int = 0,
+    ) -> None:
+        """Makes a layer the last one of a net in the current format. Its place is that of layer number `index` in the
+        text of another net, `of`; None: it is in no text."""
+        places = [*self._layers, *[None] * (len(self.message.layer) - len(self._layers))]
+        self._layers = [*places, of._layers[index] if of and index < len(of._layers) else None]
+        self.message.layer.append(layer)
+
     def with_message(self, message: MessageT) -> Config[MessageT]:
         """The same file, and the places in it, for a changed copy of its message with the same layers."""
         return Config(message, self.path, self.notes, self._nodes, self._layers)

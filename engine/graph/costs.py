@@ -117,4 +117,4 @@ class _Shared(dict[Blob, Blob]):
 
 def _runs_backward(layer: Layer) -> bool:
     sends = any(blob.needs_gradient and not blob.gradient_is_set for blob in layer.bottoms)
-    return sends or any((p.owner or p).learnable for p in layer.params)
+    return sends or layer.learns

@@ -187,6 +187,11 @@ class Layer:
         return False
 
     @property
+    def learns(self) -> bool:
+        """Whether updates change one of its parameters."""
+        return any((parameter.owner or parameter).learnable for parameter in self.params)
+
+    @property
     def training(self) -> bool:
         return self.phase == 0
 
@@ -232,6 +237,11 @@ class Layer:
         if self.in_pairs:
             return (top,)
         return () if top > 0 and (self.is_loss or self.tells_more) else range(len(self.bottoms))
+
+    def propagates(self, i: int) -> bool:
+        """Whether a gradient may flow into a bottom: it is no label, and propagate_down does not forbid it."""
+        flags = self.message.propagate_down
+        return i not in self.constant_bottoms and (flags[i] if flags else True)
 
     def summed_params(self) -> list[Parameter]:
         """Parameters whose gradients are sums over several ops of this layer."""

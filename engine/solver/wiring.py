@@ -50,10 +50,9 @@ def wire(solver: SolverConfig) -> Wiring:
     _check_names(solver, generator, discriminator)
     joint = _join(param, generator, discriminator)
     behind = frozenset(layer.name for layer in discriminator.message.layer)
-    _add(
-        discriminator,
-        proto.LayerParameter(name=REAL, type="Input", top=[REAL]),
-        proto.LayerParameter(name=LOSS, type="AdversarialLoss", bottom=[param.score, REAL], top=[LOSS]),
+    discriminator.append(proto.LayerParameter(name=REAL, type="Input", top=[REAL]))
+    discriminator.append(
+        proto.LayerParameter(name=LOSS, type="AdversarialLoss", bottom=[param.score, REAL], top=[LOSS])
     )
     discriminator.message.layer[-2].input_param.shape.add().dim.append(1)
     for config in (joint, discriminator):
@@ -75,11 +74,6 @@ def _copy(config: NetConfig) -> NetConfig:
     message = type(config.message)()
     message.CopyFrom(config.message)
     return config.with_message(message)
-
-
-def _add(config: NetConfig, *layers: proto.LayerParameter) -> None:
-    """Layers that stand in no file: their place is the file."""
-    config.message.layer.extend(layers)
 
 
 def _match_batches(config: NetConfig, batch: int) -> None:
@@ -150,10 +144,8 @@ def _join(param: proto.AdversarialParameter, generator: NetConfig, discriminator
     for field in ("bn_sync", "bn_stats_batch_size"):
         joint.message.ClearField(field)
     joint.message.name = " against ".join(net.message.name or net.path for net in (generator, discriminator))
-    # One place for each layer, so that those of the discriminator's file follow.
-    joint._layers = [*generator._layers, *[None] * (len(generator.message.layer) - len(generator._layers)), None]
     fed = list(dict.fromkeys(name for meet in param.meet for name in (meet.real, meet.made)))
-    _add(joint, proto.LayerParameter(name=MEETING, type="Silence", bottom=fed))
+    joint.append(proto.LayerParameter(name=MEETING, type="Silence", bottom=fed))
     made = {meet.input: meet.made for meet in param.meet}
     for i in kept_layers(discriminator):
         layer = proto.LayerParameter()
@@ -163,10 +155,9 @@ def _join(param: proto.AdversarialParameter, generator: NetConfig, discriminator
         for names in (layer.bottom, layer.top):
             names[:] = [made.get(name, name) for name in names]
         _take_statistics([layer], discriminator.message)
-        joint.message.layer.append(layer)
-        joint._layers.append(discriminator._layers[i] if i < len(discriminator._layers) else None)
-    _add(joint, proto.LayerParameter(name=LOSS, type="AdversarialLoss", bottom=[made.get(param.score, param.score)]))
-    joint.message.layer[-1].top.append(LOSS)
+        joint.append(layer, discriminator, i)
+    score = made.get(param.score, param.score)
+    joint.append(proto.LayerParameter(name=LOSS, type="AdversarialLoss", bottom=[score], top=[LOSS]))
     return joint
 
 
@@ -205,13 +196,13 @@ def check_wiring(solver: SolverConfig, wiring: Wiring, shapes_of: ShapesOf) -> N
             "discriminator does not read on the way to it, or behind propagate_down: false",
             solver.place("adversarial.score"),
         )
-    if not any(_learns(layer) for layer in layers if layer.name not in wiring.frozen):
+    if not any(layer.learns for layer in layers if layer.name not in wiring.frozen):
         raise ConfigError(
             f"the generator would learn nothing: {names} depends on no parameter that learns (lr_mult 0, "
             "propagate_down: false, or data)",
             solver.place("adversarial.meet.made"),
         )
-    if not any(map(_learns, _reached(discriminator)[1])):
+    if not any(layer.learns for layer in _reached(discriminator)[1]):
         raise ConfigError(
             f"the discriminator would learn nothing: its score '{score}' depends on no parameter that learns",
             solver.place("adversarial.score"),
@@ -230,12 +221,5 @@ def _reached(graph: Graph) -> tuple[set[Blob], list[Layer]]:
         if layer.name != LOSS and not any(top in wanted for top in layer.tops):
             continue
         layers.append(layer)
-        flags = layer.message.propagate_down
-        for i, blob in enumerate(layer.bottoms):
-            if layer.differentiable and i not in layer.constant_bottoms and (flags[i] if flags else True):
-                wanted.add(blob)
+        wanted.update(blob for i, blob in enumerate(layer.bottoms) if layer.differentiable and layer.propagates(i))
     return wanted, layers
-
-
-def _learns(layer: Layer) -> bool:
-    return any((parameter.owner or parameter).learnable for parameter in layer.params)

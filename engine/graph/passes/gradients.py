@@ -25,7 +25,7 @@ def mark_gradients(graph: Graph, gradients: bool) -> None:
         senders = [number for number, (top, weight) in enumerate(weighted) if weight or top in leads]
         reached = {i for number in senders for i in layer.reached_from(number)}
         for i, blob in enumerate(layer.bottoms):
-            if i not in reached or i in layer.constant_bottoms or not _propagates(layer, i):
+            if i not in reached or not layer.propagates(i):
                 continue
             if layer.differentiable:
                 leads.add(blob)
@@ -59,21 +59,16 @@ def _below(graph: Graph) -> set[Blob]:
     for layer in graph.layers:
         if not layer.differentiable:
             continue
-        learns = any((parameter.owner or parameter).learnable for parameter in layer.params)
-        inner = [i for i in range(len(layer.bottoms)) if i not in layer.constant_bottoms and _propagates(layer, i)]
+        inner = [i for i in range(len(layer.bottoms)) if layer.propagates(i)]
         if layer.message.propagate_down:
             wanted.update(layer.bottoms[i] for i in inner)
         for number, top in enumerate(layer.tops):
             reached = layer.reached_from(number)
             passes = any(layer.bottoms[i] in wanted for i in inner if i in reached)
-            if passes or (learns and (reached or not layer.bottoms)) or (graph.force_backward and not layer.bottoms):
+            learns = layer.learns and (reached or not layer.bottoms)
+            if passes or learns or (graph.force_backward and not layer.bottoms):
                 wanted.add(top)
     return wanted
-
-
-def _propagates(layer: Layer, i: int) -> bool:
-    flags = layer.message.propagate_down
-    return flags[i] if flags else True
 
 
 def _mark_weighted_tops(graph: Graph, layer: Layer, wanted: set[Blob]) -> list[Layer]:
