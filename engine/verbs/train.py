@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from engine.comm.world import World
     from engine.config import SolverConfig
     from engine.net.kernel_table import Kernels
+    from engine.report.observer import Observer
     from engine.solver.signals import Signals
     from engine.solver.stages import Position
 
@@ -195,12 +196,7 @@ def _train(
     from functools import partial
 
     from engine.data.feeder import Feeder
-    from engine.report.display import TrainingBar
-    from engine.report.layer_times import LayerTimes
     from engine.report.log import log
-    from engine.report.observer import Observer
-    from engine.report.summary import Summary
-    from engine.report.timeline import Timeline
     from engine.solver.adversarial import solver_of
     from engine.solver.resume import warn_of_later
 
@@ -209,27 +205,11 @@ def _train(
     if len(configs) > 1:
         _watch(config, world)
         log(f"Stage {position.index + 1} of {len(configs)}: {config.path}")
-    observers: list[Observer] = [TrainingBar(), Summary()]
-    if options.layer_times:
-        observers.append(LayerTimes())
-    if options.timeline:
-        observers.append(Timeline(options.timeline))
-    if options.tensorboard:
-        from pathlib import Path
-
-        from engine.report.tensorboard import TensorBoard
-
-        stems = [Path(each.path).stem for each in configs]
-        stage = stems[position.index] if len(configs) > 1 else ""  # each counts its iterations from 0
-        if stems.count(stage) > 1:
-            stage = f"{position.index + 1}_{stage}"
-        folder = str(Path(options.tensorboard) / stage)
-        observers.append(TensorBoard(folder, options.histograms or 0, world.rank))
     solver = solver_of(
         config,
         world,
         signals=signals,
-        observers=observers,
+        observers=_observers(options, configs, position, world),
         feeder=partial(Feeder, skip_bad_images=options.skip_bad_images),
         kernels=_kernels(options, snapshot, world),
         needed=[path for later in configs[position.index + 1 :] for path in later.message.weights],
@@ -247,6 +227,32 @@ def _train(
     left = str(solver.snapshots.names(solver.iteration)[0]), solver.state.samples_seen
     solver.close()
     return left if finished else None
+
+
+def _observers(options: Namespace, configs: list[SolverConfig], position: Position, world: World) -> list[Observer]:
+    """What watches a stage."""
+    from pathlib import Path
+
+    from engine.report.display import TrainingBar
+    from engine.report.layer_times import LayerTimes
+    from engine.report.summary import Summary
+    from engine.report.timeline import Timeline
+
+    observers: list[Observer] = [TrainingBar(), Summary()]
+    if options.layer_times:
+        observers.append(LayerTimes())
+    if options.timeline:
+        observers.append(Timeline(options.timeline))
+    if options.tensorboard:
+        from engine.report.tensorboard import TensorBoard
+
+        stems = [Path(each.path).stem for each in configs]
+        stage = stems[position.index] if len(configs) > 1 else ""  # each counts its iterations from 0
+        if stems.count(stage) > 1:
+            stage = f"{position.index + 1}_{stage}"
+        folder = str(Path(options.tensorboard) / stage)
+        observers.append(TensorBoard(folder, options.histograms or 0, world.rank))
+    return observers
 
 
 def _kernels(options: Namespace, snapshot: str | None, world: World) -> Kernels:
