@@ -19,7 +19,7 @@ from engine.errors import CommError, ConfigError
 from engine.host.launch import detect
 from engine.host.memory import require_memory
 from engine.report.log import set_up, warn
-from engine.solver.elastic_param import divide, require_ranks
+from engine.solver.elastic_param import divide_micro_batches, require_ranks
 from engine.solver.global_batch import set_iter_size
 from engine.solver.resolve import rate_share
 
@@ -204,7 +204,7 @@ class Elastic:
             self._copies[0].iteration = -1
         assert self._copies[-1].iteration == newest
         solver.optimizer.rejoin()
-        division = divide(self._micro_batches, world.size, self._param.batch, self._iter_size)
+        division = divide_micro_batches(self._micro_batches, world.size, self._param.batch, self._iter_size)
         set_iter_size(solver.param, division.iter_size)
         before = solver.calendar.samples(newest)
         batch = round(solver.global_batch * division.share)

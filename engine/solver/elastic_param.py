@@ -52,7 +52,7 @@ class Division:
     share: float
 
 
-def divide(micro_batches: int, ranks: int, batch: int, iter_size: int) -> Division:
+def divide_micro_batches(micro_batches: int, ranks: int, batch: int, iter_size: int) -> Division:
     """micro_batches: in the full global batch, of which the solver's iter_size are a rank's. batch: what is to become
     of it, as a number of Batch."""
     if batch == Batch.HOLD:

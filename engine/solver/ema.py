@@ -55,8 +55,8 @@ class WeightAverage:
         with undisturbed():
             for average, live in self._pairs():
                 for begin in range(0, average.size, _CHUNK):
-                    part = slice(begin, begin + _CHUNK)
-                    _approach(average[part], live[part], self._due)
+                    chunk = slice(begin, begin + _CHUNK)
+                    _approach(average[chunk], live[chunk], self._due)
             self._due = None
 
     def _pairs(self) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -85,10 +85,10 @@ class WeightAverage:
 
     def _swap(self) -> None:
         for begin in range(0, self.weights.size, _CHUNK):
-            part = slice(begin, begin + _CHUNK)
-            kept = self._live[part].copy()
-            self._live[part] = self.weights[part]
-            self.weights[part] = kept
+            chunk = slice(begin, begin + _CHUNK)
+            kept = self._live[chunk].copy()
+            self._live[chunk] = self.weights[chunk]
+            self.weights[chunk] = kept
         for parameter, tensor in self._tensors.items():
             kept = tensor.get()
             tensor.set(self._statistics[parameter])

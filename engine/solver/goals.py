@@ -33,7 +33,7 @@ class Goal:
     """
 
     def __init__(
-        self, field: str, output: str, best_is: int | None, tested: Sequence[Graph], left_out: Collection[int] = ()
+        self, field: str, output: str, best_is: int | None, tested: Sequence[Graph], left_out: Collection[int]
     ):
         """tested: the test nets. left_out: the numbers of those with a test_iter of 0. Raises ConfigError, without a
         place, where none of them has the output, or where it has several values."""

@@ -27,7 +27,7 @@ class Recorder:
         observers: Observers,
         feeder: Feeder,
         optimizers: Sequence[Optimizer],
-        groups: Sequence[MpiGroup] = (),
+        groups: Sequence[MpiGroup],
     ):
         self._observers, self._feeder, self._optimizers, self._groups = observers, feeder, optimizers, groups
         self._optimizer = optimizers[0]  # which is traced

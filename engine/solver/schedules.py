@@ -31,6 +31,7 @@ LossRate = Callable[[int, float, PlateauState], float]
 Policy: TypeAlias = "Callable[[proto.SolverParameter], Rate | LossRate]"
 PolicyT = TypeVar("PolicyT", bound=Policy)
 LARGEST = 3.4e38  # that the update rules, in float32, take
+POINTS = 500  # at equal distances, that show a schedule
 
 
 @dataclass(frozen=True)
@@ -240,11 +241,11 @@ class BatchGrowth:
         return self._factor ** bisect.bisect_right(self.steps, iteration)
 
 
-def milestones(param: proto.SolverParameter, points: int = 500) -> list[int]:
+def milestones(param: proto.SolverParameter) -> list[int]:
     """Iterations of a run that show its schedules: some at equal distances, and those around which they may jump."""
     last = max(0, param.max_iter - 1)
     first = first_of_policy(param)
-    found = {0, 1, last, param.warmup_iter, *(last * number // points for number in range(points))}
+    found = {0, 1, last, param.warmup_iter, *(last * number // POINTS for number in range(POINTS))}
     for each, begin in ((param, first), (param.weight_decay_schedule, 0)):
         jumps = [*each.stepvalue, *(end + 1 for end in each.stageiter)]
         jumps += [period * number for period in (each.stepsize, each.cycle_iter) for number in range(1, 21)]

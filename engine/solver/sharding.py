@@ -24,7 +24,8 @@ class Sharding:
     """`comm_param { shard_updates: true }`, or `mode: ASYNC`, on several ranks. weights: see ShardedWeights."""
 
     def __init__(self, net: Net, world: World, buckets: list[Bucket], settings: CommSettings):
-        """Raises ConfigError for a net of which ranks hold layers in parts."""
+        """Raises ConfigError for a net of which ranks hold layers in parts, and for a layer that rescales its weights
+        where ranks keep others."""
         from engine.host import _core
 
         self._rounds, asynchronous = settings.reduction.bf16, settings.max_staleness is not None
@@ -135,7 +136,7 @@ def _round(values: np.ndarray) -> None:
 
     step = 1 << 20  # floats: no second arena
     for begin in range(0, values.size, step):
-        part = values[begin : begin + step]
-        packed = np.empty(part.size, np.uint16)
-        _core.pack_bf16(part, packed)
-        _core.unpack_bf16(packed, part)
+        chunk = values[begin : begin + step]
+        packed = np.empty(chunk.size, np.uint16)
+        _core.pack_bf16(chunk, packed)
+        _core.unpack_bf16(packed, chunk)

@@ -48,9 +48,9 @@ class Snapshots:
         world: World,
         optimizer: Optimizer,
         model_parallel: ModelParallel,
-        average: WeightAverage | None = None,
-        needed: Iterable[str] = (),
-        others: Sequence[Optimizer] = (),
+        average: WeightAverage | None,
+        needed: Iterable[str],
+        others: Sequence[Optimizer],
     ):
         """others: further optimizers. needed: files that later stages begin with, which are not removed."""
         self._config, self._param, self._world = config, config.message, world

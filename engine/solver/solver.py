@@ -39,7 +39,7 @@ from engine.solver.signals import SNAPSHOT, STOP, Signals
 from engine.solver.snapshots import Snapshots
 from engine.solver.state import TrainingState
 from engine.solver.test_nets import TestNets
-from engine.solver.train_net import build_alike, divide, net_options
+from engine.solver.train_net import build_alike, net_options, parts_of_ranks
 from engine.solver.validate import check_schedules, require_loss, saves, validate
 from engine.watchdog import board
 from engine.weights import SolverState
@@ -81,7 +81,7 @@ class Solver:
         train = self._train_config()
         self.feeder = feeder(train, proto.TRAIN, self.seed, world)
         self.precision = usable_precision(asked_precision(self.param), world)
-        groups, parts = divide(train, world)
+        groups, parts = parts_of_ranks(train, world)
         self.net = self._build_net(train, net_options(self, parts))
         self.model_parallel = ModelParallel(self.net, world)
         self.model_parallel.refuse(self.param, self.config.place)
@@ -289,7 +289,6 @@ class Solver:
         until early_stopping ends it. Returns False if a signal stopped it."""
         self._begin_observing()
         self._stops_by, self._asks_in = "", self.iteration
-        advance = self._advance_apart if self.optimizer.asynchronous else self._advance
         moved = True
         while not self._is_over(until, until_lost):
             if moved and self.test_nets.is_due(self.iteration, self.calendar):
@@ -298,7 +297,7 @@ class Solver:
                 if self._is_over(until, until_lost):
                     return True
             before = self.iteration
-            asked = advance(until)
+            asked = self._advance_apart(until) if self.optimizer.asynchronous else self._advance()
             # In mode ASYNC ranks meet again at once where a signal has come in a test or snapshot: neither is repeated.
             moved = self.iteration > before
             if moved and self._snapshot_is_due():
@@ -312,7 +311,7 @@ class Solver:
     def _is_over(self, until: int, until_lost: bool) -> bool:
         return self.iteration >= until or (until_lost and self.test_nets.goals.are_lost(self.state.goals))
 
-    def _advance(self, until: int) -> Agreement | None:
+    def _advance(self) -> Agreement | None:
         """One iteration. Returns what signals ask for, where the ranks have met to say so."""
         meets, every = self.optimizer.meets(self.iteration), self.param.comm_param.drift_check
         asked = self.world.agree(lambda: self.signals.flags) if meets else None

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from engine.solver.solver import Solver
 
 
-def divide(config: NetConfig, world: World) -> tuple[list[MpiGroup], dict[str, Part]]:
+def parts_of_ranks(config: NetConfig, world: World) -> tuple[list[MpiGroup], dict[str, Part]]:
     """Groups of ranks that hold layers together, and this rank's parts of layers by name."""
     counts = model_parts(config, world.size)
     groups = {count: world.group(count) for count in sorted(set(counts.values()))}

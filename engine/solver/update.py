@@ -94,7 +94,7 @@ def make_updater(
     histories: list[np.ndarray],
     weight_decay: float,
     momentum: float,
-    sharded: ShardedWeights | None = None,
+    sharded: ShardedWeights | None,
 ) -> _core.Updater:
     """Makes what updates the parameters of a net by the rule of a SolverParameter.
 

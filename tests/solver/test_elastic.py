@@ -10,7 +10,7 @@ from engine.errors import CommError, ConfigError
 from engine.host.launch import Launch
 from engine.solver import elastic
 from engine.solver.calendar import Calendar
-from engine.solver.elastic_param import divide
+from engine.solver.elastic_param import divide_micro_batches
 from tests.mpi import outliving, run_ranks
 from tests.solver.harness import (
     DIGITS,
@@ -257,7 +257,7 @@ def test_more_than_are_started_is_an_error_of_the_solver():
     ],
 )
 def test_how_a_batch_is_divided(micro_batches, ranks, batch, iter_size, found):
-    division = divide(micro_batches, ranks, batch, iter_size)
+    division = divide_micro_batches(micro_batches, ranks, batch, iter_size)
     assert (division.iter_size, division.share) == found
 
 
