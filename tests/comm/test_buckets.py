@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.comm.buckets import ParameterRange, buckets_of, make_buckets, parameter_ranges
+from engine.comm.buckets import ParameterRange, buckets_of, chunk_bounds, make_buckets, parameter_ranges
 
 FLOATS = 4
 
@@ -48,6 +48,13 @@ def test_the_last_buckets_are_small():
     for i, size in enumerate(sizes):
         assert size <= max(256 << 10, sum(sizes[i:]) / 2)
     assert len(sizes) <= 9
+
+
+def test_a_bucket_is_reduced_in_chunks():
+    (bucket,) = make_buckets([("w", 16, 100)])
+    assert chunk_bounds(bucket, 40 * FLOATS) == [(16, 56), (56, 96), (96, 116)]
+    assert chunk_bounds(bucket, 100 * FLOATS) == chunk_bounds(bucket, 1 << 40) == [(16, 116)]
+    assert chunk_bounds(bucket, 1) == [(begin, begin + 1) for begin in range(16, 116)]
 
 
 def test_ranges_carry_multipliers():

@@ -6,7 +6,7 @@ from google.protobuf import text_format
 from engine import proto
 from engine.comm.factory import settings_of
 from engine.comm.link import ALONE, Link, Links
-from engine.comm.settings import Reduction, comm_settings, default_servers, ignored_variables
+from engine.comm.settings import LocalSteps, Reduction, comm_settings, default_servers, ignored_variables
 from engine.comm.world import World
 from engine.errors import ConfigError
 from engine.host.launch import Launch, detect
@@ -94,6 +94,12 @@ def test_how_gradients_travel():
     reduction = settings(text).reduction
     assert reduction == Reduction(True, True, True)
     assert str(reduction) == "hierarchical, bf16, error feedback"
+
+
+def test_when_ranks_update_by_themselves():
+    steps = LocalSteps(every=3, start=4)
+    assert [iteration for iteration in range(8) if steps.is_local(iteration)] == [4, 5, 6, 7]
+    assert [iteration for iteration in range(14) if steps.averages(iteration)] == [6, 9, 12]
 
 
 def test_no_servers_need_no_cores():

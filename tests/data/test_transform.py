@@ -435,12 +435,12 @@ def test_frames_of_a_stack_are_cut_alike(channels):
 
 def test_crops_of_several_sizes():
     """Of a ramp the step between neighbours tells how much of it a crop shows."""
-    ramp = np.broadcast_to(np.arange(0, 240, 4, dtype=np.uint8)[:, None, None], (60, 60, 3)).copy()
+    ramp = np.broadcast_to(np.arange(0, 240, 4, dtype=np.uint8)[:, None, None], (60, 70, 3)).copy()
     text = "crop_size: 20 multi_scale: true scale_ratios: 1 scale_ratios: 0.5 max_distort: %d fix_crop: true"
     for distort, pairs in ((0, 2), (1, 4)):
         got = many(text % distort, ramp, 100)
         spans = {round(float(each[0, -1, 0] - each[0, 0, 0]) / 10) for each in got}
-        assert len(spans) == 2  # 60 or 30 rows of 60
+        assert spans == {23, 11}  # 60 or 30 rows of 60, the shorter side
         widths = many(text % distort, ramp.transpose(1, 0, 2).copy(), 100)
         both = {
             (round(float(a[0, -1, 0] - a[0, 0, 0]) / 10), round(float(b[0, 0, -1] - b[0, 0, 0]) / 10))
