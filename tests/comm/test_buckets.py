@@ -26,6 +26,11 @@ def test_a_large_parameter_is_cut():
     assert buckets_of(buckets) == {"a": [0], "fc6": [1, 2, 3, 4], "b": [5]}
 
 
+def test_the_parts_of_a_large_parameter_are_alike():
+    parts = make_buckets([("fc6", 0, 520)], bucket_bytes=256 * FLOATS)
+    assert [(bucket.begin, bucket.end) for bucket in parts] == [(0, 176), (176, 352), (352, 520)]  # of 16 floats each
+
+
 def test_every_float_is_in_one_bucket_for_any_size():
     sizes = [37, 1, 500, 64, 3000, 2, 2, 1024, 9]
     parameters, offset = [], 0

@@ -6,7 +6,14 @@ from google.protobuf import text_format
 from engine import proto
 from engine.comm.factory import settings_of
 from engine.comm.link import ALONE, Link, Links
-from engine.comm.settings import LocalSteps, Reduction, comm_settings, default_servers, ignored_variables
+from engine.comm.settings import (
+    LocalSteps,
+    Reduction,
+    comm_settings,
+    default_servers,
+    exchanges_directly,
+    ignored_variables,
+)
 from engine.comm.world import World
 from engine.errors import ConfigError
 from engine.host.launch import Launch, detect
@@ -94,6 +101,12 @@ def test_how_gradients_travel():
     reduction = settings(text).reduction
     assert reduction == Reduction(True, True, True)
     assert str(reduction) == "hierarchical, bf16, error feedback"
+
+
+def test_which_ranks_exchange_directly():
+    """A few, each on a host of its own, or all on one."""
+    cases = [(ranks, near) for ranks in (1, 2, 8, 9) for near in (1, 2, 4, 8, 9) if near <= ranks]
+    assert [case for case in cases if exchanges_directly(*case)] == [(2, 1), (2, 2), (8, 1), (8, 8)]
 
 
 def test_when_ranks_update_by_themselves():

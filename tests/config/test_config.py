@@ -10,6 +10,7 @@ from google.protobuf import text_encoding, text_format
 
 from engine import proto
 from engine.config.config import net_of_solver, nets_of_solver, parse_net, parse_solver, read, read_net, read_solver
+from engine.config.phases import PHASES, kept_in
 from engine.config.prototext import fill, scan, unescaped
 from engine.config.stand_ins import stand_in
 from engine.config.upgrade import upgrade_net, upgrade_solver
@@ -576,6 +577,23 @@ def test_nets_in_files_of_their_own(folder):
     assert nets.tests[0].message.layer[0].data_param.source == "train_db"  # this file is for tests only
     with pytest.raises(ConfigError, match="no layer 'othr'; did you mean 'other'"):
         nets_of_solver(solver_in(folder, text, ["layer[othr].top=z"]))
+
+
+@pytest.mark.parametrize(
+    "rules, phases",
+    [
+        ("", ["TRAIN", "TEST"]),
+        ("include { phase: TEST }", ["TEST"]),
+        ("include { stage: 'a' }", ["TRAIN", "TEST"]),
+        ("include { phase: TRAIN } include { phase: TEST stage: 'a' }", ["TRAIN", "TEST"]),
+        ("exclude { phase: TRAIN }", ["TEST"]),
+        ("exclude { phase: TRAIN stage: 'a' }", ["TRAIN", "TEST"]),
+        ("exclude { phase: TRAIN } exclude { stage: 'a' } exclude { phase: TEST stage: 'a' }", ["TEST"]),
+    ],
+)
+def test_layers_that_a_phase_keeps_at_some_level_with_some_stages(rules, phases):
+    (layer,) = parse_net(f"layer {{ {rules} }}").message.layer
+    assert [name for name, phase in PHASES.items() if kept_in(layer, phase)] == phases
 
 
 def test_overrides_for_tests_go_to_nets_that_are_tested(folder):

@@ -203,6 +203,14 @@ def test_cutmix_takes_rectangles(make_lmdb, open_layer):
     assert 3 < sum((data[n][0] == (n ^ 1)).any() for n in range(8))
 
 
+def test_cutmix_takes_any_place():
+    mix = Mix(text_format.Parse("cutmix_alpha: 1", proto.MixParameter()), 2, 1, None)
+    drawn = [mix._draw(KeyedRandom(1, 0, n), 4, 6)[1:] for n in range(1000)]
+    assert all(0 <= top <= top + h <= 4 and 0 <= left <= left + w <= 6 for top, left, h, w in drawn)
+    assert {top for top, _, h, _ in drawn if h == 1} == set(range(4))
+    assert {left for _, left, _, w in drawn if w == 1} == set(range(6))
+
+
 def test_several_labels_are_blended_as_they_are(make_lmdb, open_layer):
     items = {}
     for n in range(4):

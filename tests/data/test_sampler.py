@@ -100,6 +100,18 @@ def test_keyed_random_is_uniform_and_repeats():
     assert KeyedRandom(1, 2, 3).uniform(0, 1) != KeyedRandom(1, 3, 2).uniform(0, 1)
 
 
+def test_keyed_random_is_splitmix64():
+    """A run goes on with the same numbers under another version of engine."""
+    random = KeyedRandom(0, 0, 0)
+    random._state = 1234567  # the author's own example, as Rosetta Code has it
+    expected = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    assert [random.integer(0, 2**64 - 1) for _ in expected] == expected
+    random = KeyedRandom(1, 2, 3)
+    assert [random.integer(0, 99) for _ in range(4)] == [13, 43, 95, 27]
+    assert [random.uniform(0, 1), random.normal()] == [0.9217616540191534, -1.445115327835083]
+    assert [random.beta(0.5), random.beta(2)] == [0.9992790222167969, 0.3243548274040222]
+
+
 def test_orders_are_numpys_permutations_and_two_are_kept():
     sampler = Sampler(1000, 7, True)
     for epoch in range(4):

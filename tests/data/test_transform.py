@@ -347,6 +347,13 @@ def many(text, pixels, count=200, phase=proto.TRAIN):
     return [apply(transformer, datum, KeyedRandom(1, 0, i)) for i in range(count)]
 
 
+def test_random_aspect_ratio_reaches_every_pixel():
+    pixels = np.arange(16, dtype=np.uint8).reshape(4, 4, 1).repeat(3, 2)
+    text = "min_area_ratio: 0.0625 max_area_ratio: 0.0625 aspect_ratio_change: 1 resize_param { interp_mode: NEAREST }"
+    got = many(f"crop_size: 2 random_aspect_ratio_param {{ {text} }}", pixels)
+    assert {each.tobytes() for each in got} == {np.full((3, 2, 2), i, np.float32).tobytes() for i in range(16)}
+
+
 def test_a_centre_crop_in_training():
     pixels = random_pixels(5)
     expected = apply(make("crop_size: 7"), parse_datum(raw_datum(pixels)))

@@ -41,6 +41,22 @@ layer { name: "ip" type: "InnerProduct" bottom: "h2" top: "y" inner_product_para
 """
 
 
+STATIC = """
+layer { name: "z" type: "Input" top: "z" input_param { shape { dim: 3 dim: 6 } } }
+layer { name: "a" type: "InnerProduct" bottom: "x" top: "a" inner_product_param { num_output: 5 axis: 2 } }
+layer { name: "s" type: "InnerProduct" bottom: "z" top: "s" inner_product_param { num_output: 5 } }
+layer { name: "lstm" type: "LSTM" bottom: "a" bottom: "cont" bottom: "s" top: "h" recurrent_param { num_output: 5 } }
+"""
+
+
+def test_a_product_writes_what_its_reader_takes():
+    """An LSTM takes x in bf16, and what all of its steps see in float32."""
+    inputs = "".join(SEQUENCE.splitlines(keepends=True)[1:3])
+    graph = prepare(build(parse_net(inputs + STATIC, "static.prototxt"), proto.TRAIN), precision="bf16")
+    assert [layer.name for layer in graph.layers if layer.type != "Input"] == ["x_a_bf16", "a", "z_s_bf16", "s", "lstm"]
+    assert [layer.name for layer in graph.layers if layer.widens] == ["s"]
+
+
 @needs_bf16
 def test_sequences_are_cast_row_by_row():
     """cont and the states stay float32, and nothing is laid out as images are."""

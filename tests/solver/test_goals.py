@@ -179,7 +179,7 @@ def test_a_run_without_a_gain_ends(tmp_path, caplog):
     text = TESTS + 'max_iter: 40 base_lr: 0 early_stopping { output: "accuracy" patience: 3 }'
     solver, seen = watched(text, tmp_path)
     assert solver.iteration == 15 and list(seen.values) == [0, 5, 10, 15]
-    assert "Early stopping: 3 tests without a gain; the best accuracy is" in caplog.text
+    assert f"Early stopping: 3 tests without a gain; the best accuracy is {seen.values[0]:.6g}" in caplog.text
     assert names(tmp_path) == snapshot(15)
     again, seen = watched(text, tmp_path, restore=tmp_path / "net_iter_15.solverstate")
     assert again.iteration == 15 and not seen.values  # it knows that it is over
@@ -206,11 +206,13 @@ def test_going_on_from_an_early_end_repeats_its_test_on_the_same_samples(tmp_pat
     assert rest.values == {at: value for at, value in whole.values.items() if at >= short.iteration}
 
 
-def test_small_gains_are_none(tmp_path):
+def test_small_gains_are_none(tmp_path, caplog):
+    caplog.set_level("INFO", "engine")
     text = TESTS + 'max_iter: 40 early_stopping { output: "loss" patience: 2 min_delta: %s }'
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     assert watched(text % "100", tmp_path / "a")[0].iteration == 10
+    assert "Early stopping: 2 tests without a gain by more than 100; the best loss is" in caplog.text
     assert watched(text % "0", tmp_path / "b")[0].iteration == 40
 
 

@@ -7,7 +7,7 @@ import pytest
 from engine import proto
 from engine.config import parse_solver
 from engine.errors import ConfigError, NumericalError
-from engine.solver.schedules import LearningRate, Momentum, WeightDecay, current_step, policies
+from engine.solver.schedules import LearningRate, Momentum, WeightDecay, current_step, need_max_iter, policies
 from engine.solver.state import PlateauState
 from engine.solver.validate import notes, validate
 
@@ -255,6 +255,21 @@ def test_steps_of_a_warm_up():
 
 def test_runs_of_no_iterations():
     assert rate('lr_policy: "poly" base_lr: 0.1 power: 2 max_iter: 0')(0) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    "text, needed",
+    [
+        ('lr_policy: "fixed" weight_decay_schedule { policy: "step" }', False),
+        ('lr_policy: "poly"', True),
+        ('lr_policy: "cosine"', True),
+        ('lr_policy: "fixed" weight_decay_schedule { policy: "poly" }', True),
+        ('lr_policy: "fixed" weight_decay_policy: "poly"', True),
+        ('lr_policy: "fixed" momentum_policy: "poly"', True),
+    ],
+)
+def test_schedules_that_go_by_the_length_of_a_run(text, needed):
+    assert need_max_iter(parse_solver(text).message) == needed
 
 
 # NVIDIA's policies

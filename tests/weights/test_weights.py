@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import resource
 import subprocess
 import sys
 
@@ -497,6 +498,21 @@ def test_full_disk(tmp_path, net, blobs, monkeypatch):
     with pytest.raises(EngineError, match="x: cannot be written: No space left on device"):
         write_caffemodel(path, net, blobs)
     assert os.listdir(tmp_path) == ["x"] and path.read_bytes() == b"old"
+
+
+def test_hdf5_on_a_full_disk(tmp_path, net):
+    """h5py tells of it by a RuntimeError, as it closes the file."""
+    pytest.importorskip("h5py")
+    path = tmp_path / "x.h5"
+    path.write_bytes(b"old")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+    try:
+        with pytest.raises(EngineError, match=r"x\.h5: cannot be written: .*File too large"):
+            write_caffemodel(path, net, {"scalar": [np.ones(1 << 16, np.float32)]})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert os.listdir(tmp_path) == ["x.h5"] and path.read_bytes() == b"old"
 
 
 def test_missing_folder_and_an_error_of_the_caller(tmp_path):
