@@ -80,6 +80,59 @@ def test_hierarchical_on_one_host_is_plain():
     channel(2, 1, hierarchical=True)
 
 
+PARTS = """
+import numpy as np
+from engine.comm.settings import Reduction
+from engine.comm.shares import bounds_of_share
+from engine.comm.world import world
+from engine.host import _core
+w = world()
+assert w.local_size == w.size // {hosts}, "hosts are not made up"
+
+def rounded(values):
+    packed = np.empty(values.size, np.uint16)
+    _core.pack_bf16(values, packed)
+    _core.unpack_bf16(packed, found := np.empty_like(values))
+    return found
+
+for hierarchical in (False, True):
+    channel = w.channel(Reduction(hierarchical, {bf16}))
+    for size in (1, 31, 5_003):
+        all_of_it = [np.random.default_rng(rank).standard_normal(size).astype(np.float32) for rank in range(w.size)]
+        mine, exact = all_of_it[w.rank], np.sum(all_of_it, axis=0, dtype=np.float64)
+        bound = (2**-8 if {bf16} else 2**-22) * 1.01 * (np.sum(np.abs(all_of_it), axis=0) + np.abs(exact))
+        channel.allreduce(whole := mine.copy())
+        sums = channel.reduce(found := mine.copy())
+        if sums is not None:
+            _core.unpack_bf16(sums, found)
+        assert (found == whole).all() and (abs(found - exact) <= bound).all()
+        if hierarchical:  # with which nothing is sharded
+            continue
+        begin, end = bounds_of_share(size, w.size, w.rank)
+        channel.reduce_scatter(found := mine.copy())
+        share = found[begin:end].copy()
+        assert (abs(share - exact[begin:end]) <= bound[begin:end]).all()
+        found[:begin] = found[end:] = np.nan
+        channel.all_gather(found, share if {bf16} else None)
+        assert (found[begin:end] == (rounded(share) if {bf16} else share)).all()
+        assert (abs(found - exact) <= bound).all()
+    channel.close()
+w.close()
+print("fine", flush=True)
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("ranks", "hosts"), [(3, 1), (4, 2)])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_sums_that_come_in_parts(ranks, hosts, bf16):
+    """As bfloat16, where an allreduce would unpack them; those of each rank's share; and the shares of all."""
+    done = run_ranks(ranks, PARTS.format(hosts=hosts, bf16=bf16), environ={"MPIR_CVAR_NUM_CLIQUES": str(hosts)})
+    if "hosts are not made up" in done.stderr:
+        pytest.skip("this MPI cannot make several hosts of one")
+    assert done.returncode == 0 and done.stdout.count("fine") == ranks, done.stderr
+
+
 UNEVEN = """
 import numpy as np
 from engine.comm.settings import Reduction
