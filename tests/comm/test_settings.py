@@ -7,7 +7,6 @@ from engine import proto
 from engine.comm.factory import settings_of
 from engine.comm.link import ALONE, Link, Links
 from engine.comm.settings import (
-    LocalSteps,
     Reduction,
     comm_settings,
     default_servers,
@@ -107,12 +106,6 @@ def test_which_ranks_exchange_directly():
     """A few, each on a host of its own, or all on one."""
     cases = [(ranks, near) for ranks in (1, 2, 8, 9) for near in (1, 2, 4, 8, 9) if near <= ranks]
     assert [case for case in cases if exchanges_directly(*case)] == [(2, 1), (2, 2), (8, 1), (8, 8)]
-
-
-def test_when_ranks_update_by_themselves():
-    steps = LocalSteps(every=3, start=4)
-    assert [iteration for iteration in range(8) if steps.is_local(iteration)] == [4, 5, 6, 7]
-    assert [iteration for iteration in range(14) if steps.averages(iteration)] == [6, 9, 12]
 
 
 def test_no_servers_need_no_cores():

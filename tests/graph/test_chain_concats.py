@@ -194,6 +194,19 @@ def test_a_sum_at_the_end_shares_gradients_with_no_chain(relu):
     assert_same_bits(results(chained), results(apart))
 
 
+@pytest.mark.parametrize(
+    "bottoms, names", [(("e", "a4"), ["concat1", "concat2", "concat3"]), (("a4",), ["concat1", "concat2"])]
+)
+def test_a_concat_at_the_end_has_a_gradient_of_its_own_where_it_copies(bottoms, names):
+    """That of one bottom is its bottom, and so is its gradient."""
+    named = " ".join(f'bottom: "{bottom}"' for bottom in bottoms)
+    text = dense_layers(batch=2) + PROJECTION + f'layer {{ name: "end" type: "Concat" {named} top: "sum" }}'
+    config = parse_net(text + (TAIL % {"n": BLOCKS + 1}).replace('"a4"', '"sum"'), "dense.prototxt")
+    chained, apart = built(config, True), built(config, False)
+    assert [name for name, _ in chains(chained)] == names
+    assert_same_bits(results(chained), results(apart))
+
+
 def test_a_gradient_that_is_set_is_no_chains():
     """That of a loss_weight stays what it is, pass after pass."""
     text = dense_layers(batch=2)

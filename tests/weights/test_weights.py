@@ -22,6 +22,7 @@ from engine.weights import (
     write_caffemodel,
     write_solverstate,
 )
+from engine.weights.protobuf import fits_protobuf
 from tests.mpi import REPO
 from tests.shared import SHARED, needs_shared
 
@@ -423,6 +424,9 @@ def test_blob_whose_values_are_not_those_of_its_shape(tmp_path):
         ([-2, -2], 4, "the shape -2 x -2, expected no negative axis"),
         ([0, 2**62], 0, "the shape 0 x 4611686018427387904, expected no negative axis and fewer than 2"),
         ([2**16, 2**16], 0, "the shape 65536 x 65536, expected no negative axis and fewer than 2"),
+        ([2**16, 2**15], 0, "the shape 65536 x 32768, expected no negative axis and fewer than 2"),
+        ([2**31, 0], 0, "the shape 2147483648 x 0, expected no negative axis and fewer than 2"),
+        ([2**31 - 1], 1, "1 values for the shape 2147483647"),
         ([1] * 70, 1, "a shape of 70 axes, expected at most 32"),
     ],
 )
@@ -453,6 +457,15 @@ def test_numbers_that_no_state_has(tmp_path, name, value):
     (tmp_path / "x").write_bytes(proto.SolverState(**{"iter": 3, name: value}).SerializeToString())
     with pytest.raises(WeightsError, match=rf"x: \w+ {value}, expected [01] to [0-9]+"):
         read_solverstate(tmp_path / "x")
+
+
+def test_what_fits_into_a_message():
+    """2^31 - 1 bytes: 4 of each value, and no more than 128 around the values of a blob."""
+    assert fits_protobuf(2**29 - 33, 1, 3) and not fits_protobuf(2**29 - 33, 1, 4)
+    assert fits_protobuf(0, 2**24 - 1) and not fits_protobuf(0, 2**24)
+    net = proto.NetParameter()
+    net.layer.add(name="a").blobs.add(shape={"dim": [1] * 31 + [2**31 - 1]}, data=[1])
+    assert net.ByteSize() <= 4 + 128
 
 
 @pytest.mark.parametrize("read", [read_caffemodel, read_solverstate])
