@@ -62,6 +62,12 @@ def test_a_bucket_is_reduced_in_chunks():
     assert chunk_bounds(bucket, 1) == [(begin, begin + 1) for begin in range(16, 116)]
 
 
+def test_divided_parameters_share_a_bucket_with_their_like():
+    parameters = [("a", 0, 4), ("b", 4, 1), ("c", 5, 1), ("d", 6, 4)]
+    buckets = make_buckets(parameters, 64 * FLOATS, {"b": 2, "c": 2})
+    assert [(bucket.name, bucket.parts) for bucket in buckets] == [("a", 1), ("b .. c", 2), ("d", 1)]
+
+
 def test_ranges_carry_multipliers():
     buckets = make_buckets([("w", 0, 4), ("b", 4, 2)])
     (ranges,) = parameter_ranges(buckets, {"b": (2.0, 0.0)})

@@ -119,6 +119,12 @@ def test_no_servers_need_no_cores():
         ("servers: -1", "comm_param: servers: expected 0 or more, got -1"),
         ("bucket_mb: 0", "comm_param: bucket_mb: expected more than 0, got 0"),
         ("chunk_mb: -2", "comm_param: chunk_mb: expected more than 0, got -2"),
+        ("watchdog: -1", "comm_param: watchdog: expected seconds, 0 or more, got -1"),
+        ("drift_check: -1", "comm_param: drift_check: expected 0 or more, got -1"),
+        (
+            "shard_updates: true algorithm: HIERARCHICAL",
+            "comm_param: shard_updates does not go together with algorithm",
+        ),
         ("error_feedback: true", "comm_param: error_feedback needs compression: BF16; without it nothing is lost"),
         ("servers: 2 affinity: 3", r"comm_param: affinity 3 lists 1 cores: expected 2 \(one for each server\)"),
         ("servers: 1 affinity: -3", "comm_param: affinity -3: expected core numbers separated by commas"),

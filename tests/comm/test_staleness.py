@@ -102,10 +102,11 @@ def test_a_slow_rank_holds_nobody_up_within_the_bound():
 def test_who_comes_too_early_waits():
     places = Places(2, 1)
     places.begin(0)
+    assert places.is_empty and not places.is_full
     for _ in range(2):  # rank 1's gradient of weights 0 may go into updates 0 and 1
         places.push(0)
         assert places.take() == (0, 0)
-        assert places.reply() == 0
+        assert places.reply() == 0 and not places.is_empty
     assert places.is_full
     places.update()
     places.push(0)

@@ -403,7 +403,7 @@ def test_fields_with_new_names():
     """)
     _, concat, loss, norm = config.message.layer
     assert concat.concat_param.axis == 0 and not concat.concat_param.HasField("concat_dim")
-    assert loss.loss_param.normalization == loss.loss_param.BATCH_SIZE
+    assert loss.loss_param.normalization == loss.loss_param.BATCH_SIZE and not loss.loss_param.HasField("normalize")
     assert [param.lr_mult for param in norm.param] == [0, 0, 0, 2]  # the fourth is a scale (Intel's BatchNorm)
 
 

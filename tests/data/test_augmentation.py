@@ -88,6 +88,13 @@ def test_changes_come_between_the_crop_and_the_mean(pixels):
     assert np.array_equal(got, (crop - np.array([10, 20, 30], np.float32).reshape(3, 1, 1)) * 0.5)
 
 
+def test_a_changed_crop_is_of_the_resized_picture(pixels):
+    text = "resize_param { height: 12 width: 20 } crop_size: 8"
+    for index in range(5):
+        turned = apply(f"{text} noise_param {{ inverse: true }}", pixels, index)
+        assert np.array_equal(turned, 255 - apply(text, pixels, index))
+
+
 def test_a_changed_crop_is_mirrored_and_keeps_its_mean_file(pixels, tmp_path):
     from engine.data.mean import write_mean
 

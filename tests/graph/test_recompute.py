@@ -1,6 +1,7 @@
 """Memory budgets: results that are computed again are what they were, to the bit, and memory is what was asked for."""
 
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -66,3 +67,25 @@ def test_what_cannot_be_reached_is_told_with_what_can():
     least = re.search(r"at least ([\d.]+) MB", str(error.value))[1]
     net = make("fp32", int(1.01e6 * float(least)))
     assert len(net.repeats) > 10
+
+
+def test_what_is_computed_again_comes_from_what_is_kept():
+    """Of five normalisations behind each other the second and the fourth stay: backward begins with the last."""
+    convolution = 'convolution_param { num_output: 32 kernel_size: 1 weight_filler { type: "msra" } }'
+    layers = [
+        'type: "Input" top: "x" top: "target" input_param { shape { dim: 8 dim: 32 dim: 20 dim: 20 } }',
+        f'type: "Convolution" bottom: "x" top: "a" {convolution}',
+        *(f'type: "BatchNorm" bottom: "{bottom}" top: "{top}"' for bottom, top in pairwise("abcdef")),
+        f'type: "Convolution" bottom: "f" top: "y" {convolution}',
+        'type: "EuclideanLoss" bottom: "y" bottom: "target" top: "loss"',
+    ]
+    text = "\n".join(f'layer {{ name: "{i}" {layer} }}' for i, layer in enumerate(layers))
+    free, tight = (
+        Net(parse_net(text, "test.prototxt"), proto.TRAIN, NetOptions(memory_budget=budget))
+        for budget in (None, 2_470_000)
+    )
+    assert [each.op for each in tight.repeats] == [1, 3]  # the fifth would save nothing more
+    for mine, his in zip(results(tight), results(free), strict=True):
+        np.testing.assert_array_equal(mine, his)
+    with pytest.raises(EngineError, match=r"at least 2\.46 MB, .* even when 3 layers are computed twice"):
+        Net(parse_net(text, "test.prototxt"), proto.TRAIN, NetOptions(memory_budget=1000))

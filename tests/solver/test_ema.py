@@ -112,6 +112,14 @@ def test_a_snapshot_before_the_first_update(tmp_path, caplog):
     np.testing.assert_array_equal(solver.average.weights, solver.optimizer.weights)
 
 
+def test_a_snapshot_after_the_first_update_has_an_average(tmp_path):
+    solve(EMA + "max_iter: 1 snapshot: 1", NET, tmp_path)
+    solver = make_solver(EMA, NET)
+    solver.restore(str(tmp_path / "net_iter_1.solverstate"))
+    assert solver.average.begun
+    np.testing.assert_array_equal(solver.average.weights, solver.optimizer.weights)
+
+
 def test_hdf5(tmp_path):
     pytest.importorskip("h5py")
     solve(TESTED + " snapshot: 10 snapshot_format: HDF5", NET, tmp_path)

@@ -395,6 +395,11 @@ def test_an_output_of_several_values_is_no_goal(tmp_path):
     net = digits_net().replace('top: "accuracy" include', 'top: "accuracy" top: "by_class" include')
     with pytest.raises(ConfigError, match="snapshot_best: output 'by_class' has 10 values, a goal is one number"):
         make_solver(TESTS + 'snapshot_best: "by_class"', net, tmp_path)
+    more = (
+        'layer { name: "more" type: "InnerProduct" bottom: "data" top: "more" inner_product_param { num_output: 3 } }'
+    )
+    with pytest.raises(ConfigError, match="snapshot_best: output 'more' has 3 values, a goal is one number"):
+        make_solver(TESTS + 'snapshot_best: "more"', digits_net() + more, tmp_path)
     net = net.replace("batch_size: 180", "batch_size: 10")  # its values could be the samples'
     solver = make_solver(TESTS + 'snapshot_best: "by_class" test_iter: 1', net, tmp_path)
     with pytest.raises(ConfigError, match="snapshot_best: output 'by_class' has 10 values, a goal is one number"):

@@ -128,6 +128,7 @@ STATES = {
     "iter is a fraction": ({"iter": 0.5}, "'iter' is no whole number"),
     "iter is negative": ({"iter": -3}, "iteration -3"),
     "learned_net is a number": ({"iter": 3, "learned_net": 5}, "'learned_net' is no string"),
+    "learned_net is elsewhere": ({"iter": 3, "learned_net": h5py.SoftLink("/nowhere")}, "'learned_net' is a link"),
     "learned_net is no UTF-8": ({"iter": 3, "learned_net": np.bytes_(b"\xff")}, "can't decode byte 0xff"),
     "recent_loss is a number": ({"iter": 3, "recent_loss": 5}, "'recent_loss' is no list"),
     "last_rate is a list": ({"iter": 3, "last_rate": [0.5, 0.5]}, "'last_rate' holds 2 numbers, expected one"),

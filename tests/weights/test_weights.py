@@ -468,6 +468,13 @@ def test_what_fits_into_a_message():
     assert net.ByteSize() <= 4 + 128
 
 
+def test_a_state_of_nothing_but_its_iteration(tmp_path):
+    (tmp_path / "x").write_bytes(proto.SolverState(iter=3).SerializeToString())
+    state = read_solverstate(tmp_path / "x")
+    assert (state.iteration, state.learned_net, state.history) == (3, "", [])
+    assert (state.current_step, state.minimum_loss, state.iter_last_event) == (0, 1e38, 0)
+
+
 @pytest.mark.parametrize("read", [read_caffemodel, read_solverstate])
 def test_what_is_no_file(tmp_path, read):
     os.mkfifo(tmp_path / "pipe")
