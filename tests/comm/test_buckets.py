@@ -1,8 +1,10 @@
 """Cutting the gradient arena into buckets."""
 
+import numpy as np
 import pytest
 
 from engine.comm.buckets import ParameterRange, buckets_of, chunk_bounds, make_buckets, parameter_ranges
+from engine.comm.shares import ShardedWeights, Shares
 
 FLOATS = 4
 
@@ -27,8 +29,9 @@ def test_a_large_parameter_is_cut():
 
 
 def test_the_parts_of_a_large_parameter_are_alike():
-    parts = make_buckets([("fc6", 0, 520)], bucket_bytes=256 * FLOATS)
+    *parts, last = make_buckets([("fc6", 0, 520), ("b", 520, 1)], bucket_bytes=256 * FLOATS)
     assert [(bucket.begin, bucket.end) for bucket in parts] == [(0, 176), (176, 352), (352, 520)]  # of 16 floats each
+    assert last.name == "b"
 
 
 def test_every_float_is_in_one_bucket_for_any_size():
@@ -73,6 +76,22 @@ def test_ranges_carry_multipliers():
     (ranges,) = parameter_ranges(buckets, {"b": (2.0, 0.0)})
     found = [(one.begin, one.end, one.lr_mult, one.decay_mult, one.parameter) for one in ranges]
     assert found == [(0, 4, 1.0, 1.0, 0), (4, 6, 2.0, 0.0, 1)]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_ranges_of_sharded_updates_are_those_of_this_rank(apart):
+    """apart: sums are not in the arena, where the ranges then are of the rank's own arrays."""
+    buckets = make_buckets([("w", 0, 96), ("b", 96, 32), ("v", 128, 40)], bucket_bytes=128 * FLOATS)
+    shares = Shares(buckets, chunk_bytes=128 * FLOATS, rank=1, ranks=2)
+    weights = np.zeros(168, np.float32)
+    sharded = ShardedWeights(shares, weights, sums=np.zeros(shares.count, np.float32) if apart else None)
+    found = [
+        [(one.begin, one.end, one.parameter) for one in ranges if one.begin < one.end]
+        for ranges in parameter_ranges(buckets, sharded=sharded)
+    ]
+    assert shares.count == 72
+    whole = [[(64, 96, 0), (96, 128, 1)], [(160, 168, 2)]]
+    assert found == ([[(0, 32, 0), (32, 64, 1)], [(64, 72, 2)]] if apart else whole)
 
 
 def test_overlapping_parameters_are_refused():

@@ -42,6 +42,7 @@ def test_variables_override_the_solver():
     given = settings(text, environ=RECIPE | environ, local_size=2)
     assert (given.servers, given.cores, given.chunk_bytes, given.priority) == (2, (39, 38), 32 << 20, False)
     assert settings(environ={"MLSL_LARGE_MSG_CHUNKS": "8"}).chunk_bytes == 16 << 20
+    assert settings(environ={"MLSL_LARGE_MSG_SIZE_MB": "64"}).chunk_bytes == 16 << 20
 
 
 def test_one_list_serves_all_ranks():

@@ -360,7 +360,9 @@ def test_v0_layers_and_padding():
     assert data.type == "Input" and list(data.input_param.shape[0].dim) == [1, 3, 8, 8]
     assert list(conv.bottom) == ["x"] and list(conv.convolution_param.pad) == [2]
     assert list(conv.convolution_param.kernel_size) == [5] and not conv.convolution_param.bias_term
-    assert conv.convolution_param.weight_filler.type == "xavier" and conv.param[0].lr_mult == 1
+    assert conv.convolution_param.weight_filler.type == "xavier"
+    assert [(param.lr_mult, param.decay_mult) for param in conv.param] == [(1, 1)]
+    assert [list(layer.top) for layer in config.message.layer] == [["x"], ["c"], ["p"], ["i"]]
     assert pool.pooling_param.pool == pool.pooling_param.AVE and pool.pooling_param.stride == 2
     assert images.type == "ImageData" and images.image_data_param.batch_size == 2
     assert images.transform_param.crop_size == 5

@@ -16,6 +16,7 @@ from engine.inference.evaluator import Evaluator
 from engine.inference.trained import load
 from engine.report.observer import Observer
 from engine.report.summary import Summary
+from engine.solver.goals import check_goals
 from engine.solver.solver import Solver
 from engine.solver.stages import check_stages
 from engine.solver.state import GoalsState
@@ -358,6 +359,19 @@ def test_what_a_later_stage_begins_with_stays(tmp_path):
     assert main(["train", "--solver", files(tmp_path, first, second)]) == 0
     assert {"a_iter_10.caffemodel", "a_iter_20.caffemodel", "b_iter_2.caffemodel"} <= names(tmp_path)
     assert not {"a_iter_5.caffemodel", "a_iter_15.caffemodel"} & names(tmp_path)
+
+
+def test_an_output_that_a_test_net_has_in_its_state():
+    net = (
+        digits_net()
+        + """layer { name: "more" type: "InnerProduct" bottom: "data" top: "more"
+        inner_product_param { num_output: 1 } include { phase: TEST stage: "a" min_level: 2 } }"""
+    )
+    text = f'max_iter: 9 base_lr: 0.1 {TESTS} snapshot_best: "more" snapshot_best_is: LOWEST net_param {{ {net} }}'
+    check_goals(parse_solver(text + 'test_state { stage: "a" level: 2 }'))
+    for state in ("", 'test_state { stage: "a" }', "test_state { level: 2 }"):
+        with pytest.raises(ConfigError, match="no test net has an output 'more'"):
+            check_goals(parse_solver(text + state))
 
 
 def test_a_later_stages_output_is_checked_before_the_first_begins(tmp_path):
