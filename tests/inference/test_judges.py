@@ -157,6 +157,15 @@ def test_other_losses_of_classes_are_judged_as_softmax_with_loss_is(kind, pixels
     assert other["classes"] == first["classes"] and first["classes"]["x"]["confusion"]
 
 
+@pytest.mark.parametrize(("shape", "told"), [((4, 3, 5), 1), ((4, 3, 5, 2), 1), ((4, 3, 1, 1), 0)], ids=str)
+def test_several_labels_of_each_pixel_are_left_out(tmp_path, shape, told):
+    folder = data(tmp_path / "data", np.zeros(shape), np.zeros(shape))
+    evaluator, notes = Evaluator(parse_net(SEVERAL % (folder, ""), "net"), World()), []
+    assert Judges(evaluator.scoring_net, notes.append).any == (not told)
+    assert notes == told * ["Layer loss has labels for each pixel: their ROC is left out of the report"]
+    evaluator.close()
+
+
 def test_classes_too_many_for_a_matrix(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr("engine.inference.trained.load", lambda *_: None)
     folder = data(tmp_path / "data", np.eye(4097)[[5, 7, 4096]], [5, 6, 4096])
