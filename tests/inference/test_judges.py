@@ -124,6 +124,22 @@ def test_labels_that_are_distributions(tmp_path, monkeypatch):
     assert found["confusion"] == metrics.confusion_matrix(labels.argmax(1), scores.argmax(1)).tolist()
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        'type: "SoftmaxWithLoss" loss_param { ignore_label: 1 }',
+        'type: "Accuracy" accuracy_param { ignore_label: 1 }',
+        'type: "Accuracy" accuracy_param { ignore_label: 1 min_is_better: true }',
+    ],
+)
+def test_a_class_that_does_not_count(tmp_path, monkeypatch, layer):
+    scores = np.eye(3)[[0, 1, 2, 2]] * (-1 if "min_is_better" in layer else 1)
+    folder = data(tmp_path / "data", scores, [0, 1, 2, 0])
+    monkeypatch.setattr("engine.inference.trained.load", lambda *_: None)
+    net = DATA % folder + f'layer {{ name: "judge" {layer} bottom: "x" bottom: "y" top: "judged" }}'
+    assert report(folder, net)["classes"]["x"]["confusion"] == [[1, 0, 1], [0, 0, 0], [0, 0, 1]]
+
+
 def test_figures_that_are_not_finite_are_null(tmp_path, monkeypatch):
     folder = data(tmp_path / "data", np.full((16, 3), np.nan), np.zeros(16))
     monkeypatch.setattr("engine.inference.trained.load", lambda *_: None)
