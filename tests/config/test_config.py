@@ -103,6 +103,7 @@ def test_a_sign_apart_from_its_number():
         ("name: 'a\n'", "x.prototxt:1:7: this string is not closed on its line"),
         ("name 'a'", "x.prototxt:1:6: expected ':' or '{' after 'name', got 'a'"),
         ("name: @", "x.prototxt:1:7: unexpected character '@'"),
+        ("name: 'a'\n\n  @", "x.prototxt:3:3: unexpected character '@'"),
         ("name:", "x.prototxt:1:6: expected a value for 'name', got the end of the file"),
         ("input: ['a' 'b' 3]", "x.prototxt:1:17: expected ',' or ']' in the list of 'input', got 3"),
         ("layer {" * 51, "x.prototxt:1:357: more than 50 messages within each other"),

@@ -12,7 +12,7 @@ from engine.errors import EngineError
 from engine.examine.check import check_file
 from engine.examine.device import device
 from engine.host import memory
-from engine.net import Net
+from engine.net import PASSES, Net, NetOptions
 from tests.mpi import REPO, run_ranks
 from tests.solver.harness import DIGITS, digits_net, make_solver
 
@@ -69,8 +69,9 @@ def test_a_net_that_does_not_fit_is_refused(monkeypatch):
     monkeypatch.setattr(memory, "free_memory", lambda: 20_000_000)
     Net(config, proto.TRAIN)
     monkeypatch.setattr(memory, "free_memory", lambda: 5_000_000)
-    with pytest.raises(EngineError, match=r":3:.*above all its layer 'y', needs \d+ MB, 5 MB are free: lower"):
-        Net(config, proto.TRAIN)
+    for passes in (PASSES, PASSES - {"memory_plan"}):
+        with pytest.raises(EngineError, match=r":3:.*above all its layer 'y', needs \d+ MB, 5 MB are free: lower"):
+            Net(config, proto.TRAIN, NetOptions(passes=passes))
 
 
 def test_check_notes_it(monkeypatch, tmp_path):

@@ -7,7 +7,15 @@ import pytest
 from engine import proto
 from engine.config import parse_solver
 from engine.errors import ConfigError, NumericalError
-from engine.solver.schedules import LearningRate, Momentum, WeightDecay, current_step, need_max_iter, policies
+from engine.solver.schedules import (
+    LearningRate,
+    Momentum,
+    WeightDecay,
+    current_step,
+    milestones,
+    need_max_iter,
+    policies,
+)
 from engine.solver.state import PlateauState
 from engine.solver.validate import notes, validate
 
@@ -270,6 +278,24 @@ def test_runs_of_no_iterations():
 )
 def test_schedules_that_go_by_the_length_of_a_run(text, needed):
     assert need_max_iter(parse_solver(text).message) == needed
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("max_iter: 0", [0, 1]),
+        ("max_iter: 1000", []),
+        ("max_iter: 1000 stepvalue: 300 stageiter: 600 warmup_iter: 50", [49, 50, 299, 300, 600, 601]),
+        ("max_iter: 1000 warmup_iter: 50 stepvalue: 300 policy_after_warmup: true", [49, 50, 349, 350]),
+        ("max_iter: 1000 batch_growth { stepvalue: 700 }", [699, 700]),
+        ("max_iter: 1000 weight_decay_schedule { stepvalue: 800 stepvalue: 1000 }", [799, 800]),
+        ("max_iter: 1000 stepsize: 300 cycle_iter: 400", [299, 300, 399, 400, 599, 600, 799, 800, 899, 900]),
+    ],
+)
+def test_iterations_at_which_schedules_may_jump(text, expected):
+    """Besides the first and last two, and two in the middle."""
+    usual = [] if "max_iter: 0" in text else [0, 1, 498, 499, 998, 999]
+    assert milestones(parse_solver(text).message, 2) == sorted([*usual, *expected])
 
 
 # NVIDIA's policies
