@@ -7,6 +7,7 @@ from engine import proto
 from engine.comm.world import World
 from engine.errors import ConfigError, DataError
 from engine.inference.coco_results import CocoResults
+from engine.inference.judges import Judges
 from tests.layers.harness import make_net, net_text
 
 LAYER = """layer {{ name: "found" type: "DetectionOutput" bottom: "loc" bottom: "conf" bottom: "prior" top: "y"
@@ -52,6 +53,15 @@ def test_rows_become_coco_s_results(param):
     found = CocoResults(net, print)
     found.watch(net, ["00000002_york", "00000002_york"])
     assert {each["image_id"] for each in found.results} == {"york"}
+
+
+def test_a_report_takes_them_in(param):
+    net = detector(param)
+    judges = Judges(net, print)
+    assert judges.any
+    judges.watch(net, 2, ["00000001_b.png", "00000000_a.png"])
+    assert judges.gather(World()) == [] and judges.samples == 2
+    assert [each["image_id"] for each in judges.results.results] == [3, 7, 7]
 
 
 @pytest.mark.parametrize("param", ["", 'output_format: "VOC" output_directory: "/tmp/x"'])
