@@ -7,6 +7,7 @@ from engine import proto
 from engine.comm.factory import settings_of
 from engine.comm.link import ALONE, Link, Links
 from engine.comm.settings import (
+    LocalSteps,
     Reduction,
     comm_settings,
     default_servers,
@@ -107,6 +108,15 @@ def test_which_ranks_exchange_directly():
     """A few, each on a host of its own, or all on one."""
     cases = [(ranks, near) for ranks in (1, 2, 8, 9) for near in (1, 2, 4, 8, 9) if near <= ranks]
     assert [case for case in cases if exchanges_directly(*case)] == [(2, 1), (2, 2), (8, 1), (8, 8)]
+
+
+def test_how_ranks_keep_together():
+    given = settings("sync_every: 3 sync_start: 4 max_staleness: 5 shard_updates: true")
+    assert (given.local, given.max_staleness, given.staleness_lr, given.shard_updates) == (None, None, False, True)
+    given = settings("mode: LOCAL sync_every: 3 sync_start: 4")
+    assert (given.local, given.max_staleness, given.shard_updates) == (LocalSteps(3, 4), None, False)
+    given = settings("mode: ASYNC max_staleness: 5 staleness_lr: true")
+    assert (given.local, given.max_staleness, given.staleness_lr) == (None, 5, True)
 
 
 def test_no_servers_need_no_cores():

@@ -95,6 +95,12 @@ def test_a_sign_apart_from_its_number():
     assert list(message.layer[0].loss_weight) == [-1.5, -0.5, -2] and message.state.level == -1
 
 
+@pytest.mark.parametrize("text", ["true", "True", "t", "1", "false", "False", "f", "0"])
+def test_spellings_of_true_and_false(text):
+    found = parse_net(f"force_backward: {text}").message
+    assert found == text_format.Parse(f"force_backward: {text}", proto.NetParameter())
+
+
 @pytest.mark.parametrize(
     "text, expected",
     [

@@ -257,6 +257,8 @@ def test_steps_of_a_warm_up():
     param, mine = parse_solver(f'net: "x" {text}').message, rate(text)
     assert [current_step(param, iteration) for iteration in range(12)] == [0] * 7 + [1, 2, 2, 3, 3]
     assert [mine(iteration) for iteration in range(6, 11)] == [0.5, 0.25, 0.25, 0.125, 0.125]
+    steps = parse_solver('net: "x" base_lr: 1 gamma: 0.5 warmup_iter: 6 lr_policy: "step" stepsize: 4').message
+    assert [current_step(steps, iteration) for iteration in range(11)] == [0] * 7 + [1, 1, 2, 2]
     param.policy_after_warmup = True  # stepvalues 9, 10 and 15 of the run
     assert [current_step(param, iteration) for iteration in (9, 10, 11, 15, 16)] == [0, 1, 2, 2, 3]
 
