@@ -63,6 +63,23 @@ def test_a_branch_without_a_loss_learns_nothing():
     assert np.abs(net.params["side"][0].diff.get()).max() == 0
 
 
+@pytest.mark.parametrize("readers", [1, 2])
+def test_a_loss_weight_beside_readers_takes_one_split(readers):
+    """A top more of the one that is there."""
+    text = INPUT + ip("a", "x", "loss_weight: 0.5")
+    for name in "bc"[:readers]:
+        text += (
+            ip(name, "a") + f'layer {{ name: "s" type: "Reduction" bottom: "{name}" top: "s{name}" loss_weight: 1 }}'
+        )
+    graph = build(parse_net(text), TRAIN)
+    insert_splits(graph)
+    mark_gradients(graph, True)
+    (split,) = (layer for layer in graph.layers if layer.type == "Split")
+    assert [top.name for top in split.tops] == [f"a_a_split_{number}" for number in range(readers + 1)]
+    assert split.loss_weights == [0.0] * readers + [0.5]
+    assert [top.gradient_is_set for top in split.tops] == [False] * readers + [True]
+
+
 def test_the_loss_weight_of_a_layer_that_is_no_loss_is_its_gradient():
     net = Net(parse_net(INPUT + ip("a", "x", "loss_weight: 0.5")))
     x = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
