@@ -19,10 +19,12 @@ def layer(kind: str, bottoms: str = "x cont", tops: str = "y", params: str = "",
 def values(
     names: str = "x cont", features=(2,), static=(4,), steps: int = STEPS, states: str = "", units: int = UNITS
 ) -> dict[str, np.ndarray]:
-    """The bottoms by name. All sequences begin at step 0 unless there are `states`, the second once more at step 2."""
+    """The bottoms by name. All sequences begin at step 0, but two where there are `states`; the second once more at
+    step 2."""
     generator = np.random.default_rng(18)
     cont = np.ones((steps, BATCH), np.float32)
-    cont[0] = bool(states)
+    cont[0] = 0
+    cont[0, :2] = bool(states)
     cont[2, 1] = 0
     shapes = {"x": (steps, BATCH, *features), "s": (BATCH, *static)}
     shapes |= dict.fromkeys(states.split(), (1, BATCH, units))
