@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from engine import proto
+from tests.layers.blocked import CONVOLUTION
 from tests.layers.harness import (
     PRECISIONS,
     check_golden,
@@ -90,6 +91,25 @@ def test_weights_behind_a_convolution_are_narrowed_once():
     copies = [each[:3] for op in range(len(program)) for each in program.reorders(op) if each[3] == size]
     assert [backward for backward, *_ in copies] == [False]
     assert len({layout.split()[0] for layout in copies[0][1:]}) == 1
+
+
+@pytest.mark.parametrize("bottom", ["x", "c"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_gradients_of_weights_over_images_add_up(precision, bottom):
+    """Of images as they are given, and as a convolution lays them out; whole numbers are exact in bf16, too."""
+    text = CONVOLUTION.format(name="c", channels=32) + layer("num_output: 40").replace('"x"', f'"{bottom}"')
+    net = make_net(net_text(text, x=(4, 16, 3, 5)), precision=precision, accumulate=True)
+    x, dy = (RANDOM.integers(-3, 4, shape).astype(np.float32) for shape in [(4, 16, 3, 5), (4, 40)])
+    inputs(net)["x"].set(x)
+    net.params["c"][0].set(RANDOM.integers(-1, 2, (32, 16, 1, 1)).astype(np.float32))
+    net.forward()
+    set_top_diff(net, "y", dy)
+    net.program.zero_gradients()
+    for times in (1, 2):
+        net.program.backward()
+        weights, bias = (tensor.diff.get() for tensor in net.params["layer"])
+        np.testing.assert_array_equal(weights, times * dy.T @ net.blobs[bottom].data.reshape(4, -1))
+        np.testing.assert_array_equal(bias, times * dy.sum(0))
 
 
 @pytest.mark.parametrize("axis", [1, 2])

@@ -15,6 +15,7 @@ from tests.layers.harness import (
     golden,
     inputs,
     make_net,
+    needs_bf16,
     net_text,
     run,
     set_top_diff,
@@ -56,7 +57,7 @@ def windows_of(net):
         yield (slice(None), slice(None), *place), (slice(None), slice(None), *slices), area
 
 
-def check_against_reference(net, pool, bottom, include_pad=True):
+def check_against_reference(net, pool, bottom, include_pad=True, rtol=1e-5, atol=1e-6):
     x, y, given = net.blobs[bottom].data, net.blobs["y"].data, net.blobs["y"].diff
     expected, gradient = np.zeros(y.shape), np.zeros(x.shape)
     for out, inside, area in windows_of(net):
@@ -68,8 +69,8 @@ def check_against_reference(net, pool, bottom, include_pad=True):
             share = np.full(part.shape, 1 / (area if include_pad else part.shape[-1]))
             expected[out] = (part * share).sum(-1)
         gradient[inside] += (share * given[out][..., None]).reshape(x[inside].shape)
-    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(net.blobs[bottom].diff, gradient, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(y, expected, rtol, atol)
+    np.testing.assert_allclose(net.blobs[bottom].diff, gradient, rtol, atol)
 
 
 def distinct(shape):
@@ -139,6 +140,21 @@ def test_the_first_of_equals_gets_the_gradient(bottom):
 def test_average_without_padding_in_the_divisor():
     net = run_blocked(layer("kernel_size: 3 stride: 2 pad: 1 avg_include_pad: false", "AVE", "c"), c=32)
     check_against_reference(net, "AVE", "c", include_pad=False)
+
+
+@needs_bf16
+@pytest.mark.parametrize("window", WINDOWS[:6])
+def test_average_in_bf16(window):
+    """Whole numbers are exact: what is left is the rounding of the averages."""
+    text = CONVOLUTION.format(name="c", channels=32) + layer(window, "AVE", "c")
+    net = make_net(net_text(text, x=(2, 3, 5, 6)), precision="bf16")
+    generator = np.random.default_rng(7)
+    inputs(net)["x"].set(generator.integers(-3, 4, (2, 3, 5, 6)).astype(np.float32))
+    net.params["c"][0].set(generator.integers(-3, 4, (32, 3, 1, 1)).astype(np.float32))
+    net.forward()
+    set_top_diff(net, "y", generator.integers(-3, 4, net.blobs["y"].shape))
+    net.backward()
+    check_against_reference(net, "AVE", "c", rtol=0.01, atol=0.03)
 
 
 @pytest.mark.parametrize("channels", [3, 32])

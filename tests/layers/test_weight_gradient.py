@@ -20,10 +20,10 @@ BEFORE = """layer {{ name: "before" type: "Convolution" bottom: "x" top: "x_befo
   num_output: {} kernel_size: 1 bias_term: false }} }}"""  # its kernel lays its result out as inner blobs are
 CONVOLUTION = """layer {{ name: "conv" type: "Convolution" bottom: "x_before" top: "y" convolution_param {{
   num_output: {outputs} kernel_h: {kernel[0]} kernel_w: {kernel[1]} stride_h: {stride[0]} stride_w: {stride[1]}
-  pad_h: {pad[0]} pad_w: {pad[1]} dilation: {dilation} bias_term: {bias}
+  pad_h: {pad[0]} pad_w: {pad[1]} dilation: {dilation[0]} dilation: {dilation[1]} bias_term: {bias}
   weight_filler {{ type: "gaussian" std: 1 }} }} }}"""
 RELU = 'layer { name: "relu" type: "ReLU" bottom: "y" top: "y" }'  # the convolution takes it over, backward, too
-USUAL = dict(kernel=(3, 3), stride=(1, 1), pad=(1, 1), dilation=1, bias="false")
+USUAL = dict(kernel=(3, 3), stride=(1, 1), pad=(1, 1), dilation=(1, 1), bias="false")
 CASES = {
     "one pixel": dict(x=(3, 64, 9, 7), outputs=32, kernel=(1, 1), pad=(0, 0)),
     "one pixel, fewer channels than outputs": dict(x=(3, 32, 9, 7), outputs=96, kernel=(1, 1), pad=(0, 0)),
@@ -33,7 +33,8 @@ CASES = {
     "fewer channels than a tile": dict(x=(2, 16, 6, 6), outputs=24),
     "swapped, parts of tiles": dict(x=(2, 24, 5, 5), outputs=72, kernel=(1, 1), pad=(0, 0)),
     "strides, a wide kernel": dict(x=(2, 32, 15, 11), outputs=32, kernel=(5, 3), stride=(2, 3), pad=(2, 0)),
-    "holes": dict(x=(1, 32, 13, 13), outputs=32, pad=(2, 2), dilation=2),
+    "holes": dict(x=(1, 32, 13, 13), outputs=32, pad=(2, 2), dilation=(2, 2)),
+    "holes in rows": dict(x=(2, 32, 9, 13), outputs=32, pad=(1, 3), dilation=(1, 3)),
     "bias": dict(x=(2, 64, 7, 7), outputs=48, bias="true"),
     "several runs of pixels": dict(x=(9, 32, 17, 17), outputs=64, bias="true"),  # no tiles for Winograd
     "several runs of an image": dict(x=(2, 16, 47, 47), outputs=48),
@@ -69,6 +70,8 @@ def test_gradients_are_exact(case, passes, relu, kernel):
     net.params["before"][0].set(np.eye(shape[1], dtype=np.float32).reshape(shape[1], shape[1], 1, 1))
     generator = np.random.default_rng(2)
     x = generator.integers(-3, 4, shape)
+    given_weights = generator.integers(-1, 2, net.params["conv"][0].shape)
+    net.params["conv"][0].set(given_weights.astype(np.float32))
     inputs(net)["x"].set(x.astype(np.float32))
     y = net.forward()["y"]
     dy = generator.integers(-3, 4, y.shape)
@@ -80,18 +83,45 @@ def test_gradients_are_exact(case, passes, relu, kernel):
         assert 0 < (y > 0).mean() < 1
         dy = np.where(y > 0, dy, 0)
     padded = np.pad(x, [(0, 0), (0, 0), *((p, p) for p in given["pad"])])
-    spacing, (rows, columns) = given["dilation"], y.shape[2:]
-    weights = net.params["conv"][0].diff.get()
+    rows, columns = y.shape[2:]
+    weights, dx = net.params["conv"][0].diff.get(), np.zeros(padded.shape)
     for i in range(given["kernel"][0]):
         for j in range(given["kernel"][1]):
             down, right = (
-                slice(k * spacing, k * spacing + (n - 1) * s + 1, s)
-                for k, n, s in zip((i, j), (rows, columns), given["stride"], strict=True)
+                slice(k * d, k * d + (n - 1) * s + 1, s)
+                for k, d, n, s in zip((i, j), given["dilation"], (rows, columns), given["stride"], strict=True)
             )
             expected = passes * np.einsum("nohw,nchw->oc", dy, padded[:, :, down, right])
             np.testing.assert_array_equal(weights[:, :, i, j], expected, err_msg=f"{i}, {j}")
+            dx[:, :, down, right] += np.einsum("nohw,oc->nchw", dy, given_weights[:, :, i, j])
     if given["bias"] == "true":
         np.testing.assert_array_equal(net.params["conv"][1].diff.get(), passes * dy.sum(axis=(0, 2, 3)))
+    top, left = given["pad"]  # what the gradient of x reads may be left by the kernel, behind its ReLU
+    dx = dx[:, :, top : top + shape[2], left : left + shape[3]]
+    np.testing.assert_allclose(inputs(net)["x"].diff, dx, rtol=2**-7, atol=1e-3 * np.abs(dx).max())
+
+
+@pytest.mark.parametrize("where", ["row-major", "groups"])
+def test_where_there_are_no_pairs(where):
+    """A kernel that is asked for and cannot be had leaves the pass to another."""
+    layers = CONVOLUTION.format(**USUAL, outputs=64)
+    if where == "groups":
+        layers = BEFORE.format(32) + layers.replace("bias_term", "group: 2 bias_term")
+    text = net_text(layers.replace('"x_before"', '"x"') if where == "row-major" else layers, x=(2, 32, 6, 7))
+    found = []
+    for kernel in ("pairs", "direct"):
+        net = make_net(text, proto.TRAIN, precision="bf16")
+        (asked,) = (each for each in net.builder.asked if each.layer == "conv")
+        net = make_net(text, proto.TRAIN, precision="bf16", kernels={asked.key: {WEIGHTS: kernel}})
+        generator = np.random.default_rng(2)
+        inputs(net)["x"].set(generator.integers(-3, 4, (2, 32, 6, 7)).astype(np.float32))
+        for tensors in net.params.values():
+            tensors[0].set(generator.integers(-1, 2, tensors[0].shape).astype(np.float32))
+        net.forward()
+        set_top_diff(net, "y", generator.integers(-3, 4, (2, 64, 6, 7)))
+        net.backward()
+        found.append(net.params["conv"][0].diff.get())
+    np.testing.assert_array_equal(*found)
 
 
 @pytest.mark.parametrize("threads", ["1", "3", "4"])
