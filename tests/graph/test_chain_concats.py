@@ -101,6 +101,15 @@ def test_a_chain_changes_no_bit(shape, precision):
     assert_same_bits(results(chained), results(apart))
 
 
+def test_parts_that_begin_within_a_block_of_channels():
+    """The first Concat alone would lay its blob out in blocks: other kernels, other roundings."""
+    chained, apart = (built(dense_block(growth=8), each) for each in (True, False))
+    assert len(chains(chained)) == 3
+    found, expected = results(chained), results(apart)
+    for what, values in expected.items():
+        np.testing.assert_allclose(found[what], values, rtol=1e-3, atol=1e-5, err_msg=what)
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_in_phase_test_too(precision):
     chained, apart = (built(dense_block(), each, proto.TEST, precision=precision) for each in (True, False))

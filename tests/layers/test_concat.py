@@ -37,6 +37,16 @@ def test_gradients(a, b, param):
     check_gradients(net_text(layer(param), a=a, b=b), {"a": RANDOM.normal(size=a), "b": RANDOM.normal(size=b)})
 
 
+def test_a_bottom_without_a_gradient():
+    """A blob of data goes in as it is, and nothing comes back to it."""
+    learns = """layer { name: "ip" type: "InnerProduct" bottom: "x" top: "c" inner_product_param { num_output: 4
+        weight_filler { type: "xavier" } } }"""
+    loss = 'layer { name: "loss" type: "EuclideanLoss" bottom: "y" bottom: "t" top: "l" }'
+    shapes = {"x": (2, 3), "t": (2, 7)}
+    text = net_text(learns + layer(bottoms="x c") + loss, **shapes).replace("force_backward: true", "")
+    check_gradients(text, {name: RANDOM.normal(size=shape) for name, shape in shapes.items()})
+
+
 @pytest.mark.parametrize("a, b, c", [(32, 16, 48), (32, 48, 40), (40, 32, 16), (40, 24, 8)])
 def test_blocked(a, b, c):
     net = run_blocked(layer(bottoms="a b c"), a=a, b=b, c=c)

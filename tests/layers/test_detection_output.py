@@ -87,6 +87,18 @@ def test_without_limits():
     assert (y[0, 0, len(expected) :] == -1).all()
 
 
+def test_limits_are_exclusive():
+    """Half of a box is not more than 0.5 of it, and a confidence of 0.5 not above 0.5."""
+    boxes = np.float32([[0, 0, 1, 1], [0, 0, 1, 0.5], [0, 0, 0.5, 1]])
+    values = {
+        "loc": np.zeros((1, 12), np.float32),
+        "conf": np.float32([[0, 0.9, 0, 0, 0, 0.75, 0, 0, 0, 0.5, 0, 0]]),
+        "prior": np.stack([boxes.ravel(), np.ones(12, np.float32)])[None],
+    }
+    y = run(layer("confidence_threshold: 0.5 nms_param { nms_threshold: 0.5 }"), proto.TEST, **values).blobs["y"].data
+    np.testing.assert_array_equal(y[0, 0, y[0, 0, :, 0] >= 0][:, 2], np.float32([0.9, 0.75]))
+
+
 def test_nothing_found():
     text = layer("confidence_threshold: 2 keep_top_k: 5 nms_param { nms_threshold: 0.4 }")
     assert (run(text, proto.TEST, **bottoms()).blobs["y"].data == -1).all()

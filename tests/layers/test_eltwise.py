@@ -91,6 +91,17 @@ def test_the_gradient_of_equals_goes_where_caffe_sends_it():
     assert [net.blobs[name].diff.sum() for name in "abc"] == [0, 3, 0]
 
 
+def test_another_blob_has_the_maximum_now():
+    net = make_net(net_text(layer("operation: MAX", "a b c"), a=(2,), b=(2,), c=(2,)))
+    for largest in "cab":
+        for name in "abc":
+            net.blobs[name].set(np.full(2, name == largest, np.float32))
+        net.forward()
+        set_top_diff(net, "y", np.ones(2))
+        net.backward()
+        assert [net.blobs[name].diff.sum() for name in "abc"] == [2 * (name == largest) for name in "abc"]
+
+
 @pytest.mark.parametrize("param", PARAMS[:3])
 @pytest.mark.parametrize("blocked", [True, False])
 def test_relu_behind_a_sum_is_fused(param, blocked):

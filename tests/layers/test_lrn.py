@@ -42,6 +42,14 @@ def test_forward_and_gradients(region, size):
 
 
 @pytest.mark.parametrize("region", ["ACROSS_CHANNELS", "WITHIN_CHANNEL"])
+def test_wide_pictures(region):
+    """Long rows are summed up stretch by stretch."""
+    x, layer = RANDOM.normal(size=(1, 3, 2, 300)).astype(np.float32), LAYER.format(bottom="x", size=3, region=region)
+    np.testing.assert_allclose(run(layer, x=x).blobs["y"].data, reference(x, 3, region), rtol=1e-5)
+    check_gradients(net_text(layer, x=x.shape), {"x": x}, samples=200)
+
+
+@pytest.mark.parametrize("region", ["ACROSS_CHANNELS", "WITHIN_CHANNEL"])
 @pytest.mark.parametrize("size", [1, 3, 5, 101, HUGE])
 @pytest.mark.parametrize("channels", [32, 40])
 def test_blocked(region, size, channels):

@@ -146,6 +146,27 @@ def test_all_objects_alike():
     np.testing.assert_allclose(loss, reference(**values, classes=2, agnostic=True), rtol=1e-4)
 
 
+@pytest.mark.parametrize(("threshold", "counted"), [(0.5, 2), (0.51, 1)])
+def test_an_overlap_that_just_reaches_the_threshold(threshold, counted):
+    """Of two priors that lie in a box, the one of its size has it in any case."""
+    boxes = np.float32([[0, 0, 1, 1], [0, 0, 1, 0.5]])
+    values = {
+        "loc": np.zeros((1, 8), np.float32),
+        "conf": np.zeros((1, 8), np.float32),
+        "prior": np.stack([boxes.ravel(), np.ones(8, np.float32)])[None],
+        "truth": truth_blob([(0, 1, boxes[0], 0)]),
+    }
+    text = layer(f"overlap_threshold: {threshold} loc_weight: 0 neg_overlap: 0.4", normalization="NONE")
+    np.testing.assert_allclose(run(text, **values).blobs["loss"].data, counted * np.log(4), rtol=1e-6)
+
+
+def test_priors_without_boxes_that_all_count():
+    """Without mining: nothing is matched, and the sum is divided by 1."""
+    values = bottoms() | {"truth": truth_blob([])}
+    losses = class_losses(values["conf"].reshape(-1, 4), np.zeros(N * P, int), False, None)
+    np.testing.assert_allclose(run(layer("mining_type: NONE"), **values).blobs["loss"].data, losses.sum(), rtol=1e-5)
+
+
 def test_images_without_boxes():
     values = bottoms() | {"truth": truth_blob([])}
     net = run(layer(), **values)

@@ -18,7 +18,7 @@ def layer(params="", biases=BIASES):
 
 
 def bottoms():
-    random = np.random.default_rng(6)  # the same for each test, whichever go before
+    random = np.random.default_rng(7)  # the same for each test; predicted sizes choose other anchors than the given do
     truth = [(n, label, box, 0) for (n, label), box in zip(TRUTH, random_boxes(random, len(TRUTH)))]
     x = random.normal(size=(3, 2 * (5 + CLASSES), SIDE, SIDE)).astype(np.float32)
     return {"x": x, "truth": truth_blob(truth)}
@@ -89,6 +89,15 @@ def test_gradient_and_the_number_that_is_shown(thresh, bias_match):
     expected = slopes(values["x"], *choose(**values, thresh=thresh, bias_match=bias_match))
     np.testing.assert_allclose(net.blobs["x"].diff, 2 * expected / 3, rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(net.blobs["loss"].data, (expected**2).sum(), rtol=1e-4)
+
+
+def test_truth_at_the_border_and_anchors_that_fit_alike():
+    """What lies on the last edge belongs to the last pixel, and of two anchors the first is taken."""
+    values = bottoms() | {"truth": truth_blob([(0, 1, (0.9, 0.9, 1.1, 1.1), 0)])}
+    net = run(layer("thresh: 0.99", biases=[1, 1, 1, 1]), **values)
+    net.backward()
+    of_x = net.blobs["x"].diff.reshape(3, 2, 5 + CLASSES, SIDE, SIDE)[:, :, 0]
+    assert np.argwhere(of_x).tolist() == [[0, 0, 2, 2]]
 
 
 def test_blocked():

@@ -6,7 +6,7 @@ from tests.layers.blocked import run_blocked
 from tests.layers.harness import check_gradients, error_of, make_net, net_text, run, set_top_diff
 from tests.layers.test_pooling import distinct
 
-# Whole, inside, beyond the border, one pixel, malformed (x2 < x1), unused.
+# Whole, inside, beyond the border, one pixel, malformed (x2 < x1, y2 < y1), unused.
 REGIONS = np.array(
     [
         [0, 0, 0, 31, 23],
@@ -14,6 +14,7 @@ REGIONS = np.array(
         [1, 20, 10, 60, 50],
         [0, 9, 9, 9, 9],
         [1, 20, 8, 10, 12],
+        [1, 4, 20, 12, 8],
         [-1, 0, 0, 31, 23],
         [0, 40, 40, 50, 50],
     ],
@@ -87,7 +88,24 @@ def test_features_of_one_pixel(pooled):
 def test_regions_of_four_axes():
     x = distinct((2, 3, 6, 8)).astype(np.float32)
     rois = REGIONS.reshape(-1, 5, 1, 1)
-    assert run(layer(), x=x, rois=rois).blobs["y"].shape == (7, 3, 2, 3)
+    assert run(layer(), x=x, rois=rois).blobs["y"].shape == (8, 3, 2, 3)
+
+
+@pytest.mark.parametrize("channels", [3, 40])
+def test_the_first_of_equals_gets_the_gradient(channels):
+    roi = np.array([[0, 4, 4, 31, 23]], np.float32)
+    text = layer("pooled_size: 1").replace('bottom: "x"', 'bottom: "c"')
+    net = run_blocked(text, size=(1, 3, 6, 8), plain={"rois": roi}, c=channels) if channels > 3 else None
+    if net is None:
+        net = run(text.replace('"c"', '"x"'), x=np.zeros((1, 3, 6, 8), np.float32), rois=roi)
+    for tensor in net.params.get("c", []):
+        tensor.set(np.zeros(tensor.shape, np.float32))
+    net.forward()
+    set_top_diff(net, "y", np.ones((1, channels, 1, 1)))
+    net.backward()
+    expected = np.zeros((1, channels, 6, 8))
+    expected[:, :, 1, 1] = 1
+    np.testing.assert_array_equal(net.blobs["c" if channels > 3 else "x"].diff, expected)
 
 
 def test_an_image_that_is_not_in_the_batch():

@@ -71,6 +71,12 @@ def test_blocked(axis, num_axes, channels):
     check_against_reference(net, "c", axis)
 
 
+@pytest.mark.parametrize("bottom", ["x", "c"])
+def test_sums_over_large_planes(bottom):
+    net = run_blocked(layer("bias_term: true", bottom), size=(2, 3, 30, 31), **({"c": 40} if bottom == "c" else {}))
+    check_against_reference(net, bottom, 1)
+
+
 def test_channels_stay_blocked():
     assert not run_blocked(layer(bottoms="c"), c=40).blobs["y"].tensor.is_plain
 

@@ -1,8 +1,17 @@
 import numpy as np
 import pytest
 
-from tests.layers.blocked import run_blocked
-from tests.layers.harness import BLOCK, check_golden, check_gradients, error_of, golden, make_net, net_text
+from tests.layers.blocked import CONVOLUTION, run_blocked
+from tests.layers.harness import (
+    BLOCK,
+    check_golden,
+    check_gradients,
+    error_of,
+    golden,
+    make_net,
+    net_text,
+    set_top_diff,
+)
 
 RANDOM = np.random.default_rng(1)
 
@@ -68,6 +77,19 @@ def test_a_part_without_a_loss_has_no_gradient(channels):
     np.testing.assert_array_equal(net.blobs["c"].diff[:, :32], net.blobs["y0"].diff)
     assert net.blobs["y0"].diff.any()
     assert not net.blobs["c"].diff[:, 32:].any()
+
+
+def test_a_part_that_nobody_reads_has_no_gradient():
+    loss = 'layer { name: "l" type: "EuclideanLoss" bottom: "y0" bottom: "t" top: "l" }'
+    learns = CONVOLUTION.format(name="c", channels=32)
+    text = net_text(learns + layer("slice_point: 16", "c") + loss, x=(2, 3, 4, 5), t=(2, 16, 4, 5))
+    net = make_net(text.replace("force_backward: true", ""))
+    net.forward()
+    set_top_diff(net, "c", np.ones(net.blobs["c"].shape))  # what the memory held before
+    net.backward()
+    assert net.blobs["y1"].diff is None
+    np.testing.assert_array_equal(net.blobs["c"].diff[:, :16], net.blobs["y0"].diff)
+    assert not net.blobs["c"].diff[:, 16:].any()
 
 
 def test_shapes_and_errors():

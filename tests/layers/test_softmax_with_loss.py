@@ -114,6 +114,27 @@ def test_all_labels_ignored():
     assert net.blobs["y"].data == 0 and not net.blobs["x"].diff.any()
 
 
+def test_an_ignored_label_hides_what_is_no_number():
+    net = run(
+        layer("loss_param { ignore_label: 2 }"), x=np.array([[np.nan] * 3, [1, 2, 3]], np.float32), l=np.float32([2, 0])
+    )
+    net.backward()
+    assert np.isfinite(net.blobs["y"].data)
+    np.testing.assert_array_equal(net.blobs["x"].diff[0], 0)
+    assert np.isfinite(net.blobs["x"].diff).all()
+
+
+def test_weights_of_classes_and_smoothing():
+    x, labels = sample((4, 3))
+    text = layer("softmax_param { class_weight: [0.5, 0, 3] } loss_param { label_smoothing: 0.2 normalization: NONE }")
+    expected = sum(
+        weight * reference(x[labels == label], labels[labels == label], smoothing=0.2, normalization="NONE")[0]
+        for label, weight in enumerate([0.5, 0, 3])
+    )
+    np.testing.assert_allclose(run(text, x=x, l=labels).blobs["y"].data, expected, rtol=1e-5)
+    check_gradients(net_text(text, x=x.shape, l=labels.shape), {"x": x, "l": labels})
+
+
 def test_not_a_number_shows():
     x = np.array([[np.nan, 0], [1, 2]], np.float32)
     assert np.isnan(run(layer(), x=x, l=np.zeros(2, np.float32)).blobs["y"].data)

@@ -18,7 +18,10 @@ def losses(x, labels):
     return np.where(labels.reshape(own.shape) == -1, 0, log - own)
 
 
-@pytest.mark.parametrize("shape, labels", [((6, 4), (6,)), ((3, 4, 1, 1), (3, 1, 1, 1)), ((2, 4, 3, 2), (2, 1, 3, 2))])
+@pytest.mark.parametrize(
+    "shape, labels",
+    [((6, 4), (6,)), ((3, 4, 1, 1), (3, 1, 1, 1)), ((2, 4, 3, 2), (2, 1, 3, 2)), ((2, 4, 30, 50), (2, 1, 30, 50))],
+)
 def test_forward(shape, labels):
     x = RANDOM.normal(size=shape).astype(np.float32)
     l = RANDOM.integers(-1, 4, labels).astype(np.float32)  # noqa: E741
