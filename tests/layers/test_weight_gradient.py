@@ -103,7 +103,7 @@ def test_gradients_are_exact(case, passes, relu, kernel):
 
 @pytest.mark.parametrize("where", ["row-major", "groups"])
 def test_where_there_are_no_pairs(where):
-    """A kernel that is asked for and cannot be had leaves the pass to another."""
+    """A kernel that is asked for and cannot be had leaves the pass to another, but for who wants to measure it."""
     layers = CONVOLUTION.format(**USUAL, outputs=64)
     if where == "groups":
         layers = BEFORE.format(32) + layers.replace("bias_term", "group: 2 bias_term")
@@ -113,6 +113,9 @@ def test_where_there_are_no_pairs(where):
         net = make_net(text, proto.TRAIN, precision="bf16")
         (asked,) = (each for each in net.builder.asked if each.layer == "conv")
         net = make_net(text, proto.TRAIN, precision="bf16", kernels={asked.key: {WEIGHTS: kernel}})
+        if kernel == "pairs":
+            with pytest.raises(ValueError, match="pairs"):
+                Trial(asked, {WEIGHTS: kernel}, dx=False, dw=True)
         generator = np.random.default_rng(2)
         inputs(net)["x"].set(generator.integers(-3, 4, (2, 32, 6, 7)).astype(np.float32))
         for tensors in net.params.values():
@@ -122,6 +125,26 @@ def test_where_there_are_no_pairs(where):
         net.backward()
         found.append(net.params["conv"][0].diff.get())
     np.testing.assert_array_equal(*found)
+
+
+def test_activations_that_are_no_relu():
+    """Are closed before the kernel, which knows no other."""
+    layers = BEFORE.format(32) + CONVOLUTION.format(**USUAL, outputs=64)
+    text = net_text(layers + 'layer { name: "f" type: "TanH" bottom: "y" top: "y" }', x=(2, 32, 6, 7))
+    (asked,) = (each for each in make_net(text, precision="bf16").builder.asked if each.layer == "conv")
+    found = []
+    for kernel in ("pairs", "direct"):
+        net = make_net(text, proto.TRAIN, precision="bf16", kernels={asked.key: {WEIGHTS: kernel}})
+        assert net.builder.type_of_op.count("TanH") == 0
+        generator = np.random.default_rng(2)
+        for tensors in net.params.values():
+            tensors[0].set(generator.normal(size=tensors[0].shape, scale=0.1).astype(np.float32))
+        inputs(net)["x"].set(generator.normal(size=(2, 32, 6, 7)).astype(np.float32))
+        net.forward()
+        set_top_diff(net, "y", generator.normal(size=(2, 64, 6, 7)))
+        net.backward()
+        found.append(net.params["conv"][0].diff.get())
+    np.testing.assert_allclose(*found, rtol=1e-3, atol=1e-3 * np.abs(found[1]).max())
 
 
 @pytest.mark.parametrize("threads", ["1", "3", "4"])

@@ -8,6 +8,7 @@ from engine.config import parse_net
 from engine.host import _core
 from engine.layers import convolution, kernels
 from engine.net import PASSES, Net, NetOptions
+from engine.net.measure import Trial
 from tests.layers.harness import error_of, inputs, make_net, needs_bf16, net_text, set_top_diff
 
 pytestmark = pytest.mark.skipif(not _core.winograd_lanes("f32"), reason="this processor has no AVX2")
@@ -165,6 +166,62 @@ def test_nets_that_are_only_tested(behind):
         expected = plain.forward()
         for name, values in net.forward().items():
             assert close(values, expected[name]), name
+
+
+@needs_bf16
+def test_results_in_bf16_are_the_nearest():
+    """Of float32 sums, here of numbers that are exact in both."""
+    text, found = CONV.format(outputs=32, pad=1, group=1, bias="true", algorithm="winograd"), []
+    x = np.random.default_rng(3).integers(-3, 4, (2, 32, 8, 8)).astype(np.float32)
+    for precision in ("fp32", "bf16"):
+        net = make_net(net_text(text, x=x.shape), precision=precision)
+        assert "winograd" in " ".join(net.program.implementation(op) for op in range(len(net.program)))
+        inputs(net)["x"].set(x)
+        found.append(net.forward()["y"])
+    exact, rounded = found
+    step = 2.0 ** (np.floor(np.log2(np.abs(exact))) - 7)  # between neighbours
+    assert (np.abs(rounded - exact) <= 0.501 * step).all()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("pad: 1", "pad_h: 1 pad_w: 2"), ("pad: 1", "pad: 3"), ("pad: 1", "pad: 1 dilation: 2"), ("put: 32", "put: 36")],
+)
+def test_where_it_cannot_be_had(old, new):
+    """Asked for all the same, as by a table from elsewhere, the passes are left to others."""
+    text = CONV.format(outputs=32, pad=1, group=1, bias="true", algorithm="auto").replace(old, new)
+    (asked,) = make_net(net_text(text, x=(2, 32, 9, 8)), proto.TRAIN).builder.asked
+    with pytest.raises(ValueError, match="winograd"):
+        Trial(asked, {kernels.FORWARD: "winograd"}, dx=False, dw=False)
+    found = []
+    for kernel in ("winograd", "direct"):
+        choices = {asked.key: dict.fromkeys(kernels.PASSES, kernel)}
+        net = make_net(net_text(text, x=(2, 32, 9, 8)), proto.TRAIN, kernels=choices)
+        generator = np.random.default_rng(3)
+        inputs(net)["x"].set(generator.standard_normal((2, 32, 9, 8), np.float32))
+        net.params["conv"][0].set(generator.standard_normal(net.params["conv"][0].shape, np.float32))
+        y = net.forward()["y"]
+        set_top_diff(net, "y", generator.standard_normal(y.shape, np.float32))
+        net.backward()
+        found.append([y, inputs(net)["x"].diff, *(each.diff.get() for each in net.params["conv"])])
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * np.abs(theirs).max())
+
+
+def test_what_is_convolved_is_added():
+    """The result cannot be written where its source lies, of which later tiles read what earlier ones would hide."""
+    first = CONV.format(outputs=32, pad=1, group=1, bias="true", algorithm="direct").replace("conv", "first", 1)
+    text = first.replace('"y"', '"z"') + CONV.format(outputs=32, pad=1, group=1, bias="true", algorithm="winograd")
+    text = text.replace('"x" top: "y"', '"z" top: "y"') + SUM + RELU.replace('"y"', '"s"')
+    text += ' layer { name: "top" type: "Pooling" bottom: "s" top: "top" pooling_param { pool: AVE kernel_size: 2 } }'
+    shape = (11, 32, 20, 20)  # several chunks
+    config = parse_net(net_text(text, x=shape).replace("force_backward: true\n", ""), "test.prototxt")
+    net, plain = Net(config, proto.TEST), Net(config, proto.TEST, NetOptions(passes=PASSES - {"fuse", "memory_plan"}))
+    values = np.random.default_rng(3).standard_normal(shape, np.float32)
+    for each in (net, plain):
+        each.feed(each.inputs[0], values)
+    assert net.builder.type_of_op.count("EltwiseSum") == 0
+    assert close(net.forward()["top"], plain.forward()["top"])
 
 
 def test_an_unknown_algorithm_is_refused():

@@ -87,6 +87,9 @@ def test_float32_kernels_round_less():
     by_bf16 = results(CONV, "bf16", {key: dict.fromkeys(PASSES, "direct")})
     assert by_fp32["conv[0]"].tobytes() != by_bf16["conv[0]"].tobytes()
     assert distance(by_fp32["conv[0]"], expected["conv[0]"]) < 4e-2
+    for each, what in zip(PASSES, ("y", "dx", "conv[0]"), strict=True):  # each pass by the kernel that is its own
+        found = results(CONV, "bf16", {key: dict.fromkeys(PASSES, "direct") | {each: "fp32"}})
+        assert found[what].tobytes() != by_bf16[what].tobytes(), each
 
 
 @needs_bf16
