@@ -58,6 +58,9 @@ def test_wrong_use_is_refused():
         queue.begin_step(1)
     with pytest.raises(IndexError, match="bucket 2 of 2"):
         queue.wait_done(2)
+    queue.done(0)
+    with pytest.raises(RuntimeError, match="step 0 has begun already"):
+        queue.begin_step(0)
 
 
 def test_timeout_and_close():
@@ -79,6 +82,9 @@ def test_a_parked_error_reaches_the_waiter():
     queue.fail("a later one")
     with pytest.raises(CommError, match="link down"):
         queue.wait_done(0)
+    for timeout in (-1, 0.01):
+        with pytest.raises(CommError, match="link down"):
+            queue.wait_all_done(timeout)
     assert not queue.wait_ready(1)
 
 
@@ -142,6 +148,9 @@ def test_a_bucket_starts_with_its_first_chunk():
 
 def test_an_abandoned_step_may_begin_anew():
     queue = _core.ReadyQueue(2)
+    queue.begin_step(2)
+    queue.ready(0)
+    queue.done(0)
     queue.begin_step(3)
     queue.ready(1)
     assert not queue.wait_all_done(0.01)

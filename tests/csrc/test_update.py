@@ -93,6 +93,17 @@ def test_momentum_correction(rule):
     np.testing.assert_allclose(arenas.weights, w, rtol=1e-5, atol=1e-5)
 
 
+def test_a_clip_factor_is_of_one_step():
+    clipped, whole = Arenas("AdaGrad"), Arenas("AdaGrad")
+    clipped.step(rate=0, scale=1, iteration=0, clip_factor=0.5)
+    clipped.histories[0][:] = 0
+    clipped.updater.set_step(rate=0.1, scale=1, iteration=1)
+    clipped.updater.apply(0)
+    whole.updater.set_step(rate=0.1, scale=1, iteration=1)
+    whole.updater.apply(0)
+    assert np.array_equal(clipped.weights, whole.weights)
+
+
 @pytest.mark.parametrize("local_clip", [False, True])
 def test_parameters_without_decay_may_keep_their_rate(local_clip):
     """Beside one with decay: one whose weights are all 0, one whose weights are not, one that does not learn."""

@@ -22,6 +22,7 @@ def widened(packed: np.ndarray) -> np.ndarray:
 def some(seed: int, *shape: int) -> np.ndarray:
     generator = np.random.default_rng(seed)
     scale = 10.0 ** generator.integers(-20, 20, shape)
+    scale[..., -16:] = 1  # behind the last whole vector: of one size, so that each has a part in a sum
     return (generator.standard_normal(shape) * scale).astype(np.float32)
 
 
@@ -34,8 +35,10 @@ def packed(values: np.ndarray, residual: np.ndarray | None = None) -> np.ndarray
 def test_pack_rounds_to_nearest_even():
     values = some(1, COUNT)
     values[:4] = 1 + 2**-8, 1 + 3 * 2**-8, -(1 + 2**-8), 1 + 2**-8 + 2**-20  # three ties, and one just above
+    values[-4:] = values[:4]
     assert np.array_equal(widened(packed(values)), rounded(values))
-    assert widened(packed(values))[:4].tolist() == [1, 1 + 2**-6, -1, 1 + 2**-7]
+    for part in (slice(4), slice(-4, None)):
+        assert widened(packed(values))[part].tolist() == [1, 1 + 2**-6, -1, 1 + 2**-7]
     back = np.empty(COUNT, np.float32)
     _core.unpack_bf16(packed(values), back)
     assert np.array_equal(back, rounded(values))
@@ -43,15 +46,15 @@ def test_pack_rounds_to_nearest_even():
 
 def test_what_is_not_finite_stays_so():
     values = np.array([np.inf, -np.inf, np.nan, 3.4e38, 0.0, -0.0], np.float32)
-    values = np.append(values, np.array([0x7F800001], np.uint32).view(np.float32))  # a NaN of the lowest bit alone
-    values = np.append(values, np.ones(25, np.float32))  # long enough for vectors
+    least = np.array([0x7F800001], np.uint32).view(np.float32)  # a NaN of the lowest bit alone
+    values = np.concatenate([values, least, np.ones(25, np.float32), least])  # two vectors, and one value behind them
     residual = np.zeros(values.size, np.float32)
     back = widened(packed(values, residual))
     assert np.array_equal(widened(packed(values)), back, equal_nan=True), "the ways to pack differ"
     summed = np.empty(values.size, np.uint16)
     _core.sum_bf16(np.zeros((1, values.size), np.uint16), 0, values, summed)
     assert np.array_equal(widened(summed), np.where(back == 0, np.float32(0), back), equal_nan=True)
-    assert back[0] == np.inf and back[1] == -np.inf and np.isnan(back[[2, 6]]).all() and back[3] == np.inf
+    assert back[0] == np.inf and back[1] == -np.inf and np.isnan(back[[2, 6, 32]]).all() and back[3] == np.inf
     assert not back[4:6].any()
     assert not residual.any(), "feeding back a loss that is not finite would spoil the rest of the run"
 
