@@ -82,6 +82,19 @@ def test_stored_statistics(phase, params):
     check_gradients(text, {"x": x}, params={"layer": stored}, phase=phase)
 
 
+def test_no_statistics_yet():
+    """Sums and factor are 0 in a net that has not been trained."""
+    x = RANDOM.normal(size=(4, 3, 2, 2)).astype(np.float32)
+    np.testing.assert_allclose(run(layer(), proto.TEST, x=x).blobs["y"].data, x / np.sqrt(1e-5), rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(20_000, 5), (4, 3, 20, 20), (2, 16, 30, 30)])
+def test_values_far_from_zero(shape):
+    """Of numbers of the same size a variance is what is left."""
+    x = (RANDOM.normal(size=shape) + 3000).astype(np.float32)
+    np.testing.assert_allclose(run(layer(), x=x).blobs["y"].data, reference(x, 1e-5)[0], rtol=1e-3, atol=1e-3)
+
+
 def test_statistics_are_not_for_the_solver():
     net = run(layer(), x=np.ones((4, 3), np.float32))
     assert all(p.statistics and not p.learnable for p in net.all_params())
