@@ -16,14 +16,14 @@ def layer(params="", classes=4, normalization="VALID", flags=""):
         multibox_loss_param {{ num_classes: {classes} {params} }} }}"""
 
 
-def bottoms(classes=4, location_classes=1, agnostic=False):
+def bottoms(classes=4, location_classes=1):
     random = np.random.default_rng(6)  # the same for each test, whichever go before
     truth = [(n, label, box, difficult) for (n, label, difficult), box in zip(TRUTH, random_boxes(random, len(TRUTH)))]
     return {
         "loc": 2 * random.normal(size=(N, P * location_classes * 4)).astype(np.float32),
         "conf": 2 * random.normal(size=(N, P * classes)).astype(np.float32),
         "prior": priors(random, P),
-        "truth": truth_blob([(n, 1 if agnostic else c, *rest) for n, c, *rest in truth] if agnostic else truth),
+        "truth": truth_blob(truth),
     }
 
 
@@ -80,7 +80,7 @@ def reference(loc, conf, prior, truth, *, code="CORNER", classes=4, location_cla
         class_loss += losses[chosen].sum()
         matches += matched.sum()
         for p in np.flatnonzero(matched):
-            label, box = truths[which[p]]
+            label, box = labels[p], truths[which[p]][1]
             target = encode(code, boxes[p], variances[p] if scaled else 1, box)
             d = np.abs(loc[n, p, label if location_classes > 1 else 0] - target) / (1 if scaled else variances[p])
             d[inside & ((boxes[p] < 0) | (boxes[p] > 1))] = 0
@@ -140,10 +140,13 @@ def test_normalization(normalization):
     np.testing.assert_allclose(loss, reference(**values, normalizer=NORMALIZERS[normalization]), rtol=1e-4)
 
 
-def test_all_objects_alike():
-    values = bottoms(classes=2, agnostic=True)
-    loss = run(layer("map_object_to_agnostic: true", classes=2), **values).blobs["loss"].data
-    np.testing.assert_allclose(loss, reference(**values, classes=2, agnostic=True), rtol=1e-4)
+@pytest.mark.parametrize("more", ["", "mining_type: NONE share_location: false"])
+def test_all_objects_alike(more):
+    """Whatever their labels."""
+    how = {"location_classes": 2, "mining": False} if more else {}
+    values = bottoms(classes=2, location_classes=how.get("location_classes", 1))
+    loss = run(layer(f"map_object_to_agnostic: true {more}", classes=2), **values).blobs["loss"].data
+    np.testing.assert_allclose(loss, reference(**values, classes=2, agnostic=True, **how), rtol=1e-4)
 
 
 @pytest.mark.parametrize(("threshold", "counted"), [(0.5, 2), (0.51, 1)])
