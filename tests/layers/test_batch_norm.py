@@ -95,6 +95,15 @@ def test_values_far_from_zero(shape):
     np.testing.assert_allclose(run(layer(), x=x).blobs["y"].data, reference(x, 1e-5)[0], rtol=1e-3, atol=1e-3)
 
 
+def test_who_looks_for_what_is_no_number_asks_no_other_rank():
+    net = make_net(net_text(layer("sync: true"), x=(4, 3)))
+    asked = []
+    net.program.set_ranks(2, asked.append)
+    assert net.program.first_nonfinite() == "" and not asked
+    net.program.forward()
+    assert asked
+
+
 def test_statistics_are_not_for_the_solver():
     net = run(layer(), x=np.ones((4, 3), np.float32))
     assert all(p.statistics and not p.learnable for p in net.all_params())
