@@ -342,6 +342,35 @@ def test_a_share_from_rows(keep):
         updater(weights, gradients, history).apply_rows(0, begin, end, rows[:, :100], 1, packed, keep)
 
 
+def test_local_rates_of_a_share():
+    """Whose weights begin elsewhere than the gradients."""
+    random = np.random.default_rng(8)
+    whole, gradients = random.standard_normal((2, 3000)).astype(np.float32)
+    found = []
+    for begin in (0, 1000):
+        weights, history = whole[begin:].copy(), np.zeros(3000 - begin, np.float32)
+        ranges = [_core.ParameterRange(1000, 2000, weights_shift=-begin, history_shift=-begin)]
+        arrays = weights, gradients, [history]
+        updater = _core.Updater("SGD", *arrays, [ranges], {"momentum": 0}, weight_decay=0.1, local_ratio=0.01)
+        updater.set_step(0.4, 1, 0)
+        updater.measure(0)
+        updater.set_local_rates(updater.squares())
+        updater.apply(0)
+        found.append(weights[1000 - begin : 2000 - begin])
+    assert np.array_equal(*found) and not np.array_equal(found[0], whole[1000:2000])
+
+
+@pytest.mark.parametrize("bounds", [{"least": -0.5}, {"most": 0.5}, {"least": -0.5, "most": 0.5}])
+def test_weights_stay_within_bounds(bounds):
+    weights = np.linspace(-1, 1, 100, dtype=np.float32)
+    expected = np.clip(weights, bounds.get("least"), bounds.get("most"))
+    arrays = weights, np.zeros(100, np.float32), [np.zeros(100, np.float32)]
+    updater = _core.Updater("SGD", *arrays, [[_core.ParameterRange(0, 100, **bounds)]], {"momentum": 0})
+    updater.set_step(0.1, 1, 0)
+    updater.apply(0)
+    assert np.array_equal(weights, expected)
+
+
 def test_a_range_outside_of_a_share_is_refused():
     arrays = np.zeros(100, np.float32), np.zeros(100, np.float32), [np.zeros(40, np.float32)]
     with pytest.raises(ValueError, match=r"range \[90, 100\) in an arena of 40 floats"):
