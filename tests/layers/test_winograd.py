@@ -224,6 +224,20 @@ def test_what_is_convolved_is_added():
     assert close(net.forward()["top"], plain.forward()["top"])
 
 
+def test_weights_that_training_has_changed():
+    """A net for tests keeps what it has made of them until it is told."""
+    shape, outputs, pad, group = CASES["groups"]
+    text = CONV.format(outputs=outputs, pad=pad, group=group, bias="false", algorithm="winograd")
+    config = parse_net(net_text(text, x=shape).replace("force_backward: true\n", ""), "test.prototxt")
+    train = Net(config, proto.TRAIN)
+    net = Net(config, proto.TEST, share=train)
+    net.feed(net.inputs[0], np.random.default_rng(3).standard_normal(shape, np.float32))
+    before = net.forward()["y"].copy()
+    np.frombuffer(train.weights, np.float32)[:] *= 2
+    net.program.parameters_changed()
+    assert close(net.forward()["y"], 2 * before)
+
+
 def test_an_unknown_algorithm_is_refused():
     text = CONV.format(outputs=32, pad=1, group=1, bias="true", algorithm="fft")
     assert "conv_algorithm auto, direct or winograd, got 'fft'" in error_of(text, x=(1, 32, 8, 8))
