@@ -1,12 +1,14 @@
 """What holds in every test."""
 
+import os
 import signal
 
 import pytest
 
-from engine.host.cores import limit_spinning
+from engine.host.cores import CROWDED_SPIN_COUNT
 
-limit_spinning()  # before anything loads OpenMP's library: its idle threads shall sleep soon, on a busy machine, too
+# Before anything loads libgomp: several tests run at a time, each of which takes the cores for its own.
+os.environ.setdefault("GOMP_SPINCOUNT", CROWDED_SPIN_COUNT)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and all that it starts
 
 

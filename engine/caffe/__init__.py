@@ -8,9 +8,9 @@ net.forward()["prob"]
 import importlib
 import sys
 
-from engine.host.cores import limit_spinning
+from engine.host.cores import own_cores
 
-limit_spinning()
+own_cores()  # before libgomp is loaded, which may bind this thread to fewer
 
 # ruff: noqa: E402
 import engine.caffe.solver

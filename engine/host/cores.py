@@ -15,10 +15,11 @@ from engine.host.ranks import gather_everywhere
 if TYPE_CHECKING:
     from engine.host.ranks import Ranks
 
-# How long an idle thread of libgomp spins before it sleeps: libgomp's own value for oversubscribed cores (here they
-# also run communication servers, decoding threads, other ranks); its default is 300 times that. With two ranks of two
-# threads on two cores, the forward pass of a small net takes 1.5 ms instead of 280.
-SPIN_COUNT = "1000"
+# How long an idle thread of libgomp spins before it sleeps where a host has fewer cores than compute threads: libgomp's
+# own value for that, which it takes only where one process has too many. With two ranks of two threads on two cores,
+# the forward pass of a small net takes 1.5 ms so, and 280 with the usual value, 300 times as large. Where the cores
+# suffice the usual one stays: threads would sleep in nearly every op, and to wake them costs 1 to 2% of a step.
+CROWDED_SPIN_COUNT = "1000"
 
 
 # Variables of Intel's OpenMP and MKL, which recipes for Caffe set, and what does the same here.
@@ -38,21 +39,18 @@ def ignored_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
     return [f"{name} {why}; {instead}" for name, instead in OTHERS_VARIABLES.items() if name in environ]
 
 
-def limit_spinning() -> None:
-    """Sets GOMP_SPINCOUNT. To be called before libgomp is loaded, which reads the variable once, and may bind this
-    thread."""
-    own_cores()
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
-
-
 def share_cores(everyone: list[tuple[str, tuple[int, ...]]]) -> None:
-    """Sets OMP_NUM_THREADS, unless it is set, so that the ranks of a host do not compute on the same cores.
+    """Sets OMP_NUM_THREADS so that the ranks of a host do not compute on the same cores, and GOMP_SPINCOUNT where they
+    do all the same; neither if the user has set it.
 
-    To be called before the extension is loaded. everyone: World.places().
+    To be called before the extension is loaded, and with it libgomp, which reads them once. everyone: World.places().
     """
-    if "OMP_NUM_THREADS" not in os.environ:
-        os.environ["OMP_NUM_THREADS"] = str(threads_for(host_and_cores(), everyone))
+    mine = host_and_cores()
+    threads = os.environ.setdefault("OMP_NUM_THREADS", str(threads_for(mine, everyone)))
+    outermost = threads.split(",")[0].strip()
+    computing = (int(outermost) if outermost.isdecimal() else len(mine[1])) * everyone.count(mine)
+    if computing > len(mine[1]) and "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", CROWDED_SPIN_COUNT)
 
 
 @functools.cache

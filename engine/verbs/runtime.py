@@ -36,11 +36,10 @@ def start(watched: bool = False, output: str | None = None, reading: Namespace |
     from engine.comm.settings import watchdog_seconds
     from engine.comm.world import world
     from engine.files import check_apart, check_writable
-    from engine.host.cores import limit_spinning, share_cores
+    from engine.host.cores import share_cores
     from engine.host.memory import divide_memory
     from engine.report.log import set_up
 
-    limit_spinning()
     ranks = world()
     ranks.is_of_verb = True
     divide_memory(ranks.neighbours)

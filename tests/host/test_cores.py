@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from engine.comm.world import World
-from engine.host.cores import core_plan, ignored_variables, limit_spinning, share_cores, threads_for
+from engine.host.cores import CROWDED_SPIN_COUNT, core_plan, host_and_cores, ignored_variables, share_cores, threads_for
 from tests.mpi import run_ranks
 
 
@@ -24,34 +24,45 @@ def test_ranks_that_are_pinned_apart_or_elsewhere_keep_theirs():
 
 
 def test_what_the_user_set_stays(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7000")
     monkeypatch.setenv("GOMP_SPINCOUNT", "5")
     share_cores(World().places())
-    limit_spinning()
-    assert (os.environ["OMP_NUM_THREADS"], os.environ["GOMP_SPINCOUNT"]) == ("7", "5")
+    assert (os.environ["OMP_NUM_THREADS"], os.environ["GOMP_SPINCOUNT"]) == ("7000", "5")
+
+
+CORES = len(os.sched_getaffinity(0))
 
 
 @pytest.mark.parametrize(
-    "variable, value", [("OMP_NUM_THREADS", len(os.sched_getaffinity(0))), ("GOMP_SPINCOUNT", 1000)]
+    "environ, ranks, threads, spins",
+    [
+        ({}, 1, CORES, False),
+        ({}, CORES, 1, False),
+        ({}, CORES + 1, 1, True),
+        ({"OMP_NUM_THREADS": f"{CORES},2"}, 1, f"{CORES},2", False),
+        ({"OMP_NUM_THREADS": f"{CORES + 1},2"}, 1, f"{CORES + 1},2", True),
+        ({"OMP_NUM_THREADS": "many"}, 2, "many", True),  # libgomp takes all cores then
+        ({"OMP_NUM_THREADS": f"{CORES + 1}", "OMP_WAIT_POLICY": "active"}, 1, CORES + 1, False),
+    ],
 )
-def test_defaults(monkeypatch, variable, value):
-    # Set before they are deleted, so that they are put back to what they were.
-    monkeypatch.setenv(variable, "")
-    monkeypatch.delenv(variable)
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    share_cores(World().places())
-    limit_spinning()
-    assert os.environ[variable] == str(value)
+def test_idle_threads_sleep_soon_where_there_are_more_than_cores(monkeypatch, environ, ranks, threads, spins):
+    for name in ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, "")  # first, so that it is put back to what it was
+        monkeypatch.delenv(name)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    share_cores([host_and_cores()] * ranks + [("elsewhere", host_and_cores()[1])])
+    assert os.environ["OMP_NUM_THREADS"] == str(threads)
+    assert os.environ.get("GOMP_SPINCOUNT") == (CROWDED_SPIN_COUNT if spins else None)
 
 
 def test_the_extension_takes_the_threads():
     program = """
 from engine.comm.world import world
-from engine.host.cores import limit_spinning, share_cores
+from engine.host.cores import share_cores
 import os
 os.environ.pop("OMP_NUM_THREADS", None)
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-limit_spinning()
 share_cores(world().places())
 from engine.host import _core
 assert _core.threads() == 1, _core.threads()
@@ -61,8 +72,7 @@ assert _core.threads() == 1, _core.threads()
 
 BOUND = """
 import os
-from engine.host.cores import helper_cores, limit_spinning, own_cores
-limit_spinning()
+from engine.host.cores import helper_cores, own_cores
 cores = own_cores()
 from engine.host import _core
 from engine.data.prefetch import Prefetcher
@@ -95,8 +105,7 @@ def test_threads_that_do_not_compute_leave_the_cores_that_do():
 def test_ranks_that_openmp_binds_to_one_core_are_told():
     program = """
 from engine.comm.world import world
-from engine.host.cores import clash, limit_spinning
-limit_spinning()
+from engine.host.cores import clash
 found = clash(world())
 if world().rank == 0:
     print(found)

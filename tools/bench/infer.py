@@ -111,9 +111,6 @@ def prepare(name: str, folder: Path) -> None:
 
 def measure(contender: str, folder: Path, batch: int, seconds: float, threads: int) -> dict:
     """The median time of a forward, and some of its results."""
-    from engine.host.cores import limit_spinning
-
-    limit_spinning()  # as all of engine's programs do
     images = np.random.default_rng(1).normal(size=(batch, 3, SIDE, SIDE)).astype(np.float32)
     forward = {ENGINE: by_engine, CAFFE: by_caffe, ONNX: by_onnx}[contender](folder, images, threads)
     for _ in range(2):

@@ -137,9 +137,6 @@ def measure(contender: str, kind: str, precision: str, weights: str, options) ->
 @contextlib.contextmanager
 def by_engine(kind: str, precision: str, given: dict[str, np.ndarray], threads: int):
     """Gives a function that does a step and returns its loss. threads: what OMP_NUM_THREADS has said already."""
-    from engine.host.cores import limit_spinning
-
-    limit_spinning()  # as all of engine's programs do
     from engine import proto
     from engine.comm.world import World
     from engine.config import parse_net
