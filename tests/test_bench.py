@@ -16,6 +16,7 @@ import pytest
 from engine import proto
 from engine.config import parse_net
 from engine.net import Net
+from engine.report.observer import Observers
 from engine.solver.elastic import Elastic
 from tests.layers.harness import PRECISIONS, needs_bf16
 from tests.solver.harness import digits_net, make_solver
@@ -135,7 +136,7 @@ def test_a_log_of_deaths_is_read_as_it_is_written(tool, caplog):
     assert deaths.DONE in progress and "Iteration 0 " in progress
     caplog.clear()
     left = Elastic.__new__(Elastic)
-    solver = SimpleNamespace(iteration=23, iter_size=4, observers=[], world=SimpleNamespace(size=3))
+    solver = SimpleNamespace(iteration=23, iter_size=4, observers=Observers(), world=SimpleNamespace(size=3))
     solver.feeder, solver.optimizer = SimpleNamespace(batch_size=8), SimpleNamespace(rate_share=1.0)
 
     def regroup(_):

@@ -15,9 +15,9 @@ from engine.host.ranks import gather_everywhere
 if TYPE_CHECKING:
     from engine.host.ranks import Ranks
 
-# How long an idle thread of libgomp spins before it sleeps where a host has fewer cores than compute threads: libgomp's
-# own value for that, which it takes only where one process has too many. With two ranks of two threads on two cores,
-# the forward pass of a small net takes 1.5 ms so, and 280 with the usual value, 300 times as large. Where the cores
+# How long an idle thread of libgomp spins before it sleeps where the ranks of a host have fewer cores than threads:
+# libgomp's own value for that, which it takes only where one process has too many. With two ranks of two threads on two
+# cores, the forward pass of a small net takes 1 ms so, and 7 with the usual value, 300 times as large. Where the cores
 # suffice the usual one stays: threads would sleep in nearly every op, and to wake them costs 1 to 2% of a step.
 CROWDED_SPIN_COUNT = "1000"
 
@@ -41,15 +41,15 @@ def ignored_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 def share_cores(everyone: list[tuple[str, tuple[int, ...]]]) -> None:
     """Sets OMP_NUM_THREADS so that the ranks of a host do not compute on the same cores, and GOMP_SPINCOUNT where they
-    do all the same; neither if the user has set it.
+    and their communication servers do all the same; neither if the user has set it.
 
     To be called before the extension is loaded, and with it libgomp, which reads them once. everyone: World.places().
     """
     mine = host_and_cores()
-    threads = os.environ.setdefault("OMP_NUM_THREADS", str(threads_for(mine, everyone)))
-    outermost = threads.split(",")[0].strip()
-    computing = (int(outermost) if outermost.isdecimal() else len(mine[1])) * everyone.count(mine)
-    if computing > len(mine[1]) and "OMP_WAIT_POLICY" not in os.environ:
+    given = os.environ.setdefault("OMP_NUM_THREADS", str(threads_for(mine, everyone))).split(",")[0].strip()
+    threads = int(given) if given.isdecimal() else len(mine[1])
+    threads += len(everyone) > 1  # a server at least
+    if threads * everyone.count(mine) > len(mine[1]) and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", CROWDED_SPIN_COUNT)
 
 

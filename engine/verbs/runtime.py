@@ -36,10 +36,11 @@ def start(watched: bool = False, output: str | None = None, reading: Namespace |
     from engine.comm.settings import watchdog_seconds
     from engine.comm.world import world
     from engine.files import check_apart, check_writable
-    from engine.host.cores import share_cores
+    from engine.host.cores import own_cores, share_cores
     from engine.host.memory import divide_memory
     from engine.report.log import set_up
 
+    own_cores()  # before an MPI library loads libgomp, which may bind this thread to fewer
     ranks = world()
     ranks.is_of_verb = True
     divide_memory(ranks.neighbours)

@@ -34,10 +34,10 @@ CORES = len(os.sched_getaffinity(0))
 
 
 @pytest.mark.parametrize(
-    "environ, ranks, threads, spins",
+    "environ, ranks, threads, sleeps",
     [
         ({}, 1, CORES, False),
-        ({}, CORES, 1, False),
+        ({}, CORES, 1, True),  # which have servers, too
         ({}, CORES + 1, 1, True),
         ({"OMP_NUM_THREADS": f"{CORES},2"}, 1, f"{CORES},2", False),
         ({"OMP_NUM_THREADS": f"{CORES + 1},2"}, 1, f"{CORES + 1},2", True),
@@ -45,15 +45,27 @@ CORES = len(os.sched_getaffinity(0))
         ({"OMP_NUM_THREADS": f"{CORES + 1}", "OMP_WAIT_POLICY": "active"}, 1, CORES + 1, False),
     ],
 )
-def test_idle_threads_sleep_soon_where_there_are_more_than_cores(monkeypatch, environ, ranks, threads, spins):
+def test_idle_threads_sleep_soon_where_there_are_more_than_cores(monkeypatch, environ, ranks, threads, sleeps):
     for name in ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.setenv(name, "")  # first, so that it is put back to what it was
         monkeypatch.delenv(name)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    share_cores([host_and_cores()] * ranks + [("elsewhere", host_and_cores()[1])])
+    share_cores([host_and_cores()] * ranks)
     assert os.environ["OMP_NUM_THREADS"] == str(threads)
-    assert os.environ.get("GOMP_SPINCOUNT") == (CROWDED_SPIN_COUNT if spins else None)
+    assert os.environ.get("GOMP_SPINCOUNT") == (CROWDED_SPIN_COUNT if sleeps else None)
+
+
+@pytest.mark.skipif(CORES < 2, reason="needs two cores")
+def test_idle_threads_of_ranks_that_leave_a_core_free_spin(monkeypatch):
+    monkeypatch.setenv("GOMP_SPINCOUNT", "")
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    host, cores = host_and_cores()
+    for threads, expected in ((CORES - 1, None), (CORES, CROWDED_SPIN_COUNT)):
+        monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
+        share_cores([(host, cores), ("elsewhere", cores)])
+        assert os.environ.get("GOMP_SPINCOUNT") == expected
 
 
 def test_the_extension_takes_the_threads():
