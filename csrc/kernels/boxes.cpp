@@ -56,7 +56,12 @@ Truths read_truths(const std::string& layer, const float* values, int64_t rows, 
         if (label < 0 || label >= classes || label == background) {
             std::ostringstream message;
             message << "layer '" << layer << "': row " << i << " of the ground truth has label " << values[1]
-                    << ", expected one of [0, " << classes << ") that is not the background, " << background;
+                    << ", expected ";
+            if (classes == any_class)
+                message << "one of 0 or more";
+            else
+                message << "one of [0, " << classes << ")";
+            message << " that is not the background, " << background;
             throw std::runtime_error(message.str());
         }
         truths[image].push_back({Box::at(values + 3), label, values[7] != 0});

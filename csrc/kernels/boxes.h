@@ -52,6 +52,8 @@ struct Truth {
 constexpr int64_t truth_columns = 8;
 using Truths = std::map<int64_t, std::vector<Truth>>;  // by image
 
+constexpr int64_t any_class = INT64_MAX;  // for `classes`: however many there are
+
 // Rows whose image is negative are padding. Throws, naming the layer, where a label is the background's or outside [0,
 // classes).
 Truths read_truths(const std::string& layer, const float* values, int64_t rows, int64_t classes, int64_t background);

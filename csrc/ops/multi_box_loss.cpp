@@ -3,10 +3,10 @@
 // inputs: locations (N, P * 4, or P * classes * 4), confidences (N, P * classes), priors (1, 2, P * 4), ground truth
 // (1, 1, M, 8), all row-major; output: (); attributes: per_prediction (else bipartite only), overlap_threshold,
 // ignore_cross_boundary; code (CORNER, CENTER_SIZE, CORNER_SIZE), variance_in_target; classes, background,
-// share_location, use_difficult, agnostic (every box, whatever its label, is of the class behind the background),
-// mining, neg_pos_ratio, neg_overlap, inside_only (offsets of priors' corners outside the image do not count),
-// with_locations, with_classes (whether each has a term in the loss), loc_weight, l2, logistic, loss_weight, normalizer
-// (0: the number of matches).
+// share_location, use_difficult, agnostic (every box, whatever its label but the background's, is of the class behind
+// the background), mining, neg_pos_ratio, neg_overlap, inside_only (offsets of priors' corners outside the image do not
+// count), with_locations, with_classes (whether each has a term in the loss), loc_weight, l2, logistic, loss_weight,
+// normalizer (0: the number of matches).
 #include <algorithm>
 #include <cmath>
 
@@ -55,7 +55,7 @@ public:
     }
 
     void forward(const dnnl::stream&) override {
-        const int64_t labels = agnostic_ ? INT64_MAX : classes_;
+        const int64_t labels = agnostic_ ? any_class : classes_;
         truths_ = read_truths(spec_.name, input(3)->data(), input(3)->shape[2], labels, background_);
         if (!use_difficult_)
             for (auto& image : truths_) {

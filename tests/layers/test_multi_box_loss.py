@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from engine.errors import DataError
 from tests.layers.boxes import encode, overlap, priors, random_boxes, truth_blob
 from tests.layers.harness import check_gradients, error_of, make_net, net_text, run
 
@@ -147,6 +148,13 @@ def test_all_objects_alike(more):
     values = bottoms(classes=2, location_classes=how.get("location_classes", 1))
     loss = run(layer(f"map_object_to_agnostic: true {more}", classes=2), **values).blobs["loss"].data
     np.testing.assert_allclose(loss, reference(**values, classes=2, agnostic=True, **how), rtol=1e-4)
+
+
+def test_objects_alike_are_not_of_the_background():
+    values = bottoms(classes=2)
+    values["truth"][0, 0, 0, 1] = 0
+    with pytest.raises(DataError, match="label 0, expected one of 0 or more that is not the background, 0"):
+        run(layer("map_object_to_agnostic: true", classes=2), **values)
 
 
 @pytest.mark.parametrize(("threshold", "counted"), [(0.5, 2), (0.51, 1)])
