@@ -210,7 +210,8 @@ def test_recipes_in_iterations_tell_their_global_batch(path):
     config = read_solver(path)
     assert list(other_batch(config, ranks * size, ranks)) == []
     (told,) = other_batch(config, ranks // 2 * 16, ranks // 2)
-    assert f" = {ranks // 2} ranks x 16 x iter_size 1; --set 'layer[data].data_param.batch_size={2 * size}' or " in told
+    setting = f"--set 'layer[data@TRAIN].data_param.batch_size={2 * size}'"
+    assert f" = {ranks // 2} ranks x 16 x iter_size 1; {setting} or " in told
 
 
 @pytest.mark.parametrize("name", IN_ITERATIONS)

@@ -239,7 +239,7 @@ def _batch_size_setting(layer: proto.LayerParameter, factor: Fraction) -> str:
     size = batch_size_of(layer)
     message = next((field.name for field, value in layer.ListFields() if getattr(value, "batch_size", 0) == size), "")
     whole = message and (size * factor).denominator == 1
-    return f"--set 'layer[{layer.name}].{message}.batch_size={size * factor}'" if whole else ""
+    return f"--set 'layer[{layer.name}@TRAIN].{message}.batch_size={size * factor}'" if whole else ""
 
 
 def _ranks(number: int) -> str:

@@ -289,7 +289,7 @@ def test_what_contradicts_is_told(net_file, tmp_path):
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ([], "4 ranks x 2 x iter_size 1; --set 'layer[data].data_param.batch_size=4' or --set iter_size=2 or 8 ranks"),
+        ([], "iter_size 1; --set 'layer[data@TRAIN].data_param.batch_size=4' or --set iter_size=2 or 8 ranks"),
         (["layer[data].data_param.batch_size=4"], ""),
         (["iter_size=2"], ""),
         (["global_batch=24"], "=6' or --set iter_size=3 or 12 ranks would make it so"),

@@ -688,7 +688,7 @@ def test_a_net_that_does_not_learn_is_told(caplog, learns):
     [
         ("global_batch: 16", ""),
         ("global_batch: 32 iter_size: 2", ""),
-        ("global_batch: 32", "--set 'layer[data].data_param.batch_size=32' or --set iter_size=2 or 2 ranks"),
+        ("global_batch: 32", "--set 'layer[data@TRAIN].data_param.batch_size=32' or --set iter_size=2 or 2 ranks"),
     ],
 )
 def test_another_global_batch_than_is_meant_is_told(caplog, fields, told):
