@@ -223,7 +223,8 @@ def other_batch(config: SolverConfig, batch: int, ranks: int) -> Iterator[str]:
     ways = []
     if all(settings := [_batch_size_setting(layer, Fraction(wanted, batch)) for layer in layers]):
         ways.append(" ".join(settings))
-    if wanted * steps % batch == 0 and not param.HasField("adversarial"):  # which refuses iter_size
+    # Gradients are clipped in their sum over micro-batches, and adversarial refuses iter_size.
+    if wanted * steps % batch == 0 and param.clip_gradients <= 0 and not param.HasField("adversarial"):
         ways.append(f"--set iter_size={wanted * steps // batch}")
     if wanted * ranks % batch == 0:
         ways.append(_ranks(wanted * ranks // batch))

@@ -85,3 +85,10 @@ def test_what_gives_the_meant_batch_leaves_tests_alone():
     config = parse_solver(MEANT, overrides=[setting[1]])
     assert data_batch(config) == 16
     assert net_of_solver(config, proto.TEST).message.layer[1].data_param.batch_size == 5
+
+
+def test_another_iter_size_is_no_advice_where_gradients_are_clipped():
+    """The limit is one of the sum over micro-batches."""
+    (told,) = other_batch(parse_solver(MEANT), 8, 2)
+    (clipped,) = other_batch(parse_solver(MEANT + "clip_gradients: 1"), 8, 2)
+    assert "--set iter_size=4 or" in told and "--set iter_size" not in clipped and "8 ranks would" in clipped
