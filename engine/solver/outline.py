@@ -25,6 +25,7 @@ from engine.solver.schedules import (
     first_of_policy,
     milestones,
 )
+from engine.solver.update import has_local_rates
 
 if TYPE_CHECKING:
     from engine import proto
@@ -175,7 +176,7 @@ class Outline:
                 "where a run goes on from trained weights)"
             )
         ratio = scaled(given, self.calendar.batch, capped=False) / given.base_lr if given.base_lr else 0
-        uncapped = scaling.rule == scaling.LINEAR and not scaling.HasField("cap") and not given.local_lr_auto
+        uncapped = scaling.rule == scaling.LINEAR and not scaling.HasField("cap") and not has_local_rates(given)
         if uncapped and ratio > LARGEST_SCALING:
             yield (
                 f"lr_scaling: the linear rule gives {ratio:.3g} times base_lr; published runs stop at "

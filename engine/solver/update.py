@@ -125,6 +125,11 @@ def make_updater(
     )
 
 
+def has_local_rates(param: proto.SolverParameter) -> bool:
+    """Whether each parameter has a rate of its own, LARS's or LARC's."""
+    return param.local_lr_auto or param.larc
+
+
 def local_ratio(param: proto.SolverParameter, momentum: float) -> float:
     """What layer-wise rates are multiplied by; 0 where there are none. NVIDIA's larc makes up for the momentum."""
     if param.larc:

@@ -23,7 +23,7 @@ from engine.solver.schedules import (
     WeightDecay,
     left_out,
 )
-from engine.solver.update import constants_of_others, find_rule, solver_types, unknown_type
+from engine.solver.update import constants_of_others, find_rule, has_local_rates, solver_types, unknown_type
 
 REGULARIZATIONS = ("L1", "L2")
 EVAL_TYPES = ("classification", "detection")  # outputs are averaged, those of detectors judged in either case
@@ -201,7 +201,7 @@ READ_WITH: dict[tuple[str, ...], tuple[str, Callable[[proto.SolverParameter], bo
     ),
     ("larc_eta",): ("larc: true", lambda param: param.larc),
     ("local_gw_ratio",): ("local_lr_auto: true", lambda param: param.local_lr_auto),
-    ("local_lr_decayed_only",): ("local_lr_auto: true or larc: true", lambda param: param.local_lr_auto or param.larc),
+    ("local_lr_decayed_only",): ("local_lr_auto: true or larc: true", has_local_rates),
 }
 
 
@@ -392,7 +392,7 @@ def _local_rates(param: proto.SolverParameter) -> Iterator[Complaint]:
     if param.larc_policy not in LARC_POLICIES:
         known = suggestion(param.larc_policy, LARC_POLICIES)
         yield "larc_policy", f"unknown larc_policy '{param.larc_policy}'{known}"
-    elif param.HasField("larc_policy") and not (param.local_lr_auto or param.larc):
+    elif param.HasField("larc_policy") and not has_local_rates(param):
         yield "larc_policy", "larc_policy is given, but neither larc: true nor local_lr_auto: true"
 
 

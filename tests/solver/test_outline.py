@@ -49,6 +49,9 @@ def test_nothing_to_doubt():
     assert list(outline(RECIPE).doubts()) == []
     assert list(outline('base_lr: 1 lr_policy: "poly" power: 2 max_iter: 1').doubts()) == []
     assert list(outline(RECIPE.replace("cap: 6.4", ""), 16384).doubts()) == []
+    layer_wise = RECIPE.replace("256 cap: 6.4", "128")
+    assert list(outline(layer_wise + "larc: true").doubts()) == []
+    assert list(outline(layer_wise + "local_lr_auto: true").doubts()) == []
     assert list(outline(RECIPE.replace("LINEAR", "SQRT").replace("cap: 6.4", ""), 65536).doubts()) == []
 
 
