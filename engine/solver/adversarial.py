@@ -106,12 +106,12 @@ class AdversarialSolver(Solver):
                 with self._recorder.wait("data"):
                     first_sample = self.feeder.next(self.net)
             counters = Counters(self.iteration, first_sample, before + turn)
-            with self._naming_data():
+            with self.feeder.naming(f"iteration {self.iteration}"):
                 self.net.run_forward(counters, self._making)
             self._teach(counters)
         self.opponent.wait()  # the joint net reads the same weights
         self.world.board.net(0)
-        with self._naming_data():
+        with self.feeder.naming(f"iteration {self.iteration}"):
             self.net.run_forward(counters, self._judging)
         loss = self._loss()
         self._require_finite(loss, self.optimizer)

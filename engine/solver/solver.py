@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from engine.comm.precision import asked_precision, usable_precision
 from engine.comm.world import Agreement, World
 from engine.config import NetConfig, SolverConfig, net_of_solver, seed_of
 from engine.data.feeder import Feeder
-from engine.errors import ConfigError, DataError, WeightsError
+from engine.errors import ConfigError, WeightsError
 from engine.host.ranks import gather_everywhere
 from engine.inference.evaluator import TestInterrupted
 from engine.net import Counters, Net, NetOptions
@@ -428,7 +428,7 @@ class Solver:
 
     def _forward(self, micro: int, first_sample: int) -> float:
         """Forward of one micro-batch; the loss of this rank. Raises NumericalError naming iteration and layer."""
-        with self._naming_data():
+        with self.feeder.naming(f"iteration {self.iteration}"):
             # Samples tell micro-batches apart: what is random does not depend on iter_size.
             samples = self.first_sample + self.calendar.samples(self.iteration)
             before = samples * max(1, self.param.iter_size) // self.calendar.batch
@@ -436,15 +436,6 @@ class Solver:
         loss = self._loss()
         self._require_finite(loss, self.optimizer)
         return loss
-
-    @contextmanager
-    def _naming_data(self) -> Iterator[None]:
-        """Around a forward: where data cannot be computed with, the DataError names iteration and batch."""
-        try:
-            yield
-        except DataError as error:
-            batch = self.feeder.describe_batch(error.item)
-            raise DataError(f"iteration {self.iteration}: {error}. {batch}".strip()) from None
 
     def _require_finite(self, loss: float, optimizer: Optimizer) -> None:
         """optimizer: of the net that has it. Raises NumericalError naming iteration and layer."""
