@@ -122,10 +122,12 @@ class Ensemble(Evaluator):
         for view in self._views.of(batch):
             for net, given in zip(members, answers, strict=True):
                 first_sample = self.feeder.feed(net, view)
-                given.append(net.evaluate(Counters(k, first_sample)))
-        scored = [self._scored(head, given) for given in answers]
-        if len(members) > 1:
-            scored.append(self._scored(head, [each for given in answers for each in given]))
+                with self._naming(k):
+                    given.append(net.evaluate(Counters(k, first_sample)))
+        with self._naming(k):
+            scored = [self._scored(head, given) for given in answers]
+            if len(members) > 1:
+                scored.append(self._scored(head, [each for given in answers for each in given]))
         if self.on_forward is not None:
             self.on_forward(head, size, batch.keys)  # which has scored the average last
         rows = {name: np.stack([row[name] for row in scored]) for name in scored[0]}

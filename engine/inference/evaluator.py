@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
@@ -194,22 +195,25 @@ class Evaluator:
                     return
                 if stop():
                     raise TestInterrupted
-                with self.feeder.naming(f"test batch {k}"):
-                    outputs = self._forward(batch, k)
-                yield k, batch.size or 1, outputs
+                yield k, batch.size or 1, self._forward(batch, k)
                 progress.update(min(k + ranks, total))
                 k += ranks
 
     def _forward(self, batch: Batch, k: int) -> Outputs:
         net = self.net if batch.size == self.feeder.batch_size else self._net_for(batch.size)
         first_sample = self.feeder.feed(net, batch)
-        outputs = self._evaluate(net, Counters(k, first_sample))
+        with self._naming(k):
+            outputs = self._evaluate(net, Counters(k, first_sample))
         if self.on_forward is not None:
             self.on_forward(net, batch.size or 1, batch.keys)
         return {
             name: value if name in self.detectors else self.by_sample.averaged(name, value)
             for name, value in outputs.items()
         }
+
+    def _naming(self, k: int) -> AbstractContextManager[None]:
+        """Around what computes batch number k, and nothing that may fail for another reason."""
+        return self.feeder.naming(f"test batch {k}")
 
     def _evaluate(self, net: Net, counters: Counters) -> Outputs:
         """What ops remember from batch to batch goes through the small net, too."""

@@ -229,6 +229,28 @@ def test_a_label_that_no_class_has_is_named_with_its_batch(files, tmp_path):
             test.run(2)
 
 
+@pytest.mark.parametrize("members", [1, 2])
+def test_an_error_of_who_is_told_of_batches_is_passed_on(members, tmp_path):
+    """It has a place of its own, as one of an annotation file has."""
+    config = parse_net(
+        """layer { name: "data" type: "Data" top: "data" top: "label" data_param {
+             source: "examples/digits/digits_test_lmdb" backend: LMDB batch_size: 60 } }
+           layer { name: "fc" type: "InnerProduct" bottom: "data" top: "fc" inner_product_param { num_output: 10 } }
+           layer { name: "loss" type: "SoftmaxWithLoss" bottom: "fc" bottom: "label" top: "loss" }""",
+        "x.prototxt",
+    )
+    weights = str(tmp_path / "x.caffemodel")
+    write_caffemodel(weights, config.message, {"fc": [np.zeros((10, 64), np.float32), np.zeros(10, np.float32)]})
+
+    def refuse(*_: object) -> None:
+        raise DataError("no such picture", "boxes.json:7")
+
+    with closing(Evaluator(config, World()) if members == 1 else Ensemble(config, [[weights]] * 2, World())) as test:
+        test.on_forward = refuse
+        with pytest.raises(DataError, match=r"^boxes\.json:7: no such picture$"):
+            test.run(1)
+
+
 DISTANCES = """
     layer { name: "data" type: "Data" top: "data" top: "label" transform_param { scale: 0.0625 }
             data_param { source: "examples/digits/digits_test_lmdb" backend: LMDB batch_size: 60 } }
