@@ -46,7 +46,8 @@ class Config(Generic[MessageT]):
     path: the file as it was named, or its stand-in for messages.
     notes: lines for the user about what was assumed or upgraded.
     rank, ranks: what %# and %* stand for in the paths of a solver's nets.
-    own_prefix: the snapshot_prefix of a solver's text, which an override may have changed in the message.
+    own_prefix, own_weights: the snapshot_prefix and the weights of a solver's text, which an override may have changed
+    in the message.
     """
 
     message: MessageT
@@ -59,6 +60,7 @@ class Config(Generic[MessageT]):
     rank: int = 0
     ranks: int = 1
     own_prefix: str = ""
+    own_weights: list[str] = field(default_factory=list)
 
     @property
     def kind(self) -> str:
@@ -162,6 +164,7 @@ def parse_solver(text: str, name: str = "<solver>", overrides: Iterable[str] = (
     config = _parse(text, name, proto.SolverParameter())
     config.notes.extend(f"{name}: {note}" for note in upgrade_solver(config.message, config._nodes))
     config.own_prefix = config.message.snapshot_prefix
+    config.own_weights = _files_of(config.message.weights)
     solver_fields, net_fields = (_KINDS[kind].DESCRIPTOR.fields_by_name for kind in ("solver", "net"))
     for override in map(parse_override, overrides):
         if override.head in solver_fields:
@@ -171,10 +174,13 @@ def parse_solver(text: str, name: str = "<solver>", overrides: Iterable[str] = (
         else:
             known = suggestion(override.head, {*solver_fields, *net_fields})
             raise override.error(f"neither solvers nor nets have a field '{override.head}'{known}")
-    # Caffe takes several files in one text, too.
-    files = [file for text in config.message.weights for file in map(str.strip, text.split(",")) if file]
-    config.message.weights[:] = files
+    config.message.weights[:] = _files_of(config.message.weights)
     return config
+
+
+def _files_of(texts: Iterable[str]) -> list[str]:
+    """Caffe takes several files in one text, too."""
+    return [file for text in texts for file in map(str.strip, text.split(",")) if file]
 
 
 def read_text(path: str | os.PathLike) -> str:

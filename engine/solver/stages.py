@@ -51,13 +51,13 @@ class Position:
 def follow_prefixes(configs: Sequence[SolverConfig]) -> None:
     """Lets a stage whose `weights` an earlier one leaves by the snapshot_prefix of its file begin with what that one
     leaves by the prefix that it has been given instead (--set), and notes it: by the old name another run may have left
-    a file."""
+    a file. Weights that --set names are meant as they are."""
     prefixes = [snapshot_prefix(config, World()) for config in configs]
     own = [snapshot_prefix(_as_written(config), World()) for config in configs]
     for index, config in enumerate(configs):
         for number, path in enumerate(config.message.weights):
             stage = _leaver(own[:index], path)
-            if stage is None or _leaver(prefixes[:index], path) is not None:
+            if stage is None or path not in config.own_weights or _leaver(prefixes[:index], path) is not None:
                 continue
             instead = prefixes[stage] + path[len(own[stage]) :]
             config.message.weights[number] = instead

@@ -264,6 +264,14 @@ def test_weights_that_no_stage_leaves_by_its_own_prefix_stay(tmp_path):
     assert list(configs[1].message.weights) == [f"{tmp_path}/old/one_iter_4.caffemodel"]
 
 
+def test_weights_that_the_user_names_stay(tmp_path):
+    """Of an earlier run, which has left them by the prefix of the first stage's file."""
+    mine = f"{tmp_path}/one_iter_6.caffemodel"
+    solvers = files(tmp_path, two="", four="")
+    configs = asked(solvers, f"snapshot_prefix={tmp_path}/out/", f"2:weights={mine}")
+    assert list(configs[1].message.weights) == [mine] and configs[1].notes == []
+
+
 @pytest.mark.parametrize(
     ("prefix", "begins"), [("out_iter_1", "out_iter_1_iter_2"), ("x_iter_5/a", "x_iter_5/a_iter_2")]
 )
