@@ -164,13 +164,13 @@ def _missing_weights(configs: Sequence[SolverConfig], world: World) -> Iterator[
 
 def _leaver(prefixes: Sequence[str], path: str) -> int | None:
     """The index of the stage that leaves a file of weights. Of several that of the longest prefix: `a_iter_1` may be
-    one, too."""
+    one, too; of those of one prefix the last, which has written over the others."""
     named = [
         index
         for index, prefix in enumerate(prefixes)
         if re.fullmatch(rf"{re.escape(prefix)}_(iter_[0-9]+\D.*|best\.caffemodel(\.h5)?)", path)
     ]
-    return max(named, key=lambda index: len(prefixes[index]), default=None)
+    return max(named, key=lambda index: (len(prefixes[index]), index), default=None)
 
 
 def _why_not_left(param: proto.SolverParameter, prefix: str, path: str) -> str | None:

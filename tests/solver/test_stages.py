@@ -272,6 +272,17 @@ def test_weights_that_the_user_names_stay(tmp_path):
     assert list(configs[1].message.weights) == [mine] and configs[1].notes == []
 
 
+def test_of_stages_whose_files_have_one_prefix_the_last_is_followed(tmp_path):
+    """Each has its own by --set."""
+    branch = STAGES["three"].replace("{folder}/one", "{folder}/same")
+    solvers = files(tmp_path, three=branch, four="")
+    for name in ("one", "two"):
+        path = tmp_path / f"{name}.prototxt"
+        path.write_text(path.read_text().replace(f"{tmp_path}/{name}", f"{tmp_path}/same"))
+    configs = asked(solvers, f"snapshot_prefix={tmp_path}/out/")
+    assert list(configs[2].message.weights) == [f"{tmp_path}/out/two_iter_4.caffemodel"]
+
+
 @pytest.mark.parametrize(
     ("prefix", "begins"), [("out_iter_1", "out_iter_1_iter_2"), ("x_iter_5/a", "x_iter_5/a_iter_2")]
 )
