@@ -235,9 +235,11 @@ def notes(param: proto.SolverParameter) -> Iterator[str]:
     if comm.mode == comm.LOCAL and param.lr_policy == "plateau":
         yield "lr_policy 'plateau' reads the loss of all ranks, which wait for each other in every iteration for it"
     if comm.mode == comm.LOCAL and param.HasField("lr_scaling"):
+        cap = param.lr_scaling.cap if param.lr_scaling.HasField("cap") else None
+        advice = "; give it a cap, or leave lr_scaling out" if cap is None else f", up to its cap, {cap:g}"
         yield (
             "lr_scaling goes by the global batch, and with mode: LOCAL each rank steps by its own: the rate may be too "
-            "large; give it a cap, or leave lr_scaling out"
+            f"large{advice}"
         )
     if param.momentum_correction and param.type not in CORRECTED:
         yield f"momentum_correction is ignored: the history of solver type {param.type} does not hold the rate"

@@ -165,6 +165,9 @@ def test_scaling_by_the_global_batch_where_each_rank_steps_by_its_own():
     assert list(notes(parse_solver(text + "SYNC }").message)) == []
     (note,) = notes(parse_solver(text + "LOCAL }").message)
     assert note.startswith("lr_scaling goes by the global batch, and with mode: LOCAL each rank steps by its own")
+    assert note.endswith("the rate may be too large; give it a cap, or leave lr_scaling out")
+    (capped,) = notes(parse_solver((text + "LOCAL }").replace("{ }", "{ cap: 0.4 }")).message)
+    assert capped.endswith("the rate may be too large, up to its cap, 0.4")
 
 
 def test_momentum_that_intels_caffe_corrects_by_itself():
