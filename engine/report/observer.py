@@ -137,7 +137,8 @@ class Observer:
         return False
 
     def wants_values(self, iteration: int) -> bool:
-        """Returns True if values() is to be called for this iteration on this rank, which waits for its update."""
+        """Returns True if values() is to be called for this iteration on this rank, which waits for its update. Asked
+        more than once in an iteration, and must answer alike."""
         return False
 
     def begin(self, run: Run) -> None:
