@@ -184,7 +184,7 @@ def _check_solver(config: SolverConfig, report: FileReport) -> None:
             _check_adversarial(config, report, sets)
         return
     reads: list[bool] = []  # of each net in turn
-    for net in (nets.train, *nets.tests):
+    for net in (nets.train, *map(_for_tests, nets.tests)):
         state = net.message.state
         shapes_of = _add_graph(net, state.phase, state.level, list(state.stage), report, sets)
         reads.append(shapes_of.reads)
@@ -199,6 +199,14 @@ def _check_solver(config: SolverConfig, report: FileReport) -> None:
             require_loss(report.nets[0].name, report.nets[0].has_loss, nets.train.path)
     except ConfigError as error:
         report.fail(error)
+
+
+def _for_tests(net: NetConfig) -> NetConfig:
+    """Without force_backward: a test takes no gradients."""
+    message = proto.NetParameter()
+    message.CopyFrom(net.message)
+    message.force_backward = False
+    return net.with_message(message)
 
 
 def _check_adversarial(config: SolverConfig, report: FileReport, sets: float) -> None:
@@ -217,7 +225,7 @@ def _check_adversarial(config: SolverConfig, report: FileReport, sets: float) ->
         report.discriminator = report.nets[1]
         sets = remembered(of_discriminator(config.message), report.ranks)
         report.optimizer_bytes += int(sets * report.nets[1].memory.gradients)
-    for test in nets.tests:
+    for test in map(_for_tests, nets.tests):
         state = test.message.state
         _add_graph(test, state.phase, state.level, list(state.stage), report)
     report.note(f"{config.place('adversarial')}: {describe(config.message)}")

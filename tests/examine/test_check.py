@@ -268,6 +268,19 @@ def test_what_so_many_ranks_break(net_file, tmp_path, ranks, more, told):
     assert len(report.nets) == 1  # whatever else is wrong is found, too
 
 
+def test_test_nets_of_a_solver_take_no_gradients(net_file, tmp_path):
+    """force_backward is for programs that look into a net."""
+    net_file.write_text("force_backward: true" + NET)
+    solver = tmp_path / "solver.prototxt"
+    solver.write_text(
+        f'net: "{net_file}" base_lr: 1 lr_policy: "fixed" max_iter: 4 test_iter: 1 test_interval: 2 momentum: 0.9'
+    )
+    train, test = check_file(str(solver)).nets
+    assert train.memory.gradients == train.memory.parameters and test.phases == ["TEST"]
+    assert test.memory.parameters == train.memory.parameters and test.memory.gradients == 0
+    assert all(net.memory.gradients for net in check_file(str(net_file)).nets)
+
+
 def test_the_size_of_data_that_is_here(tmp_path):
     solver = tmp_path / "solver.prototxt"
     solver.write_text(f'net: "{REPO}/nets/digits.prototxt" {EPOCHS}')
