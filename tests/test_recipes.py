@@ -12,7 +12,7 @@ import pytest
 from engine.comm.world import World
 from engine.config import read_solver
 from engine.solver import stages
-from engine.solver.outline import other_batch
+from engine.solver.global_batch import other_batch
 from engine.solver.resolve import resolve
 from engine.solver.schedules import LearningRate, WeightDecay
 from engine.solver.validate import check_schedules, validate

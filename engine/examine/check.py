@@ -28,9 +28,9 @@ from engine.layers.python import ModuleRefused
 from engine.layers.registry import layer_types
 from engine.solver.adversarial_param import describe, of_discriminator
 from engine.solver.elastic_param import require_ranks
-from engine.solver.global_batch import data_layers
+from engine.solver.global_batch import data_layers, other_batch, product_text
 from engine.solver.goals import check_goals
-from engine.solver.outline import Outline, other_batch
+from engine.solver.outline import Outline
 from engine.solver.resolve import in_epochs, resolve
 from engine.solver.schedules import LearningRate
 from engine.solver.update import remembered
@@ -241,7 +241,7 @@ def _add_outline(config: SolverConfig, source: SourceShapes, report: FileReport)
     param, layers = config.message, data_layers(config)
     each, iter_size = batch_size_of(layers[0]) if layers else 1, max(1, param.iter_size)
     batch, size = report.ranks * each * iter_size, source.size * (report.ranks if source.own_items else 1)
-    report.batch = f"{batch} = {report.ranks} rank{'s' if report.ranks > 1 else ''} x {each} x iter_size {iter_size}"
+    report.batch = f"{batch} = {product_text(report.ranks, each, iter_size)}"
     counted = in_epochs(param)
     if counted and not (size or param.epoch_size):
         report.note(

@@ -1,9 +1,11 @@
-"""How many samples an iteration of all ranks has, and how to keep that number on another number of ranks."""
+"""How many samples an iteration of all ranks has, how to keep that number on another number of ranks, and what to say
+where it is not what a solver is meant for."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from engine import proto
@@ -34,8 +36,8 @@ def hold_global_batch(config: SolverConfig, world: World, snapshot: Snapshot) ->
         each = {ranks: before // ranks for ranks in range(1, before + 1) if before % ranks == 0}
         fitting = [ranks for ranks, size in each.items() if size <= batch and size % multiple == 0]
         raise ConfigError(
-            f"--resume auto: {world.size} rank{'s' if world.size > 1 else ''} of batch_size {batch} cannot hold the "
-            f"snapshot's global batch of {before}, for adversarial goes without iter_size; ranks that can: "
+            f"--resume auto: {_ranks(world.size)} of batch_size {batch} cannot hold the snapshot's global batch of "
+            f"{before}, for adversarial goes without iter_size; ranks that can: "
             f"{', '.join(map(str, fitting[:8]))}; --snapshot goes on with another global batch"
         )
     if snapshot.ranks not in (None, world.size) and any("%#" in str(layer) for layer in layers):
@@ -46,8 +48,8 @@ def hold_global_batch(config: SolverConfig, world: World, snapshot: Snapshot) ->
         set_batch_size(layer, batch_size_of(layer) * size // batch)
     set_iter_size(config.message, new_steps)
     log(
-        f"Global batch {before} held: {world.size} rank{'s' if world.size > 1 else ''} x {size} x iter_size "
-        f"{new_steps} (the files say {batch} x {steps}, ranks of the snapshot: {snapshot.ranks})"
+        f"Global batch {before} held: {product_text(world.size, size, new_steps)} (the files say {batch} x {steps}, "
+        f"ranks of the snapshot: {snapshot.ranks})"
     )
     if size != batch and 0 in slices:
         warn(f"BatchNorm takes its statistics from {size} samples now, not {batch}")
@@ -133,3 +135,42 @@ def data_layers(config: SolverConfig) -> list[proto.LayerParameter]:
             continue
         found.append(layer)
     return found
+
+
+def other_batch(config: SolverConfig, batch: int, ranks: int) -> Iterator[str]:
+    """A warning where global_batch, which the numbers of a solver are meant for, is not the run's, and what would make
+    it so. None without a data layer, which tells the batch. batch: samples in the first iteration of all ranks."""
+    param, layers = config.message, data_layers(config)
+    wanted, steps = param.global_batch, max(1, param.iter_size)
+    if not param.HasField("global_batch") or wanted == batch or not layers:
+        return
+    ways = []
+    if all(settings := [_batch_size_setting(layer, Fraction(wanted, batch)) for layer in layers]):
+        ways.append(" ".join(settings))
+    # Gradients are clipped in their sum over micro-batches, and adversarial refuses iter_size.
+    if wanted * steps % batch == 0 and param.clip_gradients <= 0 and not param.HasField("adversarial"):
+        ways.append(f"--set iter_size={wanted * steps // batch}")
+    if wanted * ranks % batch == 0:
+        ways.append(_ranks(wanted * ranks // batch))
+    advice = f"; {' or '.join(ways)} would make it so" if ways else ""
+    yield (
+        f"{config.place('global_batch')}: rates and iterations are meant for a global_batch of {wanted}, and this "
+        f"run's is {batch} = {product_text(ranks, batch // ranks // steps, steps)}{advice}"
+    )
+
+
+def _batch_size_setting(layer: proto.LayerParameter, factor: Fraction) -> str:
+    """The option that multiplies the batch_size of a data layer, "" where that gives no whole number."""
+    size = batch_size_of(layer)
+    message = next((field.name for field, value in layer.ListFields() if getattr(value, "batch_size", 0) == size), "")
+    whole = message and (size * factor).denominator == 1
+    return f"--set 'layer[{layer.name}@TRAIN].{message}.batch_size={size * factor}'" if whole else ""
+
+
+def product_text(ranks: int, batch: int, steps: int) -> str:
+    """As messages show what makes a global batch: "4 ranks x 32 x iter_size 1"."""
+    return f"{_ranks(ranks)} x {batch} x iter_size {steps}"
+
+
+def _ranks(number: int) -> str:
+    return f"{number} rank{'s' if number > 1 else ''}"

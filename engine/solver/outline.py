@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from engine.data import batch_size_of
 from engine.report.plot import Panel, Series
-from engine.solver.global_batch import data_layers
 from engine.solver.resolve import is_given, scaled
 from engine.solver.schedules import (
     BatchGrowth,
@@ -29,7 +26,6 @@ from engine.solver.update import has_local_rates
 
 if TYPE_CHECKING:
     from engine import proto
-    from engine.config import SolverConfig
     from engine.solver.calendar import Calendar
 
 MOST_STEPS = 8  # of a number that a line lists
@@ -212,37 +208,3 @@ class Outline:
             number, over = cycle_position(param, max(0, param.max_iter - first))
             if 0.02 < over < 0.98:
                 yield f"the run ends when {100 * over:.0f}% of cycle {number + 1} are over, at a high rate"
-
-
-def other_batch(config: SolverConfig, batch: int, ranks: int) -> Iterator[str]:
-    """A warning where global_batch, which the numbers of a solver are meant for, is not the run's, and what would make
-    it so. None without a data layer, which tells the batch. batch: samples in the first iteration of all ranks."""
-    param, layers = config.message, data_layers(config)
-    wanted, steps = param.global_batch, max(1, param.iter_size)
-    if not param.HasField("global_batch") or wanted == batch or not layers:
-        return
-    ways = []
-    if all(settings := [_batch_size_setting(layer, Fraction(wanted, batch)) for layer in layers]):
-        ways.append(" ".join(settings))
-    # Gradients are clipped in their sum over micro-batches, and adversarial refuses iter_size.
-    if wanted * steps % batch == 0 and param.clip_gradients <= 0 and not param.HasField("adversarial"):
-        ways.append(f"--set iter_size={wanted * steps // batch}")
-    if wanted * ranks % batch == 0:
-        ways.append(_ranks(wanted * ranks // batch))
-    advice = f"; {' or '.join(ways)} would make it so" if ways else ""
-    yield (
-        f"{config.place('global_batch')}: rates and iterations are meant for a global_batch of {wanted}, and this "
-        f"run's is {batch} = {_ranks(ranks)} x {batch // ranks // steps} x iter_size {steps}{advice}"
-    )
-
-
-def _batch_size_setting(layer: proto.LayerParameter, factor: Fraction) -> str:
-    """The option that multiplies the batch_size of a data layer, "" where that gives no whole number."""
-    size = batch_size_of(layer)
-    message = next((field.name for field, value in layer.ListFields() if getattr(value, "batch_size", 0) == size), "")
-    whole = message and (size * factor).denominator == 1
-    return f"--set 'layer[{layer.name}@TRAIN].{message}.batch_size={size * factor}'" if whole else ""
-
-
-def _ranks(number: int) -> str:
-    return f"{number} rank{'s' if number > 1 else ''}"

@@ -12,7 +12,8 @@ from engine.data.prefetch import data_threads
 from engine.data.side_by_side import torn_pairs, twins
 from engine.host.cores import clash, core_plan, host_and_cores, ignored_variables
 from engine.report.log import log, warn
-from engine.solver.outline import Outline, other_batch
+from engine.solver.global_batch import other_batch
+from engine.solver.outline import Outline
 from engine.solver.validate import notes
 
 if TYPE_CHECKING:

@@ -1,13 +1,9 @@
 """What a solver comes to: its lines, its curves, and what contradicts itself."""
 
-import re
-
 import pytest
 
-from engine import proto
-from engine.config import net_of_solver, parse_solver
-from engine.solver.global_batch import data_batch
-from engine.solver.outline import Outline, other_batch
+from engine.config import parse_solver
+from engine.solver.outline import Outline
 from engine.solver.resolve import resolve
 from tests.solver.test_resolve import IMAGENET, RECIPE, place
 
@@ -75,23 +71,3 @@ def test_nothing_to_doubt():
 def test_doubts(text, words):
     found = list(outline(text).doubts())
     assert len(found) == 1 and words in found[0]
-
-
-MEANT = """global_batch: 32 test_iter: 1 test_interval: 1 net_param {
-  layer { name: "data" type: "Data" top: "data" data_param { batch_size: 4 } include { phase: TRAIN } }
-  layer { name: "data" type: "Data" top: "data" data_param { batch_size: 5 } include { phase: TEST } } } """
-
-
-def test_what_gives_the_meant_batch_leaves_tests_alone():
-    (told,) = other_batch(parse_solver(MEANT), 8, 2)
-    setting = re.search("--set '([^']+)'", told)
-    config = parse_solver(MEANT, overrides=[setting[1]])
-    assert data_batch(config) == 16
-    assert net_of_solver(config, proto.TEST).message.layer[1].data_param.batch_size == 5
-
-
-def test_another_iter_size_is_no_advice_where_gradients_are_clipped():
-    """The limit is one of the sum over micro-batches."""
-    (told,) = other_batch(parse_solver(MEANT), 8, 2)
-    (clipped,) = other_batch(parse_solver(MEANT + "clip_gradients: 1"), 8, 2)
-    assert "--set iter_size=4 or" in told and "--set iter_size" not in clipped and "8 ranks would" in clipped
