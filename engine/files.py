@@ -194,9 +194,13 @@ def check_writable(path: str | os.PathLike) -> None:
 
 def check_apart(path: str | os.PathLike, *read: str | os.PathLike) -> None:
     """Raises EngineError where a file to write is one of those that are read, by whatever name."""
+    try:
+        there = os.stat(path)
+    except (OSError, ValueError):
+        return
     for each in read:
         with contextlib.suppress(OSError, ValueError):  # of names that are not there, which others tell
-            if os.path.samefile(path, each):
+            if os.path.samestat(there, os.stat(each)):
                 raise EngineError("cannot be written: it is a file that is read; choose another name", str(path))
 
 

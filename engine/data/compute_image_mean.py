@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import numpy as np
@@ -32,7 +33,7 @@ def compute_image_mean(
     if out is not None:
         check_writable(out)
     source = open_source(db, backend=backend)
-    if out is not None:
+    if out is not None and os.path.lexists(out):  # else none of them is it: there may be millions
         check_apart(out, *source.files_of(db))
 
     def pixels(index: int) -> tuple[str, np.ndarray]:

@@ -21,6 +21,7 @@ from engine.data.decode import as_array, decode
 from engine.data.lmdb_writer import new_lmdb
 from engine.data.mean import read_mean
 from engine.data.registry import open_source
+from engine.data.sources.folder import FolderSource
 from engine.data.sources.lmdb import LmdbSource
 from engine.errors import ConfigError, DataError, EngineError
 from tests.data.pictures import bgr, image_bytes, png, random_pixels, raw_datum
@@ -403,6 +404,11 @@ def test_a_mean_leaves_each_file_that_it_reads(image_folder, tmp_path, name, fil
     with pytest.raises(EngineError, match=f"{file}: cannot be written: it is a file that is read"):
         compute_image_mean(str(tmp_path / name), str(tmp_path / file))
     assert (tmp_path / file).read_bytes() == before
+
+
+def test_a_mean_of_a_new_name_looks_at_no_file_for_it(image_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(FolderSource, "files_of", lambda *_: pytest.fail("each file was looked for"))
+    compute_image_mean(str(image_folder), str(tmp_path / "mean.binaryproto"))
 
 
 def test_mean_of_images_that_differ_in_size(make_lmdb, tmp_path):
