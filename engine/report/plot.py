@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.errors import EngineError
-from engine.files import atomic_write
+from engine.files import atomic_write, reason
 from engine.report.log import log, warn
 from engine.report.metrics import elements
 
@@ -160,9 +160,11 @@ def write_picture(path: str, size: tuple[float, float], draw: Callable[[Figure],
         raise EngineError(f"cannot draw '{suffix or 'a name without a suffix'}'; known: {', '.join(KINDS)}", path)
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of the cache of fonts that it is building
     try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-
+        try:
+            from matplotlib import rc_context
+            from matplotlib.figure import Figure
+        except ImportError:
+            raise EngineError("drawing needs matplotlib: pip install prototxt-engine[plot]", path) from None
         # Names are no formulas, and an SVG holds them as text.
         with rc_context({"text.parse_math": False, "svg.fonttype": "none"}), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a name in a script that no font has
@@ -172,10 +174,8 @@ def write_picture(path: str, size: tuple[float, float], draw: Callable[[Figure],
                 figure.savefig(file, format=suffix[1:], dpi=110)
     except EngineError:
         raise
-    except ImportError:
-        raise EngineError("drawing needs matplotlib: pip install prototxt-engine[plot]", path) from None
     except Exception as error:  # whatever matplotlib, its settings or its cache of fonts come up with
-        raise EngineError(f"cannot be drawn: {type(error).__name__}: {error}", path) from None
+        raise EngineError(f"cannot be drawn: {type(error).__name__}: {reason(error)}", path) from None
 
 
 def _draw(figure: Figure, title: str, panels: list[Panel]) -> None:

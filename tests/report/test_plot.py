@@ -91,6 +91,19 @@ def test_a_run_does_not_fail_for_its_curve(tmp_path, told, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("error", [ImportError("no fonts"), ValueError("no fonts\nin a second line")])
+def test_what_fails_while_drawing_is_told_in_one_line(tmp_path, told, monkeypatch, error):
+    """An ImportError, too: matplotlib is there."""
+    pytest.importorskip("matplotlib")
+
+    def draw(*_):
+        raise error
+
+    monkeypatch.setattr("engine.report.plot._draw", draw)
+    write_curve(history(), f"{tmp_path}/x")
+    assert told[0].endswith(f"x_curve.png: cannot be drawn: {type(error).__name__}: no fonts")
+
+
 TWO_PARTS = (
     "max_iter: 12 display: 3 test_interval: 6 test_iter: 1 average_loss: 2 snapshot: 6 stepvalue: 5 stepvalue: 9"
 )
