@@ -19,6 +19,7 @@ from engine.layers.registry import layer_types
 from engine.report.scores import Confusion
 
 if TYPE_CHECKING:
+    from engine import proto
     from engine.comm.world import World
     from engine.layers.base import Layer
     from engine.net import Net
@@ -145,6 +146,14 @@ def _judging(net: Net) -> Iterator[tuple[str, Layer]]:
             if name not in seen:
                 yield name, layer
             seen.add(name)
+
+
+def scored_blobs(net: proto.NetParameter) -> set[str]:
+    """The blobs that files of a report may be named after: scores that layers of the net judge, and detections."""
+    types = layer_types()
+    judging = [layer for layer in net.layer if layer.type in types and types[layer.type].probabilities]
+    found = {name for layer in judging for name in layer.bottom[:1]}
+    return found.union(*(layer.top for layer in net.layer if layer.type in DETECTORS))
 
 
 def require_judges(judges: Judges, detects: bool, path: str) -> None:

@@ -6,7 +6,7 @@ import csv
 import io
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ MOST_NUMBERS = 20  # classes of a matrix whose counts are written into the pictu
 MOST_TICKS = 60  # classes that an axis names
 MOST_LINES = 12  # curves that a legend names
 LONGEST = 24  # characters of a name in a picture
-FILES = (  # what their names end with
+FILES = (
     *("classes.csv", "classes.png", "confusion.csv", "confusion.png"),
     *("labels.csv", "roc.csv", "roc.png", "scores.csv"),
     *("detections.csv", "precision_recall.csv", "precision_recall.png", "coco_results.json", "report.json"),
@@ -53,9 +53,12 @@ class Scorecard:
         self._stems: dict[str, str] = {}  # of blobs -> of the files' names
         self.files: list[str] = []
 
-    def older(self) -> list[Path]:
-        """The files of the folder that a report may replace: those of an older one, or others of these names."""
-        return [each for each in self._folder.glob("*") if each.name.endswith(FILES)]
+    def older(self, blobs: Iterable[str]) -> list[Path]:
+        """The files of the folder that a report on these blobs may replace: those of an older one, or others of these
+        names."""
+        stems, names = ("|".join(map(re.escape, each)) for each in (map(_plain, blobs), FILES))
+        ours = re.compile(rf"((?:{stems})(_\d+)?_)?(?:{names})")
+        return [each for each in self._folder.glob("*") if ours.fullmatch(each.name)]
 
     def add_figures(self, **figures: object) -> None:
         """Of the whole test."""
@@ -171,7 +174,7 @@ class Scorecard:
         if not stem:
             return name
         if stem not in self._stems:
-            plain = found = re.sub("[^A-Za-z0-9-]+", "_", stem)
+            plain = found = _plain(stem)
             number = 1
             while found in self._stems.values():
                 number += 1
@@ -201,6 +204,11 @@ class Scorecard:
             self._draws = False
         else:
             self.files.append(name)
+
+
+def _plain(blob: str) -> str:
+    """The name of a blob in those of files."""
+    return re.sub("[^A-Za-z0-9-]+", "_", blob)
 
 
 def _cell(value: object) -> object:

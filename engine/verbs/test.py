@@ -75,7 +75,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    from engine.errors import ConfigError
+    from pathlib import Path
+
+    from engine.errors import ConfigError, EngineError
     from engine.verbs.runtime import asked_model, check_outputs, log_skipped, phase_of, start, write_json
 
     if options.ensemble and len(options.weights) < 2:
@@ -87,11 +89,18 @@ def run(options: Namespace) -> int:
     config = asked_model(options, phase_of("TEST"))
     report = None
     if options.report:
+        from engine.inference.judges import scored_blobs
         from engine.report.scorecard import Scorecard
 
         if world.rank == 0:
             report = Scorecard(options.report)
-            check_outputs(options, config, report.older())
+            try:
+                check_outputs(options, config, report.older(scored_blobs(config.message)))
+            except EngineError as error:
+                name = Path(error.where or "").name
+                raise EngineError(
+                    f"--report {options.report}: would replace {name}, which the net reads; choose another folder"
+                ) from None
     evaluator = _evaluator(options, config, world)
     judges = _judges(evaluator, config) if options.report else None
     size = evaluator.feeder.size_of_all()

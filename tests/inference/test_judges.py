@@ -14,7 +14,7 @@ from engine.comm.world import World
 from engine.config import parse_net
 from engine.errors import ConfigError
 from engine.inference.evaluator import Evaluator
-from engine.inference.judges import Judges, require_judges
+from engine.inference.judges import Judges, require_judges, scored_blobs
 from engine.report.scorecard import Scorecard
 from engine.weights import write_caffemodel
 from tests.mpi import REPO, run_ranks
@@ -48,7 +48,8 @@ def report(folder, net, *more):
     write_caffemodel(folder / "net.caffemodel", parse_net(net, "net").message, {})
     arguments = ["test", "--model", f"{folder}/net.prototxt", "--weights", f"{folder}/net.caffemodel"]
     assert main([*arguments, "--report", f"{folder}/report", *more]) == 0
-    assert len(Scorecard(f"{folder}/report").older()) == len(list((folder / "report").iterdir()))
+    blobs = scored_blobs(parse_net(net, "net").message)
+    assert len(Scorecard(f"{folder}/report").older(blobs)) == len(list((folder / "report").iterdir()))
     return json.loads((folder / "report/report.json").read_text())
 
 
@@ -90,6 +91,19 @@ def test_roc_of_labels(several, monkeypatch):
     points = [[float(row[f"{kind} positive rate"]) for row in curve] for kind in ("false", "true")]
     assert metrics.auc(*points) == pytest.approx(labels["auroc"][1], abs=1e-9)
     assert {row["threshold"] for row in curve[1:]} <= set(map(repr, map(float, scores[:, 1])))
+
+
+def test_a_report_goes_beside_files_of_like_names(several, monkeypatch):
+    """They only end with the name of one of its own."""
+    folder, *_ = several
+    monkeypatch.setattr("engine.inference.trained.load", lambda *_: None)
+    net = SEVERAL.replace("list.txt", "train_labels.csv") % (folder, "")
+    (folder / "list.txt").rename(folder / "train_labels.csv")
+    (folder / "net.prototxt").write_text(net)
+    write_caffemodel(folder / "net.caffemodel", parse_net(net, "net").message, {})
+    files = ["--model", f"{folder}/net.prototxt", "--weights", f"{folder}/net.caffemodel"]
+    assert main(["test", *files, "--report", f"{folder}"]) == 0
+    assert (folder / "labels.csv").exists()
 
 
 @pytest.fixture

@@ -345,21 +345,32 @@ def test_a_timeline_goes_into_no_file_that_is_read(tmp_path, monkeypatch, capsys
         "generate a net.png x net.png",
         "generate net.png net.svg x net.png",
         "plot_log net.png net.png",
-        "test --model net.svg --weights a --report .",
     ],
 )
-def test_no_picture_or_report_takes_the_place_of_a_file_that_is_read(tmp_path, monkeypatch, capsys, words):
+def test_no_picture_takes_the_place_of_a_file_that_is_read(tmp_path, monkeypatch, capsys, words):
     monkeypatch.chdir(tmp_path)
     shutil.copy(REPO / "nets/digits.prototxt", "net.png")
-    Path("net.svg").write_text(LISTED.replace("train.txt", "x_labels.csv").replace('mean_file: "mean"', "crop_size: 4"))
+    Path("net.svg").write_text(LISTED.replace("train.txt", "list").replace('mean_file: "mean"', "crop_size: 4"))
     Path("solver.png").write_text('net: "net.svg" base_lr: 1 lr_policy: "fixed" max_iter: 5')
     Image.new("RGB", (4, 4)).save("a.png")
-    for each in ("a", "x_labels.csv", "x.png.csv"):
+    for each in ("a", "list", "x.png.csv"):
         Path(each).write_text("a.png 1\n")
     before = {each: each.read_bytes() for each in Path().iterdir()}
     assert main(words.split()) == 1
     assert "cannot be written: it is a file that is read; choose another name" in capsys.readouterr().err
     assert {each: each.read_bytes() for each in Path().iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["labels.csv", "ip_labels.csv", "ip_2_labels.csv"])
+def test_no_report_takes_the_place_of_a_file_that_is_read(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    Path("net.prototxt").write_text(LISTED.replace("train.txt", name))
+    Path(name).write_text("a.png 1\n")
+    Path("a").write_text("a")
+    assert main("test --model net.prototxt --weights a --report .".split()) == 1
+    told = f"engine: --report .: would replace {name}, which the net reads; choose another folder"
+    assert told in capsys.readouterr().err.splitlines()
+    assert Path(name).read_text() == "a.png 1\n"
 
 
 def test_check_json():
