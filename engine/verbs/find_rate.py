@@ -81,6 +81,7 @@ def run(options: Namespace) -> int:
         if options.output:
             rates.write(found, options.output, config.path)
         if options.json:
-            report = {"suggestion": found.suggestion, "lowest": found.lowest if found.rates else None, **asdict(found)}
+            points = {"steepest": found.steepest, "lowest": found.lowest if found.rates else None}
+            report = {"suggestion": found.suggestion, **points, **asdict(found)}
             write_json(report, options.json)
     return 0

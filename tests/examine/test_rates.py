@@ -39,7 +39,8 @@ def test_the_curve_of_a_net(tmp_path, solver, capfd):
     np.testing.assert_allclose(rates[1:] / rates[:-1], 1e10 ** (1 / 79), rtol=1e-4)
     assert rates[0] == pytest.approx(1e-4) and found["diverged"] and 20 < len(rates) < 80
     assert found["scale"] == 4  # batches of 16, a base_batch of 4
-    assert 1e-3 < 4 * found["suggestion"] < found["lowest"] < rates[-1]
+    assert 1e-3 < found["steepest"] < found["lowest"] < rates[-1]
+    assert found["suggestion"] == found["steepest"] / 4
     assert f"base_lr: {found['suggestion']:.2g}" in told.out and "Testing net" not in told.err
     assert sorted(os.listdir(tmp_path)) == sorted([*before, "rates.json", "rates.png", "rates.png.csv"])
     with open(tmp_path / "rates.png.csv", newline="") as file:
