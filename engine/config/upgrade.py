@@ -133,11 +133,12 @@ _V0_ANYWHERE = {
 @dataclass(frozen=True)
 class Renamed:
     """A field that has another name today, in the same message. implied: another field there, and its value, that the
-    old name stands for, too."""
+    old name stands for, too. zero_is_off: a 0 says no more than a field that is not there."""
 
     old: str
     new: str
     implied: tuple[str, str | bool] | None = None
+    zero_is_off: bool = False
 
 
 # By the message of a layer, and of solvers.
@@ -145,10 +146,10 @@ RENAMED_OF_LAYERS = {
     "concat_param": (Renamed("concat_dim", "axis"),),
     "slice_param": (Renamed("slice_dim", "axis"),),
     "transform_param": (
-        Renamed("var_sz_img_rand_resize_lower", "img_rand_resize_lower"),
-        Renamed("var_sz_img_rand_resize_upper", "img_rand_resize_upper"),
-        Renamed("var_sz_img_rand_crop", "crop_size"),
-        Renamed("var_sz_img_center_crop", "crop_size", ("center_crop", True)),
+        Renamed("var_sz_img_rand_resize_lower", "img_rand_resize_lower", zero_is_off=True),
+        Renamed("var_sz_img_rand_resize_upper", "img_rand_resize_upper", zero_is_off=True),
+        Renamed("var_sz_img_rand_crop", "crop_size", zero_is_off=True),
+        Renamed("var_sz_img_center_crop", "crop_size", ("center_crop", True), zero_is_off=True),
     ),
 }
 RENAMED_OF_SOLVERS = (
@@ -350,19 +351,18 @@ def _move_to_transform(layer: proto.LayerParameter, names: Iterable[str], origin
 
 
 def _rename(message: Message, renamed: Renamed, label: str, origin: Node | None) -> None:
-    """Gives a field the name that it has today; one that says 0, where that is its default, is off and goes. label: as
-    _copy's. Raises ConfigError where both names are given."""
-    old, new = message.DESCRIPTOR.fields_by_name[renamed.old], renamed.new
-    if not message.HasField(old.name):
+    """Gives a field the name that it has today. label: as _copy's. Raises ConfigError where both names are given."""
+    old, new = renamed.old, renamed.new
+    if not message.HasField(old):
         return
-    value = getattr(message, old.name)
-    message.ClearField(old.name)
-    if not value and not old.default_value:
+    value = getattr(message, old)
+    message.ClearField(old)
+    if renamed.zero_is_off and not value:
         return
     if message.HasField(new):
-        fork = rows().get((message.DESCRIPTOR.name, old.name))
+        fork = rows().get((message.DESCRIPTOR.name, old))
         whose = possessive(fork.forks) if fork else "the older"
-        raise ConfigError(f"{label}both '{new}' and {whose} '{old.name}' are given; keep '{new}'", _where(origin))
+        raise ConfigError(f"{label}both '{new}' and {whose} '{old}' are given; keep '{new}'", _where(origin))
     _copy(message, new, value, label, origin)
     if renamed.implied:
         _copy(message, *renamed.implied, label, origin)

@@ -266,6 +266,8 @@ def test_a_ramp_is_a_quadratic_warm_up():
     param = config.message
     assert (param.warmup_iter, param.warmup_start_lr, param.warmup_policy) == (20, 0.5, "quadratic")
     assert config.notes == ["s.prototxt: upgraded from rampup_interval and rampup_lr to a warm-up"]
+    begins_at_0 = parse_solver("rampup_interval: 20 rampup_lr: 0", "s").message
+    assert begins_at_0.HasField("warmup_start_lr") and begins_at_0.warmup_start_lr == 0
     with pytest.raises(ConfigError, match="s:2:1: both 'warmup_iter' and NVIDIA's 'rampup_interval'"):
         parse_solver("warmup_iter: 3\nrampup_interval: 20", "s")
     with pytest.raises(
