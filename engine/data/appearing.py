@@ -50,7 +50,7 @@ def appearing() -> Iterator[Begin]:
 @contextlib.contextmanager
 def new_folder(name: str) -> Iterator[Path]:
     """Gives the path where a folder is until it appears under its name, whole. Raises DataError, also in place of an
-    OSError: it cannot be written. Then, and where a signal ends the process, nothing is left behind."""
+    OSError: it cannot be written. Then, and where a signal ends the process, nothing of it is left behind."""
     with appearing() as begin:
         folder = begin(name)
         try:

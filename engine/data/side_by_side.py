@@ -48,7 +48,7 @@ def refuse_skipping(opened: Mapping[str, Opened], layer: str, where: str) -> Non
             )
 
 
-def twins(opened: Mapping[str, Opened]) -> Iterator[tuple[str, str, str]]:
+def same_samples(opened: Mapping[str, Opened]) -> Iterator[tuple[str, str, str]]:
     """(layer, layer, source) where two layers read the same samples and change them alike: what is random depends on
     the seed, the epoch and the sample only."""
     for (one, a), (other, b) in combinations(opened.items(), 2):

@@ -74,7 +74,7 @@ def check_data(path: str, progress: Callable[[int, int], None] | None = None) ->
             key, stored = source.item(index)
             datum = parse_datum(stored) if isinstance(stored, bytes) else stored
             if isinstance(stored, bytes) and not (datum.data or datum.float_data):
-                datum = parse_annotated(stored).datum  # boxes; not raised for: any bytes may be one
+                datum = parse_annotated(stored).datum  # boxes
             image = decode(datum)
             if datum.mask:
                 check_pair(decode_mask(datum.mask), image)

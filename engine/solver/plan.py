@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from engine.comm import settings as comm_settings
 from engine.data.decode import slow_jpegs
 from engine.data.prefetch import data_threads
-from engine.data.side_by_side import torn_pairs, twins
+from engine.data.side_by_side import same_samples, torn_pairs
 from engine.host.cores import clash, core_plan, host_and_cores, ignored_variables
 from engine.report.log import log, warn
 from engine.solver.global_batch import other_batch
@@ -56,7 +56,7 @@ def _warnings(solver: Solver, outline: Outline) -> Iterator[str]:
         own = evaluator.net.own_params()
         if untrained := {each.layer: None for each in own if (each.layer, each.index) not in trained}:
             yield f"Test net #{number}: not in the train net, so with initial values: {', '.join(untrained)}"
-    for one, other, source in twins(solver.feeder.opened):
+    for one, other, source in same_samples(solver.feeder.opened):
         yield (
             f"Layers '{one}' and '{other}' read the same samples of {source} and change them alike. For pairs of "
             "different samples give each a list of its own: lines of one number go together"

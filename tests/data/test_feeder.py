@@ -11,7 +11,7 @@ from engine.comm.world import World
 from engine.config import parse_net, read_net
 from engine.data import open_data
 from engine.data.feeder import Feeder
-from engine.data.side_by_side import twins
+from engine.data.side_by_side import same_samples
 from engine.errors import ConfigError, DataError, EngineError
 from engine.graph.build import TEST, TRAIN
 from engine.net import Counters, Net, NetOptions
@@ -154,7 +154,7 @@ def test_layers_that_read_the_same_are_told(tmp_path, kind):
     config = parse_net(layers)
     feeder = Feeder(config, TRAIN, 1, World())
     net = Net(config, TRAIN, NetOptions(shapes_of=feeder.shapes_of))
-    assert list(twins(feeder.opened)) == [("a", "b", f"{tmp_path}/list")]
+    assert list(same_samples(feeder.opened)) == [("a", "b", f"{tmp_path}/list")]
     feeder.start()
     assert feeder.next(net) == 0 and net.blobs["b"].data.shape == (1 if kind == "SegData" else 2, 3, 4, 4)
     feeder.close()
