@@ -15,6 +15,7 @@ import numpy as np
 from engine.errors import ConfigError
 from engine.inference.coco_results import CocoResults
 from engine.inference.evaluator import DETECTORS
+from engine.layers.labels import axis_of_classes
 from engine.layers.registry import layer_types
 from engine.report.scores import Confusion
 
@@ -31,13 +32,12 @@ class ClassJudge:
     right."""
 
     def __init__(self, name: str, layer: Layer):
-        axis, shape = layer.attributes()["axis"], layer.shapes[0]
-        assert isinstance(axis, int)
+        axis, shape = axis_of_classes(layer, layer.asked_axis), layer.shapes[0]
         self.name, self._axis = name, axis
         classes = self.count = shape[axis]
         self.found = Confusion(classes)
         self.by_pixel = int(np.prod(shape)) != shape[0] * classes
-        self._ignored = _ignored(layer)
+        self._ignored = layer.ignored_label
         self._least = layer.smallest_is_best
 
     def add(self, scores: np.ndarray, labels: np.ndarray, keys: Sequence[str]) -> None:
@@ -65,7 +65,7 @@ class LabelJudge:
 
     def __init__(self, name: str, layer: Layer):
         self.name, self.count = name, int(np.prod(layer.shapes[0][1:]))
-        self._ignored = _ignored(layer)
+        self._ignored = layer.ignored_label
         self._rows: list[tuple[list[str], np.ndarray, np.ndarray]] = []
         self.keys: list[str] = []
         self.scores, self.there = np.zeros((0, self.count), np.float32), np.zeros((0, self.count), np.int8)
@@ -89,13 +89,6 @@ class LabelJudge:
 
 
 Judge = ClassJudge | LabelJudge
-
-
-def _ignored(layer: Layer) -> int | None:
-    """The label that does not count."""
-    label = layer.attributes().get("ignore_label")
-    assert label is None or isinstance(label, int)
-    return label
 
 
 class Judges:

@@ -39,6 +39,11 @@ class Accuracy(Layer):
     def smallest_is_best(self) -> bool:
         return self.message.accuracy_param.min_is_better
 
+    @property
+    def ignored_label(self) -> int | None:
+        param = self.message.accuracy_param
+        return param.ignore_label if param.HasField("ignore_label") else None
+
     def infer(self) -> list[Shape]:
         if not are_distributions(self, self.axis):
             check_labels(self, self.axis)
@@ -49,10 +54,9 @@ class Accuracy(Layer):
         return [(), (classes,)][: len(self.message.top)]
 
     def attributes(self) -> Attributes:
-        param = self.message.accuracy_param
-        attributes: Attributes = {"axis": self.axis, "top_k": param.top_k}
-        if param.HasField("ignore_label"):
-            attributes["ignore_label"] = param.ignore_label
+        attributes: Attributes = {"axis": self.axis, "top_k": self.message.accuracy_param.top_k}
+        if self.ignored_label is not None:
+            attributes["ignore_label"] = self.ignored_label
         return attributes
 
     def lower(self, builder: Builder) -> None:

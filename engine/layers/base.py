@@ -167,6 +167,11 @@ class Layer:
         return False
 
     @property
+    def ignored_label(self) -> int | None:
+        """The label that does not count, of types that compare scores with labels."""
+        return None
+
+    @property
     def named_tops(self) -> list[Blob]:
         """Those that the text names: a loss that it leaves out has a top all the same."""
         return self.tops[: len(self.message.top)]

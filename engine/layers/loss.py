@@ -20,6 +20,11 @@ class LossLayer(Layer):
     top_range = (0, 1)  # Caffe gives a loss without a top an automatic one
     constant_bottoms = frozenset({1})
 
+    @property
+    def ignored_label(self) -> int | None:
+        param = self.message.loss_param
+        return param.ignore_label if param.HasField("ignore_label") else None
+
     def infer(self) -> list[Shape]:
         predictions, targets = self.shapes[:2]
         if not predictions or predictions[:1] != targets[:1]:
@@ -57,10 +62,9 @@ class LossLayer(Layer):
 
     def normalization_attributes(self, default: int, outer: int, inner: int) -> Attributes:
         """Attributes `normalizer`, as normalizer() gives it, and `ignore_label` from loss_param."""
-        param = self.message.loss_param
         attributes: Attributes = {"normalizer": self.normalizer(default, outer, inner)}
-        if param.HasField("ignore_label"):
-            attributes["ignore_label"] = param.ignore_label
+        if self.ignored_label is not None:
+            attributes["ignore_label"] = self.ignored_label
         return attributes
 
 

@@ -28,7 +28,7 @@ class SoftmaxWithLoss(SoftmaxLossBase):
         if not 0 <= self.message.loss_param.label_smoothing < 1:
             raise self.error(f"expected label_smoothing in [0, 1), got {self.message.loss_param.label_smoothing:g}")
         self._check_weights()
-        by_class = self.class_weights or self.message.loss_param.HasField("ignore_label")
+        by_class = self.class_weights or self.ignored_label is not None
         if by_class and are_distributions(self, self.axis):
             raise self.error("labels that are distributions have no class to ignore or to weigh: take out ignore_label")
         return tops

@@ -12,6 +12,7 @@ import pytest
 from engine.cli import main
 from engine.comm.world import World
 from engine.config import parse_net
+from engine.data.mean import write_mean
 from engine.errors import ConfigError
 from engine.inference.evaluator import Evaluator
 from engine.inference.judges import Judges, require_judges, scored_blobs
@@ -152,6 +153,18 @@ def test_a_class_that_does_not_count(tmp_path, monkeypatch, layer):
     monkeypatch.setattr("engine.inference.trained.load", lambda *_: None)
     net = DATA % folder + f'layer {{ name: "judge" {layer} bottom: "x" bottom: "y" top: "judged" }}'
     assert report(folder, net)["classes"]["x"]["confusion"] == [[1, 0, 1], [0, 0, 0], [0, 0, 1]]
+
+
+def test_judges_read_no_matrix_of_infogain(tmp_path):
+    """The net has read it, once."""
+    folder = data(tmp_path / "data", np.eye(3), [0, 1, 2])
+    write_mean(folder / "H", np.eye(3, dtype=np.float32)[None])
+    text = f'infogain_loss_param {{ source: "{folder}/H" }} loss_param {{ ignore_label: 1 }}'
+    net = DATA % folder + f'layer {{ name: "loss" type: "InfogainLoss" bottom: "x" bottom: "y" top: "loss" {text} }}'
+    evaluator = Evaluator(parse_net(net, "net"), World())
+    (folder / "H").unlink()
+    Judges(evaluator.net, print)
+    evaluator.close()
 
 
 def test_figures_that_are_not_finite_are_null(tmp_path, monkeypatch):
