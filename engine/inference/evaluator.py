@@ -291,7 +291,7 @@ def detectors_of(graph: Graph) -> dict[str, Layer]:
     }
 
 
-class Detector(NamedTuple):
+class DetectorKind(NamedTuple):
     """A type of layer that marks detections. add(found, layer, value of its top): takes them in. first: the number that
     its class 0 has in a label map, where the background is 0."""
 
@@ -300,8 +300,8 @@ class Detector(NamedTuple):
 
 
 DETECTORS = {
-    "DetectionEvaluate": Detector(lambda found, layer, value: found.add_rows(value), 0),
-    "EvalDetection": Detector(
+    "DetectionEvaluate": DetectorKind(lambda found, layer, value: found.add_rows(value), 0),
+    "EvalDetection": DetectorKind(
         lambda found, layer, value: found.add_samples(value, layer.message.eval_detection_param.num_class), 1
     ),
 }
