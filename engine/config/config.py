@@ -45,7 +45,7 @@ class Config(Generic[MessageT]):
     message: NetParameter or SolverParameter, in the current format.
     path: the file as it was named, or its stand-in for messages.
     notes: lines for the user about what was assumed or upgraded.
-    rank, ranks: what %# and %* stand for in the paths of a solver's nets.
+    rank, ranks: what %# and %* stand for in the paths of a net, and of a solver and its nets.
     own_prefix, own_weights: the snapshot_prefix and the weights of a solver's text, which an override may have changed
     in the message.
     """

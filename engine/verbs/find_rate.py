@@ -52,7 +52,7 @@ def run(options: Namespace) -> int:
     from pathlib import Path
 
     from engine.errors import ConfigError
-    from engine.verbs.runtime import asked_solver, check_outputs, show, start, write_json
+    from engine.verbs.runtime import asked_solver, show, start, write_json
 
     if not options.lowest < options.highest:
         raise ConfigError(f"--from and --to: expected a rising range, got {options.lowest:g} to {options.highest:g}")
@@ -64,14 +64,13 @@ def run(options: Namespace) -> int:
     from engine.files import check_writable
     from engine.report.plot import KINDS
 
-    config = asked_solver(options)
+    config = asked_solver(options, also=[rates.table_of(options.output)] if options.output else [])
     if options.output:
         if Path(options.output).suffix not in KINDS:
             raise ConfigError(f"--output: expected a name that ends with {', '.join(KINDS)}, got {options.output}")
         if world.rank == 0:
             check_writable(options.output)
             check_writable(rates.table_of(options.output))
-        check_outputs(options, config, [rates.table_of(options.output)])
     weights = options.weights or list(config.message.weights)
     feeder = partial(Feeder, skip_bad_images=options.skip_bad_images)
     span = options.lowest, options.highest

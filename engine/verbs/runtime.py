@@ -125,16 +125,25 @@ def asked_solvers(options: Namespace) -> list[SolverConfig]:
     return found
 
 
-def asked_solver(options: Namespace, path: str = "", overrides: Sequence[str] | None = None) -> SolverConfig:
-    """The solver of --solver as the options change it. path, overrides: in place of --solver and --set."""
-    from engine.config import add_state, read_solver
+def _place(config: NetConfig | SolverConfig) -> None:
+    """Tells what %# and %* stand for in its paths on this rank."""
     from engine.host.launch import detect
+
+    if launch := detect():
+        config.rank, config.ranks = launch.rank, launch.size
+
+
+def asked_solver(
+    options: Namespace, path: str = "", overrides: Sequence[str] | None = None, also: Iterable[str] = ()
+) -> SolverConfig:
+    """The solver of --solver as the options change it. path, overrides: in place of --solver and --set. also: as
+    check_outputs() has it."""
+    from engine.config import add_state, read_solver
 
     allow_python_layers(options)
     config = read_solver(path or options.solver, options.set if overrides is None else overrides)
-    if launch := detect():
-        config.rank, config.ranks = launch.rank, launch.size
-    check_outputs(options, config)
+    _place(config)
+    check_outputs(options, config, also)
     message = config.message
     if options.precision:
         message.precision = message.Precision.Value(options.precision.upper())
@@ -151,6 +160,7 @@ def asked_net(options: Namespace, path: str) -> NetConfig:
 
     allow_python_layers(options)
     config = read_net(path, options.set)
+    _place(config)
     if not config.message.layer:
         raise ConfigError("the net has no layers", path)
     check_outputs(options, config)

@@ -559,6 +559,18 @@ def test_an_error_of_one_rank_ends_the_others_and_names_it(tmp_path, in_repo):
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("rank", [0, 1])
+def test_json_goes_into_no_file_that_a_rank_reads(tmp_path, rank):
+    net, name = tmp_path / "net.prototxt", tmp_path / f"list_{rank}_of_2.txt"
+    net.write_text(LISTED.replace("train.txt", f"{tmp_path}/list_%#_of_%*.txt"))
+    for each in (name, tmp_path / "a"):
+        each.write_text("a.png 0\n")
+    done = on_ranks(2, "test", "--model", net, "--weights", tmp_path / "a", "--json", name)
+    assert done.returncode != 0 and f"{name}: cannot be written: it is a file that is read" in done.stderr
+    assert name.read_text() == "a.png 0\n"
+
+
+@pytest.mark.mpi
 def test_all_ranks_samples_and_bad_images_are_told(tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "good.png")
     (tmp_path / "bad.png").write_bytes(b"no picture")
