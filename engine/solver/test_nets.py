@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from engine.solver.snapshots import Snapshots
     from engine.solver.state import GoalsState
 
-__test__ = False  # pytest takes it for tests, by its name
-
 
 class TestNets:
     """Tests the weights of the train net by an Evaluator for each test net; there are none if the solver does not test.
