@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from engine import proto
+from engine.config import parse_net
+from engine.net import Net
 from tests.layers import test_gru, test_lstm
 from tests.layers.harness import inputs, make_net, needs_bf16, net_text, set_top_diff
 from tests.layers.sequences import layer, shapes_of, values
@@ -91,6 +93,28 @@ def test_steps_that_several_threads_share(test):
     bottoms = {"x": x, "cont": cont, "h": state, "c": state}
     expected = test.reference(bottoms, params if kind == "LSTM" else net)[0]
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_states_go_on_when_a_net_is_rebuilt_in_other_shapes(kind):
+    """Three steps and then one are four. Other sequences begin with states of 0."""
+
+    def forward(bottoms: dict[str, np.ndarray], before: Net | None = None) -> tuple[Net, np.ndarray]:
+        config = parse_net(net_text(layer(kind), **shapes_of(bottoms)), "test.prototxt")
+        net = Net(config, proto.TEST, share=before, before=before)
+        for name, blob in inputs(net).items():
+            blob.set(bottoms[name])
+        return net, net.forward()["y"].copy()
+
+    bottoms = values()
+    bottoms["cont"][3] = 1
+    three, one = ({name: array[steps] for name, array in bottoms.items()} for steps in (slice(3), slice(3, 4)))
+    net, y_of_three = forward(three)
+    net, y_of_one = forward(one, net)
+    np.testing.assert_allclose(np.concatenate([y_of_three, y_of_one]), forward(bottoms)[1], atol=1e-6)
+    fewer = {name: array[:, 1:] for name, array in one.items()}
+    begun = fewer | {"cont": np.zeros_like(fewer["cont"])}
+    np.testing.assert_array_equal(forward(fewer, net)[1], forward(begun)[1])
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])

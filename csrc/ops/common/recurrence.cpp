@@ -283,6 +283,13 @@ void Recurrence::forward(const dnnl::stream& stream) {
     end();
 }
 
+// The states, where there are as many sequences; the number of steps may be another.
+void Recurrence::succeed(const Op& op) {
+    const auto* const before = dynamic_cast<const Recurrence*>(&op);
+    if (before && before->states_.size() == states_.size() && before->batch_ == batch_ && before->hidden_ == hidden_)
+        last_ = before->last_;
+}
+
 void Recurrence::begin_backward() {
     for (size_t k = 0; k < states_.size(); k++) {
         if (exposed() && output_gradient(1 + k))

@@ -22,6 +22,7 @@ public:
     void forward(const dnnl::stream& stream) override;
     void backward(const dnnl::stream& stream) override;
     void parameters_changed() override { packed_at_ = never; }
+    void succeed(const Op& op) override;
 
 protected:
     // What every step multiplies in one go: the hidden state before it, or else what the op makes of that, by matrices
