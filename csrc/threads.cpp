@@ -48,14 +48,6 @@ private:
 constexpr unsigned flushing = 0x8040;  // FTZ (bit 15) and DAZ (bit 6)
 #endif
 
-bool flushes_denormals() {
-#if defined(__x86_64__)
-    return (_mm_getcsr() & flushing) == flushing;
-#else
-    return true;
-#endif
-}
-
 }  // namespace
 
 void flush_denormals() {
@@ -93,9 +85,6 @@ std::vector<int> bound_cores() {
 }
 
 void prepare_threads() {
-    static thread_local int team = 0;                                  // of this size have been set
-    if (team == omp_get_max_threads() && flushes_denormals()) return;  // other libraries take it back
-    team = omp_get_max_threads();
 #pragma omp parallel
     {
         flush_denormals();

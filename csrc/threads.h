@@ -5,8 +5,8 @@
 
 namespace engine {
 
-// For the calling thread and its OpenMP team; cheap after the first call of a thread, unless another library has undone
-// it.
+// For the calling thread and its OpenMP team, before every pass: another library may have undone it, and libgomp ends
+// the threads that a smaller team leaves over and makes new ones for the next large one.
 //
 // Denormal numbers cost a hundred cycles each; once gradients fade they can slow a step fifty-fold: they count as zero.
 //
