@@ -25,6 +25,7 @@ public:
         if (outputs_.size() == 1) return;
         touch(Pass::forward, output(1, plain_layout({classes_})));
         seen_.resize(classes_);
+        hits_.resize(classes_);
     }
 
     void forward(const dnnl::stream&) override {
@@ -48,21 +49,21 @@ private:
     }
 
     void per_class() {
-        float* const share = outputs_[1]->data();
-        std::fill_n(share, classes_, 0.f);
         std::fill(seen_.begin(), seen_.end(), 0);
+        std::fill(hits_.begin(), hits_.end(), 0);
         for (size_t i = 0; i < right_.size(); i++) {
             if (labels_[i] == Labels::ignored) continue;
             seen_[labels_[i]]++;
-            share[labels_[i]] += right_[i];
+            hits_[labels_[i]] += right_[i];
         }
-        for (int64_t c = 0; c < classes_; c++) share[c] = seen_[c] ? share[c] / float(seen_[c]) : 0;
+        for (int64_t c = 0; c < classes_; c++)
+            outputs_[1]->data()[c] = seen_[c] ? float(double(hits_[c]) / double(seen_[c])) : 0;
     }
 
     int64_t axis_, top_k_, classes_, outer_, inner_;
     Labels labels_;
     std::vector<uint8_t> right_;
-    std::vector<int64_t> seen_;  // labels of each class
+    std::vector<int64_t> seen_, hits_;  // labels of each class; those that are right
 };
 
 static const RegisterOp<Accuracy> registered("Accuracy");

@@ -51,6 +51,15 @@ def test_a_diverged_net_is_never_right():
     assert run(layer(), proto.TEST, x=x, l=np.zeros(4, np.float32)).blobs["y"].data == 0
 
 
+def test_more_labels_of_a_class_than_float32_counts():
+    size = 4200
+    assert size**2 > 2**24
+    x = np.zeros((1, 2, size, size), np.float32)
+    x[:, 0] = 1
+    net = run(layer(tops=("y", "c")), proto.TEST, x=x, l=np.zeros((1, size, size), np.float32))
+    assert net.blobs["y"].data == 1 and net.blobs["c"].data.tolist() == [1, 0]
+
+
 def test_all_labels_ignored():
     x, labels = np.zeros((2, 3), np.float32), np.full(2, 9, np.float32)
     assert run(layer("ignore_label: 9"), proto.TEST, x=x, l=labels).blobs["y"].data == 0
