@@ -1,4 +1,5 @@
-// The maximum over windows of a plane, and where in the plane it was found: the first one, counted row by row.
+// The maximum over windows of a plane, and where in the plane it was found: the first one, counted row by row. NaN is
+// passed over, as in Caffe.
 // inputs: x (N, C, H, W), any layout with rows of channels; outputs: y and its mask, as x; attributes: kernel, stride,
 // pad (two each). Windows are clipped to the plane.
 #include <algorithm>
@@ -25,19 +26,13 @@ struct Axis {
     }
 };
 
-constexpr float nowhere = -1;  // in the mask, for a window of which nothing is in the plane: Caffe's number
+constexpr float nowhere = -1;  // in the mask, for a window without a number in the plane: Caffe's
 
 // `lanes` neighbouring channels at one place of the top: `step` elements lie between positions of the plane.
 ENGINE_VECTORISED void pool_lanes(const float* x, float* y, float* mask, int64_t lanes, int64_t step, int64_t width,
                                   Extent rows, Extent columns) {
-    if (rows.begin >= rows.end || columns.begin >= columns.end) {  // beyond the plane
-        std::fill_n(y, lanes, -FLT_MAX);
-        std::fill_n(mask, lanes, nowhere);
-        return;
-    }
-    const int64_t first = rows.begin * width + columns.begin;
-    std::copy_n(x + first * step, lanes, y);
-    std::fill_n(mask, lanes, float(first));
+    std::fill_n(y, lanes, -FLT_MAX);
+    std::fill_n(mask, lanes, nowhere);
     for (int64_t row = rows.begin; row < rows.end; row++)
         for (int64_t column = columns.begin; column < columns.end; column++) {
             const int64_t at = row * width + column;
@@ -45,7 +40,7 @@ ENGINE_VECTORISED void pool_lanes(const float* x, float* y, float* mask, int64_t
             const float place = float(at);
 #pragma omp simd
             for (int64_t lane = 0; lane < lanes; lane++) {
-                const bool better = from[lane] > y[lane] || from[lane] != from[lane];
+                const bool better = from[lane] > y[lane];
                 y[lane] = better ? from[lane] : y[lane];
                 mask[lane] = better ? place : mask[lane];
             }
@@ -55,13 +50,8 @@ ENGINE_VECTORISED void pool_lanes(const float* x, float* y, float* mask, int64_t
 // A row of the top from a row-major plane: one offset of the window after the other, for all of the row's windows.
 ENGINE_VECTORISED void pool_row(const float* x, float* y, float* mask, const Axis& axis, Extent rows) {
     const Axis a = axis;
-    for (int64_t i = 0; i < a.pooled; i++) {
-        const Extent columns = a.extent(i);
-        const bool empty = rows.begin >= rows.end || columns.begin >= columns.end;
-        const int64_t first = rows.begin * a.size + columns.begin;
-        y[i] = empty ? -FLT_MAX : x[first];
-        mask[i] = empty ? nowhere : float(first);
-    }
+    std::fill_n(y, a.pooled, -FLT_MAX);
+    std::fill_n(mask, a.pooled, nowhere);
     for (int64_t row = rows.begin; row < rows.end; row++)
         for (int64_t offset = 0; offset < a.kernel; offset++) {
             // Windows in which this offset lies within the plane.
@@ -73,7 +63,7 @@ ENGINE_VECTORISED void pool_row(const float* x, float* y, float* mask, const Axi
 #pragma omp simd
             for (int64_t i = begin; i < end; i++) {
                 const float value = from[i * stride];
-                const bool better = value > y[i] || value != value;
+                const bool better = value > y[i];
                 y[i] = better ? value : y[i];
                 mask[i] = better ? float(base + i * stride) : mask[i];
             }
@@ -112,7 +102,7 @@ public:
                 for (int64_t i = 0; i < width_.pooled; i++) {
                     pool_lanes(x, y + i * step, mask + i * step, x_.lanes, x_.inner_stride, width_.size, rows,
                                width_.extent(i));
-                    // Beyond the plane pool_lanes leaves -FLT_MAX; who reads a block expects zeros behind its channels.
+                    // Who reads a block expects zeros behind its channels.
                     std::fill_n(y + i * step + real, x_.lanes - real, 0.f);
                     std::fill_n(mask + i * step + real, x_.lanes - real, 0.f);
                 }

@@ -74,9 +74,11 @@ private:
         const Dims& top = spec_.output_shapes[0];
         const float* const wrong =
             std::find_if(mask, mask + count, [this](float place) { return !(place >= 0 && place < float(y_.inner)); });
-        throw std::runtime_error("layer '" + spec_.name + "': the mask names place " + number_text(*wrong) +
-                                 " of a plane of " + std::to_string(top[2]) + " x " + std::to_string(top[3]) +
-                                 "; expected the mask of a Pooling whose bottom has the size of this layer's top");
+        throw std::runtime_error(
+            "layer '" + spec_.name + "': the mask names place " + number_text(*wrong) + " of a plane of " +
+            std::to_string(top[2]) + " x " + std::to_string(top[3]) +
+            "; expected the mask of a Pooling whose bottom has the size of this layer's top, with a number "
+            "in every window");
     }
 
     ChannelRows x_{}, y_{};

@@ -258,10 +258,22 @@ def test_mask_of_blocked_blobs():
     np.testing.assert_array_equal(net.blobs["mask"].data, masks_of(net, net.blobs["c"].data))
 
 
-def test_not_a_number_is_not_hidden():
-    x = np.zeros((1, 1, 2, 4), np.float32)
-    x[0, 0, 0, 0] = np.nan
-    assert np.isnan(run(with_mask("kernel_size: 2 stride: 2"), x=x).blobs["y"].data).ravel().tolist() == [True, False]
+@pytest.mark.parametrize("blocked", [False, True])
+def test_a_mask_changes_nothing_where_there_is_nan(blocked):
+    """As in Caffe: the maximum of what is a number, and -FLT_MAX, at no place, where nothing is."""
+    nan, channels = np.nan, 40
+    x = np.array([[[[nan, 1, nan, nan], [2, 3, nan, nan]]]], np.float32)
+    for text in (with_mask, layer):
+        if blocked:
+            net = run_blocked(text("kernel_size: 2 stride: 2", bottom="c"), size=x.shape, c=channels)
+            net.params["c"][0].set(np.ones((channels, 1, 1, 1), np.float32))
+            net.blobs["x"].set(x)
+            net.forward()
+        else:
+            net = run(text("kernel_size: 2 stride: 2"), x=x.repeat(channels, 1))
+        assert net.blobs["y"].data.reshape(channels, 2).tolist() == [[3, np.finfo(np.float32).min]] * channels
+        if "mask" in net.blobs:
+            assert net.blobs["mask"].data.reshape(channels, 2).tolist() == [[5, -1]] * channels
 
 
 STOCHASTIC = "kernel_size: 3 stride: 2"
