@@ -70,13 +70,14 @@ Truths read_truths(const std::string& layer, const float* values, int64_t rows, 
 }
 
 std::vector<int64_t> suppress(const std::vector<Box>& boxes, const std::vector<float>& scores, float least,
-                              int64_t top_k, float threshold, float eta) {
+                              int64_t top_k, float threshold, float eta, int64_t most) {
     std::vector<int64_t> order, kept;
     for (size_t i = 0; i < scores.size(); i++)
         if (scores[i] > least) order.push_back(int64_t(i));
     std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return scores[a] > scores[b]; });
     if (top_k >= 0 && top_k < int64_t(order.size())) order.resize(top_k);
     for (const int64_t i : order) {
+        if (int64_t(kept.size()) == most) break;
         const auto covers = [&](int64_t other) { return overlap(boxes[i], boxes[other]) > threshold; };
         if (std::any_of(kept.begin(), kept.end(), covers)) continue;
         kept.push_back(i);

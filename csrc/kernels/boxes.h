@@ -60,8 +60,8 @@ Truths read_truths(const std::string& layer, const float* values, int64_t rows, 
 
 // Indices of the boxes that stay when, from the best score down, each takes out those that overlap it by more than
 // `threshold`. Only scores above `least` count, and of these only the best `top_k` (-1: all). `eta` below 1 lowers a
-// threshold above 0.5 after each box that stays.
+// threshold above 0.5 after each box that stays. The search ends when `most` stay (-1: at the end).
 std::vector<int64_t> suppress(const std::vector<Box>& boxes, const std::vector<float>& scores, float least,
-                              int64_t top_k, float threshold, float eta);
+                              int64_t top_k, float threshold, float eta, int64_t most = -1);
 
 }  // namespace engine

@@ -80,10 +80,8 @@ private:
             }
         }
         std::vector<Region> regions;
-        for (const int64_t i : suppress(boxes, scores, -FLT_MAX, candidates_, threshold_, 1)) {
-            if (int64_t(regions.size()) == most_) break;
+        for (const int64_t i : suppress(boxes, scores, -FLT_MAX, candidates_, threshold_, 1, most_))
             regions.push_back({{boxes[i].x1, boxes[i].y1, boxes[i].x2 - 1, boxes[i].y2 - 1}, scores[i]});
-        }
         return regions;
     }
 
