@@ -1,6 +1,5 @@
-// One axis in reverse. inputs: x, row-major; attributes: axis.
+// Axes in reverse. inputs: x, row-major; attributes: begin, end (of the axes; equal: none).
 #include <algorithm>
-#include <numeric>
 
 #include "ops/common/onednn_util.h"
 
@@ -11,9 +10,10 @@ class Reverse : public Op {
 public:
     explicit Reverse(OpSpec spec) : Op(std::move(spec)) {
         const Dims& shape = input(0)->shape;
-        const auto axis = shape.begin() + spec_.attributes.integer("axis");
-        length_ = *axis;
-        inner_ = std::accumulate(axis + 1, shape.end(), int64_t(1), std::multiplies<>());
+        const auto begin = shape.begin() + spec_.attributes.integer("begin");
+        const auto end = shape.begin() + spec_.attributes.integer("end");
+        length_ = count_of(Dims(begin, end));
+        inner_ = count_of(Dims(end, shape.end()));
         output(0, plain_layout(spec_.output_shapes[0]));
         touch(Pass::forward, {input(0), outputs_[0]});
         if (input_gradient(0) && output_gradient(0)) touch(Pass::backward, {outputs_[0]->diff, input(0)->diff});
@@ -26,15 +26,21 @@ public:
 
 private:
     void turn(const float* from, float* to) const {
-        const int64_t rows = input(0)->count() / inner_;
+        const int64_t runs = input(0)->count() / (length_ * inner_);
+        if (inner_ == 1) {
 #pragma omp parallel for schedule(static)
-        for (int64_t row = 0; row < rows; row++) {
-            const int64_t place = row % length_;
-            std::copy_n(from + row * inner_, inner_, to + (row + length_ - 1 - 2 * place) * inner_);
+            for (int64_t run = 0; run < runs; run++)
+                std::reverse_copy(from + run * length_, from + (run + 1) * length_, to + run * length_);
+            return;
         }
+#pragma omp parallel for collapse(2) schedule(static)
+        for (int64_t run = 0; run < runs; run++)
+            for (int64_t row = 0; row < length_; row++)
+                std::copy_n(from + (run * length_ + row) * inner_, inner_,
+                            to + (run * length_ + length_ - 1 - row) * inner_);
     }
 
-    int64_t length_, inner_;
+    int64_t length_, inner_;  // of the axes together; of those behind them
 };
 
 static const RegisterOp<Reverse> registered("Reverse");

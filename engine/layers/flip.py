@@ -23,7 +23,8 @@ class Flip(Layer):
     def lower(self, builder: Builder) -> None:
         param = self.message.flip_param
         x = builder.plain(self, builder.tensor(self.bottoms[0]))
-        builder.op("Flip", self, [x], {"width": param.flip_width, "height": param.flip_height})
+        # Rows and columns in reverse are all positions in reverse.
+        builder.op("Reverse", self, [x], {"begin": 3 - param.flip_height, "end": 3 + param.flip_width})
 
     def flops(self) -> int:
         return 0

@@ -25,7 +25,7 @@ class Reverse(Layer):
 
     def lower(self, builder: Builder) -> None:
         x = builder.plain(self, builder.tensor(self.bottoms[0]))
-        builder.op("Reverse", self, [x], {"axis": self.axis})
+        builder.op("Reverse", self, [x], {"begin": self.axis, "end": self.axis + 1})
 
     def flops(self) -> int:
         return 0
