@@ -155,11 +155,6 @@ void bind_program(py::module_& m) {
         .def_property_readonly("repeat_ns", &Program::repeat_ns)
         .def_property_readonly("activation_bytes", &Program::activation_bytes)
         .def_property_readonly("scratch_bytes", &Program::scratch_bytes);
-    m.def("op_types", [] {
-        std::vector<std::string> names;
-        for (const auto& entry : op_registry()) names.push_back(entry.first);
-        return names;
-    });
 }
 
 }  // namespace engine

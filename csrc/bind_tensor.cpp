@@ -107,7 +107,6 @@ void bind_tensor(py::module_& m) {
         .def_property_readonly("layout",
                                [](const Tensor& t) { return t.decided() ? layout_name(t.layout) : "undecided"; })
         .def_property_readonly("is_plain", [](const Tensor& t) { return t.decided() && is_plain(t.layout); })
-        .def_property_readonly("decided", &Tensor::decided)
         .def_readonly("diff", &Tensor::diff)
         .def_readwrite("accumulate", &Tensor::accumulate)
         .def("get", &get, "A dense row-major float32 copy.")

@@ -63,8 +63,8 @@ public:
     // The first op whose output is not finite, running forward again op by op; "" if all are.
     std::string first_nonfinite();
 
-    // Gradients leave through the queue: `first` waits for the bucket before the op reads its parameters, `last` marks
-    // it ready after the op's backward, its last writer.
+    // Gradients leave through the queue. What an op waits for before it reads its parameters, and what is ready after
+    // its backward, the last writer.
     struct Gate {
         std::vector<int> waits, readies;  // buckets
     };

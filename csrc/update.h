@@ -65,7 +65,7 @@ public:
     void set_clip_factor(double factor);
 
     // Sum of squares of the gradients of a bucket as they are (before scale). The same bits for any number of threads.
-    // Also keeps what set_local_rates() needs.
+    // Also keeps what squares() adds up.
     double measure(int bucket, int threads = 1);
     // What layer-wise rates are made of, if they are on: when every bucket is measured, the sums of squares of each
     // parameter's gradients, then of each one's weights.

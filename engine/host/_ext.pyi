@@ -7,7 +7,7 @@ import collections.abc
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['Arena', 'ParameterRange', 'Program', 'ReadyQueue', 'Tensor', 'UpdateRule', 'Updater', 'bf16_gain', 'bound_cores', 'done_reading', 'fill_from_jpeg', 'fill_from_pixels', 'flush_denormals', 'has_amx', 'hold_stderr', 'jpeg_header', 'jpeg_scans', 'load_jpeg_library', 'measure_stages', 'mix', 'onednn_isa', 'onednn_version', 'op_types', 'pack_bf16', 'reading', 'retouch', 'speak_as', 'stage_times', 'sum_bf16', 'sum_bf16_rows', 'sum_rows', 'take_over', 'threads', 'transform_image', 'unpack_bf16', 'unpack_bf16_away', 'update_rules', 'winograd_lanes']
+__all__: list[str] = ['Arena', 'ParameterRange', 'Program', 'ReadyQueue', 'Tensor', 'UpdateRule', 'Updater', 'bf16_gain', 'bound_cores', 'done_reading', 'fill_from_jpeg', 'fill_from_pixels', 'flush_denormals', 'has_amx', 'hold_stderr', 'jpeg_header', 'jpeg_scans', 'load_jpeg_library', 'measure_stages', 'mix', 'onednn_isa', 'onednn_version', 'pack_bf16', 'reading', 'retouch', 'speak_as', 'stage_times', 'sum_bf16', 'sum_bf16_rows', 'sum_rows', 'take_over', 'threads', 'transform_image', 'unpack_bf16', 'unpack_bf16_away', 'update_rules', 'winograd_lanes']
 class Arena:
     """
     Bytes allocated and touched once; a buffer of float32.
@@ -58,9 +58,6 @@ class Tensor:
         """
     @property
     def count(self) -> int:
-        ...
-    @property
-    def decided(self) -> bool:
         ...
     @property
     def diff(self) -> Tensor:
@@ -334,8 +331,6 @@ def onednn_isa() -> str:
     The best instruction set that oneDNN uses on this processor.
     """
 def onednn_version() -> str:
-    ...
-def op_types() -> list[str]:
     ...
 def pack_bf16(values: numpy.ndarray, packed: numpy.ndarray, residual: numpy.ndarray | None = None) -> None:
     """

@@ -73,7 +73,7 @@ void SoftmaxOp::add_softmax(const TensorPtr& x, const TensorPtr& y, int axis) {
     outer_ = count_of(Dims(x->shape.begin(), x->shape.begin() + axis));
     inner_ = count_of(Dims(x->shape.begin() + axis + 1, x->shape.end()));
     in_columns_ = inner_ > 1 && is_plain(x->layout);
-    in_rows_ = inner_ == 1 && is_plain(x->layout) && x->layout.get_data_type() == memory::data_type::f32;
+    in_rows_ = inner_ == 1 && is_plain(x->layout);
     touch(Pass::forward, {x, y});
     may_overwrite(Pass::forward, x, y);
     if (in_columns_) return;

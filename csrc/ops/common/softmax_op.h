@@ -26,7 +26,7 @@ public:
 private:
     // A row-major (outer, classes, inner) with inner above 1, where oneDNN has no fast kernel.
     bool in_columns_ = false;
-    bool in_rows_ = false;  // a row-major float32 (outer, classes)
+    bool in_rows_ = false;  // a row-major (outer, classes)
     int axis_;
     TensorPtr x_, y_, wanted_;
 };
