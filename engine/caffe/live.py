@@ -218,7 +218,7 @@ class LiveNet:
         self.net.run_forward(counters or Counters(self.step), self._slice(start, end))
         self._runs = self.net.runs
         for name, versions in self._versions.items():
-            self._let_data_be(name, next((v for v in reversed(versions) if v.maker <= end), versions[0]))
+            self._let_data_be(name, next((v for v in reversed(versions) if v.maker <= end), self._data_of[name]))
         self.pull()
         self.step += 1
 

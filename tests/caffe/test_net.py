@@ -96,6 +96,17 @@ def test_a_layer_in_place_shows_what_the_last_run_left(deploy, images):
     assert not deploy.blobs["conv"].data.any()
 
 
+def test_a_part_of_a_forward_leaves_the_blobs_above_it_alone(deploy, images):
+    deploy.forward(data=images)
+    held, after_relu = deploy.blobs["conv"].data, deploy.blobs["conv"].data.copy()
+    assert (convolved(deploy, images) < 0).any()
+    deploy.forward(end="data", data=2 * images)
+    np.testing.assert_array_equal(held, after_relu)
+    np.testing.assert_array_equal(deploy.blobs["conv"].data, after_relu)
+    deploy.forward(start="conv", end="conv")
+    np.testing.assert_allclose(held, convolved(deploy, 2 * images), atol=1e-5)
+
+
 def test_backward_from_an_output(deploy, images):
     deploy.forward(data=images)
     rng = np.random.default_rng(2)
