@@ -45,6 +45,10 @@ class LiveNet:
         graph = net.graph.layers
         self._places = [i for i, layer in enumerate(graph) if layer.name in named]
         self.layers: list[Layer] = [graph[i] for i in self._places]
+        self._splits = [
+            (i, layer) for i, layer in enumerate(graph) if layer.type == "Split" and layer not in self.layers
+        ]
+        self._reader_of = {blob: number for number, layer in enumerate(self.layers) for blob in layer.bottoms}
         self._versions = self._find_versions()
         self._data_of = {name: versions[-1] for name, versions in self._versions.items()}  # what the names stand for
         self._diff_of = dict(self._data_of)
@@ -224,6 +228,7 @@ class LiveNet:
 
     def backward(self, start: int, end: int) -> None:
         """Layers start down to end, both included; gradients of parameters are added to what they are."""
+        self._forget_gradients(start)
         written: dict[str, _Version] = {}
         for name, versions in self._versions.items():
             wanted = next((v for v in reversed(versions) if v.maker <= start), None)
@@ -245,12 +250,21 @@ class LiveNet:
 
     def _add_up_gradients(self, end: int) -> None:
         """Of the bottoms of the last layer that several layers read: the hidden Splits before it do that."""
-        graph = self.net.graph.layers
-        makers = {top: index for index, layer in enumerate(graph) for top in layer.tops}
-        hidden = {makers[blob] for blob in self.layers[end].bottoms if blob in makers}
-        for index in sorted(hidden, reverse=True):
-            if graph[index].type == "Split" and graph[index] not in self.layers:
-                self.net.program.backward(*self.net.ops_of(slice(index, index + 1)))
+        for place, split in reversed(self._splits):
+            if any(self._reader_of.get(top) == end for top in split.tops):
+                self.net.program.backward(*self.net.ops_of(slice(place, place + 1)))
+
+    def _forget_gradients(self, start: int) -> None:
+        """What a layer above `start` has sent to a blob that others read, too, where a script has set the gradients of
+        its tops and of the blob to 0 since then."""
+        for _, split in self._splits:
+            for top in split.tops:
+                reader, sent = self._reader_of.get(top, start), self._diff_tensor(top)
+                if reader <= start or sent is None:
+                    continue
+                names = [*self.layers[reader].message.top, split.bottoms[0].name]
+                if not any(self.diff(name).any() for name in names):
+                    sent.set(np.zeros(sent.shape, np.float32))
 
     def _ran_through(self) -> None:
         """A solver has run all layers forward and, unless it was a test, backward."""

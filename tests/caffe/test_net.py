@@ -591,6 +591,41 @@ def test_gradients_of_a_blob_that_several_layers_read(tmp_path):
         assert (net.backward(diffs=["x"], end=end)["x"] == 5).all(), end
 
 
+HEADS = """force_backward: true
+layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 4 } } }
+layer { name: "mid" type: "Power" bottom: "x" top: "mid" power_param { scale: 1 } }
+layer { name: "half" type: "Power" bottom: "mid" top: "mid" power_param { scale: 0.5 } }
+layer { name: "a" type: "Power" bottom: "mid" top: "a" power_param { scale: 2 } }
+layer { name: "aa" type: "Power" bottom: "a" top: "aa" power_param { scale: 1 } }
+layer { name: "b" type: "Power" bottom: "mid" top: "b" power_param { scale: 6 } }
+"""
+
+
+def test_gradients_set_to_zero_are_zero_for_every_reader(tmp_path):
+    """Also what the layers above the start have sent before to a blob that they read, too: Caffe's net.blobs has its
+    Split's blobs, for scripts to set to 0. Otherwise it stays, as there."""
+    net = caffe.Net(write(tmp_path, HEADS), caffe.TEST)
+    net.forward()
+    for head, expected in (("b", 3), ("a", 1), ("aa", 1), ("b", 3)):
+        for blob in net.blobs.values():
+            blob.diff[...] = 0
+        net.blobs[head].diff[...] = 1
+        assert (net.backward(start=head)["x"] == expected).all(), head
+    net.blobs["a"].diff[...] = 1
+    assert (net.backward(start="a")["x"] == 4).all()
+
+
+def test_a_backward_in_two_parts_is_one(tmp_path):
+    net = caffe.Net(write(tmp_path, HEADS), caffe.TEST)
+    net.forward()
+    for _ in range(2):
+        for blob in net.blobs.values():
+            blob.diff[...] = 0
+        net.blobs["aa"].diff[...] = net.blobs["b"].diff[...] = 1
+        net.backward(end="aa")
+        assert (net.backward(start="a")["x"] == 4).all()
+
+
 SUM = """force_backward: true
 layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1 dim: 16 dim: 8 dim: 8 } } }
 layer { name: "a" type: "Convolution" bottom: "x" top: "a"
