@@ -172,8 +172,11 @@ class NetSpec:
     def vals(self) -> list[Top | Function]:
         return list(self.tops.values())
 
-    def update(self, name: str, top: Top | Function) -> None:
-        self.tops[name] = top
+    def update(self, name: str, params: Mapping[str, Any]) -> None:
+        """Gives the layer that makes the blob `name` these keyword arguments, too, in place of earlier ones of the same
+        names. Raises AttributeError for a name that is no blob's."""
+        top = self[name]
+        (top.fn if isinstance(top, Top) else top).params.update(params)
 
     def to_proto(self) -> proto.NetParameter:
         """The NetParameter; str() of it is the prototxt."""

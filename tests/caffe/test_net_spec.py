@@ -68,6 +68,21 @@ def test_several_tops_and_none():
     assert len(n.to_proto().layer) == 2
 
 
+def test_parameters_that_change_later():
+    """As SSD's scripts freeze layers."""
+    n = lenet()
+    n.quiet = L.Silence(n.label, ntop=0)
+    n.update("conv1", dict(param=[dict(lr_mult=0), dict(lr_mult=0)], num_output=8))
+    n.update("quiet", dict(include=dict(phase=caffe.TEST)))
+    layers = {layer.name: layer for layer in n.to_proto().layer}
+    conv = layers["conv1"]
+    assert [spec.lr_mult for spec in conv.param] == [0, 0]
+    assert (conv.convolution_param.num_output, list(conv.convolution_param.kernel_size)) == (8, [5])
+    assert layers["quiet"].include[0].phase == caffe.TEST
+    with pytest.raises(AttributeError, match="no blob 'conv2'; did you mean 'conv1'"):
+        n.update("conv2", {})
+
+
 def test_names_that_nobody_gave():
     data = L.DummyData(shape=dict(dim=[1, 2]))
     first = L.InnerProduct(data, num_output=3)
