@@ -116,7 +116,7 @@ static std::vector<std::tuple<bool, std::string, std::string, size_t, int64_t>> 
 
 void bind_program(py::module_& m) {
     py::class_<Program, std::shared_ptr<Program>>(m, "Program", "Ops in forward order, their memory, and the executor.")
-        .def(py::init<bool>(), "backward"_a)
+        .def(py::init<bool, bool>(), "backward"_a, "keep_all"_a = false)
         .def("input", &Program::input, "name"_a, "shape"_a, "wants_gradient"_a = false)
         .def("given", &Program::given, "like"_a, "wants_gradient"_a, "A blob that no op makes: to run an op by itself.")
         .def("share", &Program::share, "parameter"_a)

@@ -57,8 +57,9 @@ struct Ranks {
 };
 
 struct OpSpec {
-    std::string name;      // the layer's, for errors and timings
-    bool backward = true;  // gradients may be asked for: phase TRAIN, or force_backward
+    std::string name;       // the layer's, for errors and timings
+    bool backward = true;   // gradients may be asked for: phase TRAIN, or force_backward
+    bool keep_all = false;  // Python may change each gradient between ops: no two of them are one memory
     Attributes attributes;
     std::vector<TensorPtr> inputs;  // bottoms
     std::vector<TensorPtr> params;

@@ -50,6 +50,7 @@ std::vector<TensorPtr> Program::add(const std::string& type, OpSpec spec) {
     const auto found = op_registry().find(type);
     if (found == op_registry().end()) throw std::invalid_argument("no op of type '" + type + "' in the extension");
     spec.backward = backward_;
+    spec.keep_all = keep_all_;
     spec.counter = &counter_;
     spec.ranks = &ranks_;
     for (const Dims& shape : spec.output_shapes)

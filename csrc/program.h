@@ -15,7 +15,7 @@ namespace engine {
 
 class Program {
 public:
-    explicit Program(bool backward) : backward_(backward), stream_(cpu()) {}
+    explicit Program(bool backward, bool keep_all = false) : backward_(backward), keep_all_(keep_all), stream_(cpu()) {}
 
     // Building, in forward order.
     TensorPtr input(const std::string& name, const Dims& shape, bool wants_gradient);
@@ -93,7 +93,7 @@ private:
     void mark_op(Place place, size_t op);
     void wait_for(int bucket);
 
-    bool backward_;
+    bool backward_, keep_all_;
     dnnl::stream stream_;
     Counter counter_;
     Ranks ranks_;

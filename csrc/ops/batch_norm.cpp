@@ -142,7 +142,7 @@ private:
         const TensorPtr& wanted = input(1)->diff;
         const Target target = writing(wanted, layout_);
         touch(Pass::backward, wanted);
-        if (target.final || relu_ || given_.size() == 2) {
+        if (target.final || relu_ || given_.size() == 2 || spec_.keep_all) {
             kept_ = target.memory;
             if (!target.final) may_overwrite(Pass::backward, given_[0], wanted);
         } else {

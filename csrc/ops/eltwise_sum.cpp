@@ -20,11 +20,11 @@ public:
         if (!needs_backward() || !output_gradient(0)) return;
         if (relu_) touch(Pass::backward, outputs_[0]);
         // Inputs that are summed as they are have one gradient in common: one buffer, which without ReLU is that of the
-        // sum.
+        // sum. Not where each is to be kept.
         TensorPtr common = relu_ ? nullptr : outputs_[0]->diff;
         for (size_t i = 0; i < x_.size(); i++) {
             if (!input_gradient(i)) continue;
-            const bool as_it_is = coefficients_[i] == 1 && input(i)->layout == layout_;
+            const bool as_it_is = coefficients_[i] == 1 && input(i)->layout == layout_ && !spec_.keep_all;
             if (as_it_is && common) {
                 common->buffer->join(input(i)->diff->buffer);
                 continue;

@@ -20,7 +20,7 @@ public:
         }
         if (!input_gradient(0)) return;
         const TensorPtr& wanted = input(0)->diff;
-        if (terms.size() == 1 && kept_ < 0) {
+        if (terms.size() == 1 && kept_ < 0 && !spec_.keep_all) {
             terms[0]->buffer->join(wanted->buffer);
             return;
         }

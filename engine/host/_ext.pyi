@@ -207,7 +207,7 @@ class Program:
     """
     Ops in forward order, their memory, and the executor.
     """
-    def __init__(self, backward: bool) -> None:
+    def __init__(self, backward: bool, keep_all: bool = False) -> None:
         ...
     def __len__(self) -> int:
         ...

@@ -99,7 +99,7 @@ class Net:
     def _lower(self, share: Net | None, before: Net | None) -> None:
         from engine.host import _core
 
-        self.program = _core.Program(self.has_backward)
+        self.program = _core.Program(self.has_backward, self.options.keep_all)
         shared = {}
         if share is not None:
             divided = self.options.parts

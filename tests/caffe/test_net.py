@@ -637,7 +637,6 @@ layer { name: "sum" type: "Eltwise" bottom: "a" bottom: "b" top: "sum" }
 
 
 def test_a_gradient_that_a_script_sets_beside_others_that_it_has_looked_at(tmp_path):
-    """The gradients of a sum and of its terms are in one place."""
     net = caffe.Net(write(tmp_path, SUM), caffe.TEST)
     net.forward()
     given, looked = net.blobs["sum"].diff, net.blobs["a"].diff
@@ -646,3 +645,40 @@ def test_a_gradient_that_a_script_sets_beside_others_that_it_has_looked_at(tmp_p
         assert (net.backward(diffs=["a"])["a"] == value).all() and (looked == value).all()
         weights = [net.params[name][0].data.reshape(16, 16).sum(0) for name in "ab"]
         np.testing.assert_allclose(net.blobs["x"].diff[0, :, 0, 0], value * sum(weights), rtol=1e-4, atol=1e-5)
+
+
+BRANCHES = """force_backward: true
+layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 1 dim: 4 } } }
+layer { name: "x" type: "Power" bottom: "data" top: "x" power_param { scale: 1 } }
+layer { name: "branch" type: "Power" bottom: "x" top: "branch" power_param { scale: 3 } }
+"""
+
+
+def test_a_gradient_set_at_a_branch_does_not_pass_the_shortcut(tmp_path):
+    text = BRANCHES + 'layer { name: "sum" type: "Eltwise" bottom: "x" bottom: "branch" top: "sum" }'
+    net = caffe.Net(write(tmp_path, text), caffe.TEST)
+    net.forward(end="branch")
+    net.blobs["branch"].diff[...] = 1
+    np.testing.assert_array_equal(net.backward(start="branch")["data"], [[3, 3, 3, 3]])
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        'type: "Eltwise" bottom: "branch" bottom: "x" top: "top"',
+        'type: "Bias" bottom: "branch" top: "top"',
+        'type: "Bias" bottom: "branch" bottom: "x" top: "top" bias_param { axis: 0 }',
+        """type: "Split" bottom: "branch" top: "top" top: "unread" }
+           layer { name: "stop" type: "Power" bottom: "unread" top: "stop" propagate_down: false""",
+    ],
+    ids=["sum", "bias", "sum of a Bias", "Split"],
+)
+def test_gradients_that_pass_as_they_are_can_be_changed_one_by_one(layer, tmp_path):
+    net = caffe.Net(write(tmp_path, BRANCHES + f'layer {{ name: "top" {layer} }}'), caffe.TEST)
+    net.forward()
+    gradient = np.array([[1, 2, 3, 4]], np.float32)
+    net.blobs["top"].diff[...] = gradient
+    net.backward(start="top", end="top")
+    np.testing.assert_array_equal(net.blobs["branch"].diff, gradient)
+    net.blobs["branch"].diff[...] = 0
+    np.testing.assert_array_equal(net.blobs["top"].diff, gradient)

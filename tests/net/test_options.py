@@ -32,6 +32,29 @@ def test_a_watched_net_keeps_everything():
     assert (options.plain().plain_parameters, DEFAULT.passes) == (True, PASSES)
 
 
+def test_gradients_that_are_kept_are_each_in_a_place_of_its_own():
+    """Also of a shortcut that a BatchNorm adds, whose gradient is that of the sum."""
+    text = """force_backward: true
+    layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 dim: 4 dim: 4 } } }
+    layer { name: "shortcut" type: "Power" bottom: "x" top: "shortcut" power_param { scale: 2 } }
+    layer { name: "bn" type: "BatchNorm" bottom: "x" top: "bn" }
+    layer { name: "sum" type: "Eltwise" bottom: "bn" bottom: "shortcut" top: "sum" }"""
+    net = Net(parse_net(text), TRAIN, NetOptions(keep_all=True))
+    assert "bn" not in net.blobs  # it is fused
+    diffs = {blob.name: tensor.diff for blob, tensor in net.tensors.items()}
+    given = np.random.default_rng(1).normal(size=(2, 3, 4, 4)).astype(np.float32)
+    diffs["sum"].set(given)
+    net.feed(net.inputs[0], given[::-1])
+    net.forward()
+    net.backward()
+    np.testing.assert_array_equal(diffs["shortcut"].get(), given)
+    kept = diffs["x"].get()
+    diffs["shortcut"].set(np.zeros_like(given))
+    np.testing.assert_array_equal(diffs["sum"].get(), given)
+    net.backward()
+    np.testing.assert_array_equal(diffs["x"].get(), kept)
+
+
 def test_level_and_stages_are_those_of_the_nets_state():
     net = Net(parse_net(TEXT), TRAIN, DEFAULT.watched())
     assert [layer.name for layer in net.graph.layers] == ["x", "ip", "relu"]

@@ -55,7 +55,7 @@ void Affine::build_backward() {
     if (scale_.wants_gradient()) touch(Pass::backward, input(0));
     if (!wanted) return;
     touch(Pass::backward, wanted);
-    if (scale_.tensor)
+    if (scale_.tensor || spec_.keep_all)
         may_overwrite(Pass::backward, given, wanted);
     else
         given->buffer->join(wanted->buffer);  // a shift passes the gradient on as it is
@@ -81,7 +81,7 @@ void Affine::backward(const dnnl::stream&) {
         write_gradient(*each);
     }
     // Last, because it may be written over `given`.
-    if (!input_gradient(0) || !scale_.tensor) return;
+    if (!input_gradient(0) || (!scale_.tensor && given == input(0)->diff->data())) return;
     const float* const scale = pad(scale_.padded, scale_.tensor, 1);
     affine_rows(rows_, given, scale, pad(shift_.padded, nullptr, 0), copies_ > 1, input(0)->diff->data());
 }
