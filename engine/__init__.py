@@ -4,9 +4,9 @@ __version__ = "0.1.0"
 
 _INTERFACE = frozenset(
     """AdaDeltaSolver AdaGradSolver AdamSolver Classifier Detector Layer Net NesterovSolver NetSpec RMSPropSolver
-    SGDSolver Solver TEST TRAIN coord_map draw get_solver has_nccl init_log install io layer_type_list log net_spec
-    params set_device set_mode_cpu set_mode_gpu set_multiprocess set_random_seed set_solver_count set_solver_rank
-    solver_count solver_rank to_proto""".split()
+    SGDSolver Solver TEST TRAIN Timer coord_map draw get_solver has_nccl init_log install io layer_type_list log
+    net_spec params set_device set_mode_cpu set_mode_gpu set_multiprocess set_random_seed set_solver_count
+    set_solver_rank solver_count solver_rank to_proto""".split()
 )
 _PACKAGES = frozenset({"caffe", "layers", "proto"})  # engine.layers.Convolution is L.Convolution, too
 

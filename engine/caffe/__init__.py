@@ -31,6 +31,7 @@ from engine.caffe.net import Net
 from engine.caffe.net_spec import NetSpec, layers, params, to_proto
 from engine.caffe.ranks import solver_count, solver_rank
 from engine.caffe.solver import Solver, get_solver
+from engine.caffe.timer import Timer
 from engine.layers.python import before_import
 from engine.layers.python_layer import PythonLayer as Layer
 from engine.layers.registry import layer_types
@@ -103,6 +104,7 @@ __all__ = [
     "RMSPropSolver",
     "SGDSolver",
     "Solver",
+    "Timer",
     "coord_map",
     "draw",
     "get_solver",

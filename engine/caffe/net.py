@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 Arrays = dict[str, np.ndarray]
+Callback = Callable[[int], object]
 
 
 class LayerView:
@@ -89,6 +90,7 @@ class Net:
         self._inputs_of = Inputs(config, phase, self._seed)
         self._rebuild: Callable[[NetConfig], EngineNet] | None = None  # a solver's
         self._parts = ""  # see _of_solver()
+        self._callbacks: dict[str, list[Callback]] = {}
         self._looking = threading.RLock()
         fused = may_fuse(config, phase)
         net = self._build(config, fused)
@@ -111,6 +113,7 @@ class Net:
         the layers that ranks hold in parts, for messages."""
         self = cls.__new__(cls)
         self._config, self._inputs_of, self._rebuild, self._parts = config, inputs, rebuild, parts
+        self._callbacks = {}
         self._looking = threading.RLock()
         self._open(LiveNet(net, train and train._live))
         return self
@@ -234,10 +237,12 @@ class Net:
         first, last = self._layer_number(start, 0), self._layer_number(end, len(self.layers) - 1)
         outputs = self.top_names[end] if end is not None else self.outputs
         inside = (first, last) != (0, len(self.layers) - 1) or not all(map(self._shows, (*outputs, *(blobs or ()))))
-        net = self._live if inside else self._net
+        net = self._live if inside or self._callbacks else self._net
         counters = self._inputs_of.next(net.net, self._layer_names[first : last + 1])
         if isinstance(net, FusedNet):
             net.forward()
+        elif self._callbacks:
+            self._forward_one_by_one(first, last, counters or Counters(net.step))
         else:
             self._run_forward(first, last, counters)
         return {name: self.blobs[name].data for name in dict.fromkeys([*outputs, *(blobs or ())])}
@@ -273,9 +278,55 @@ class Net:
         """
         self._fill(self.outputs, tops, "output", lambda name: self.blobs[name].diff)
         first, last = self._layer_number(start, len(self.layers) - 1), self._layer_number(end, 0)
-        self._live.backward(first, last)
+        if self._callbacks:
+            self._backward_one_by_one(first, last)
+        else:
+            self._live.backward(first, last)
         bottoms = self.bottom_names[end] if end is not None else self.inputs
         return {name: self.blobs[name].diff for name in dict.fromkeys([*bottoms, *(diffs or ())])}
+
+    def before_forward(self, callback: Callback) -> None:
+        """Calls it, from now on, before a layer runs forward, with the layer's place in `layers`. What it writes into
+        arrays is used. Layers then run one by one. Raises EngineError for a net of a solver, whose steps do not."""
+        self._add_callback("before_forward", callback)
+
+    def after_forward(self, callback: Callback) -> None:
+        """As before_forward()."""
+        self._add_callback("after_forward", callback)
+
+    def before_backward(self, callback: Callback) -> None:
+        """As before_forward()."""
+        self._add_callback("before_backward", callback)
+
+    def after_backward(self, callback: Callback) -> None:
+        """As before_forward()."""
+        self._add_callback("after_backward", callback)
+
+    def _add_callback(self, when: str, callback: Callback) -> None:
+        if self._rebuild:
+            raise EngineError(
+                f"{when}() is for nets that a script makes itself, for a solver's step() does not run layer by layer; "
+                "`engine time` and `engine train --timeline` show what each layer takes"
+            )
+        self._callbacks.setdefault(when, []).append(callback)
+
+    def _call_back(self, when: str, layer: int) -> None:
+        for callback in self._callbacks.get(when, ()):
+            callback(layer)
+
+    def _forward_one_by_one(self, first: int, last: int, counters: Counters) -> None:
+        step = self._live.step
+        for layer in range(first, last + 1):
+            self._call_back("before_forward", layer)
+            self._run_forward(layer, layer, counters)
+            self._call_back("after_forward", layer)
+        self._live.step = step + 1  # for it was one pass
+
+    def _backward_one_by_one(self, first: int, last: int) -> None:
+        for layer in range(first, last - 1, -1):
+            self._call_back("before_backward", layer)
+            self._live.backward(layer, layer)
+            self._call_back("after_backward", layer)
 
     def _forward(self, first: int, last: int) -> float:
         """Runs the layers of these numbers, both included; returns what they have lost."""

@@ -119,6 +119,52 @@ def test_backward_from_an_output(deploy, images):
     assert (gradient * direction).sum() == pytest.approx((up - down) / (2 * step), rel=2e-2, abs=1e-4)
 
 
+def test_callbacks_before_and_after_each_layer(tmp_path, images):
+    net = caffe.Net(write(tmp_path, DEPLOY.replace("force_backward: true", "")), caffe.TEST)
+    expected = {name: values.copy() for name, values in net.forward(["conv", "ip"], data=images).items()}
+    calls = []
+    for when in ("before_forward", "after_forward", "before_backward", "after_backward"):
+        getattr(net, when)(lambda layer, when=when: calls.append((when, layer)))
+    for name, values in net.forward([*expected]).items():
+        np.testing.assert_allclose(values, expected[name], atol=1e-6)
+    assert calls == [(f"{when}_forward", layer) for layer in range(6) for when in ("before", "after")]
+    calls.clear()
+    net.backward(start="ip", end="pool")
+    assert calls == [(f"{when}_backward", layer) for layer in (4, 3) for when in ("before", "after")]
+
+
+def test_what_callbacks_write_is_used(deploy, images):
+    def double(layer):
+        if deploy._layer_names[layer] == "conv":
+            deploy.blobs["conv"].data[...] *= 2
+
+    def halve(layer):
+        if deploy._layer_names[layer] == "relu":
+            deploy.blobs["conv"].diff[...] /= 2
+
+    expected = probabilities(deploy, 2 * convolved(deploy, images))
+    deploy.after_forward(double)
+    np.testing.assert_allclose(deploy.forward(data=images)["prob"], expected, atol=1e-5)
+    gradient = deploy.backward(prob=np.eye(2, 4))["data"].copy()
+    assert gradient.any()
+    deploy.after_backward(halve)
+    np.testing.assert_allclose(deploy.backward()["data"], gradient / 2, rtol=1e-4, atol=1e-6)
+
+
+def test_callbacks_do_not_make_more_passes_of_one(tmp_path):
+    """What is random, and where data layers stand."""
+    text = """layer { name: "data" type: "MemoryData" top: "data" top: "label"
+                memory_data_param { batch_size: 1 channels: 100 height: 1 width: 1 } }
+              layer { name: "drop" type: "Dropout" bottom: "data" top: "drop" }"""
+    nets = [caffe.Net(write(tmp_path, text), caffe.TRAIN) for _ in range(2)]
+    nets[1].before_forward(lambda layer: None)
+    for net in nets:
+        net.set_input_arrays(np.arange(300, dtype=np.float32).reshape(3, 100, 1, 1), np.zeros(3, np.float32))
+    for _ in range(2):
+        one, other = (net.forward()["drop"].copy() for net in nets)
+        np.testing.assert_array_equal(one, other)
+
+
 def test_arrays_of_a_blob_in_place_are_one_each(deploy, images):
     data, diff = deploy.blobs["conv"].data, deploy.blobs["conv"].diff
     for given in (images, -images):

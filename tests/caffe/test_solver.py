@@ -389,6 +389,12 @@ def test_a_script_s_plateau_lowers_the_rate(tmp_path):
     assert solver._solver.state.last_rate == pytest.approx(50 * 0.01**2)
 
 
+def test_the_layers_of_a_step_call_nobody(tmp_path):
+    solver = caffe.SGDSolver(write(tmp_path, PLAIN_SGD, INPUT_NET))
+    with pytest.raises(EngineError, match=r"before_forward\(\) is for nets that a script makes itself, .* --timeline"):
+        solver.net.before_forward(print)
+
+
 def test_callbacks(tmp_path):
     solver = with_input(caffe.SGDSolver(write(tmp_path, PLAIN_SGD, INPUT_NET)))
     weights = solver.net.params["ip"][0]

@@ -1,0 +1,20 @@
+"""caffe.Timer."""
+
+import time
+
+import engine.caffe as caffe
+
+
+def test_it_measures_from_start_to_stop():
+    timer = caffe.Timer()
+    assert timer.ms == 0
+    timer.start()
+    time.sleep(0.02)
+    timer.stop()
+    first = timer.ms
+    assert first >= 20
+    time.sleep(0.02)
+    assert timer.ms == first
+    timer.start()
+    assert 0 < timer.ms < first  # begun anew, and stopped by the question
+    assert timer.ms == timer.ms
