@@ -45,6 +45,19 @@ def test_imports(way):
     assert done.stderr.endswith("a line\n")
 
 
+def test_modules_that_a_fork_adds_to_the_package(tmp_path):
+    """As docs/python.md says of SSD's caffe.model_libs."""
+    (tmp_path / "model_libs.py").write_text("from caffe import layers as L\ndef layer(): return L.Input()")
+    script = f"""
+import engine.caffe; engine.caffe.install()
+import caffe
+caffe.__path__.append({str(tmp_path)!r})
+from caffe.model_libs import *
+assert layer().to_proto().layer[0].type == "Input"
+"""
+    subprocess.run([sys.executable, "-c", script], cwd=REPO, check=True)
+
+
 def test_engine_has_all_of_the_interface():
     assert engine._INTERFACE | {"layers", "proto"} == {*engine.caffe.__all__}
     for name in engine._INTERFACE:
