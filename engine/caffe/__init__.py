@@ -48,7 +48,9 @@ def install() -> None:
     for name in ("classifier", "coord_map", "detector", "draw", "io", "net_spec", "proto"):
         sys.modules.setdefault(f"caffe.{name}", importlib.import_module(f"{__name__}.{name}"))
     sys.modules.setdefault("caffe.proto.caffe_pb2", proto.caffe_pb2)
-    sys.modules.setdefault("caffe.pycaffe", package)
+    for name in ("_caffe", "pycaffe"):
+        sys.modules.setdefault(f"caffe.{name}", package)
+        setattr(package, name, package)  # for `import caffe.pycaffe as pycaffe`
 
 
 before_import(install)

@@ -20,6 +20,7 @@ __all__ = [
     "Transformer",
     "array_to_blobproto",
     "array_to_datum",
+    "arraylist_to_blobprotovecor_str",
     "arraylist_to_blobprotovector_str",
     "blobproto_to_array",
     "blobprotovector_str_to_arraylist",
@@ -207,6 +208,9 @@ def array_to_blobproto(arr: np.ndarray, diff: np.ndarray | None = None):
 def arraylist_to_blobprotovector_str(arraylist: Iterable[np.ndarray]) -> bytes:
     """A serialized BlobProtoVector."""
     return caffe_pb2.BlobProtoVector(blobs=[array_to_blobproto(array) for array in arraylist]).SerializeToString()
+
+
+arraylist_to_blobprotovecor_str = arraylist_to_blobprotovector_str  # as Caffe spells it
 
 
 def blobprotovector_str_to_arraylist(text: bytes) -> list[np.ndarray]:

@@ -223,6 +223,16 @@ class Net:
         weights = {top: weight for _, top, weight in self._net.net.losses()}
         return OrderedDict((name, weights.get(name, 0.0)) for name in self.blobs)
 
+    @property
+    def _blobs(self) -> list[NetBlob]:
+        """In the order of _blob_names."""
+        return list(self.blobs.values())
+
+    @property
+    def _blob_loss_weights(self) -> list[float]:
+        """In the order of _blob_names."""
+        return list(self.blob_loss_weights.values())
+
     # Running
 
     @whole()

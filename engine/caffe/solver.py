@@ -180,6 +180,11 @@ class Solver:
     def param(self) -> proto.SolverParameter:
         return self._solver.param
 
+    @param.setter
+    def param(self, param: proto.SolverParameter) -> None:
+        """Takes over its base_lr: of a message that scripts have read, in Caffe, that is all that they can change."""
+        self._solver.param.base_lr = param.base_lr
+
     @watched()
     def _start(self) -> None:
         """Weights are the same everywhere, and data flows."""

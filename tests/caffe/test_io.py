@@ -112,6 +112,7 @@ def test_blobprotos():
     old = caffe_pb2.BlobProto(num=1, channels=2, height=3, width=4, data=array.ravel())
     assert io.blobproto_to_array(old).shape == (1, 2, 3, 4)
     text = io.arraylist_to_blobprotovector_str([array, array[0]])
+    assert io.arraylist_to_blobprotovecor_str([array, array[0]]) == text
     for ours, expected in zip(io.blobprotovector_str_to_arraylist(text), [array, array[0]]):
         np.testing.assert_array_equal(ours, expected)
 

@@ -31,6 +31,9 @@ from caffe.proto import caffe_pb2
 from caffe.io import load_image
 import caffe.proto.caffe_pb2
 from caffe.coord_map import crop
+from caffe._caffe import SGDSolver
+import caffe.pycaffe as pycaffe
+assert pycaffe.Net is caffe.Net
 assert caffe is engine.caffe and caffe.Layer and L.ReLU
 """,
 }

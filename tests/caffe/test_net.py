@@ -474,6 +474,7 @@ def test_no_samples(deploy):
 def test_layers_by_number(tmp_path):
     net = caffe.Net(write(tmp_path, TRAINED), caffe.TRAIN)
     assert [net._blob_names[i] for i in (*net._inputs, *net._outputs)] == ["data", "label", "loss"]
+    assert net._blobs[1] is net.blobs["label"] and net._blob_loss_weights == [0, 0, 0, 0, 1]
     net.blobs["data"].data[...] = 1
     net._forward(0, 3)
     assert not net.blobs["loss"].data

@@ -389,6 +389,19 @@ def test_a_script_s_plateau_lowers_the_rate(tmp_path):
     assert solver._solver.state.last_rate == pytest.approx(50 * 0.01**2)
 
 
+def test_a_script_changes_the_rate(tmp_path):
+    solver = with_input(caffe.SGDSolver(write(tmp_path, PLAIN_SGD, INPUT_NET)))
+    param = solver.param
+    param.base_lr = 0.25
+    solver.param = param
+    solver.step(1)
+    assert solver._solver.state.last_rate == 0.25
+    other = type(param)(base_lr=0.125)
+    solver.param = other
+    solver.step(1)
+    assert (solver._solver.state.last_rate, solver.param.max_iter) == (0.125, 100)
+
+
 def test_the_layers_of_a_step_call_nobody(tmp_path):
     solver = caffe.SGDSolver(write(tmp_path, PLAIN_SGD, INPUT_NET))
     with pytest.raises(EngineError, match=r"before_forward\(\) is for nets that a script makes itself, .* --timeline"):
