@@ -59,7 +59,7 @@ struct Ranks {
 struct OpSpec {
     std::string name;       // the layer's, for errors and timings
     bool backward = true;   // gradients may be asked for: phase TRAIN, or force_backward
-    bool keep_all = false;  // Python may change each gradient between ops: no two of them are one memory
+    bool keep_all = false;  // Python may change a blob, or a gradient, between ops, which leaves the others alone
     Attributes attributes;
     std::vector<TensorPtr> inputs;  // bottoms
     std::vector<TensorPtr> params;

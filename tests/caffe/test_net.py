@@ -177,6 +177,22 @@ def test_arrays_of_a_blob_in_place_are_one_each(deploy, images):
         np.testing.assert_array_equal(diff, 3 * (before > 0))
 
 
+def test_a_blob_behind_a_dropout_is_another_one(tmp_path):
+    text = DEPLOY.replace('bottom: "ip" top: "prob"', 'bottom: "drop" top: "prob"').replace(
+        'layer { name: "prob"', 'layer { name: "drop" type: "Dropout" bottom: "ip" top: "drop" } layer { name: "prob"'
+    )
+    net = caffe.Net(write(tmp_path, text), caffe.TEST)
+    probabilities = net.forward(data=np.random.default_rng(1).normal(size=(2, 3, 6, 6)))["prob"].copy()
+    net.blobs["drop"].data[...] = 0
+    np.testing.assert_array_equal(net.forward(start="prob")["prob"], 0.25)
+    np.testing.assert_array_equal(net.forward(start="drop")["prob"], probabilities)
+    net.backward(prob=np.eye(2, 4))
+    given = net.blobs["drop"].diff.copy()
+    assert given.any()
+    net.blobs["ip"].diff[...] = 0
+    np.testing.assert_array_equal(net.blobs["drop"].diff, given)
+
+
 def test_a_layer_in_place_on_a_data_layer_s_top(tmp_path):
     net = caffe.Net(
         write(

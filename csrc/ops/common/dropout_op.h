@@ -1,4 +1,5 @@
-// What Dropout and SpatialDropout have in common: y = x times a mask, and nothing where the ratio is 0 (at test time).
+// What Dropout and SpatialDropout have in common: y = x times a mask, and nothing where the ratio is 0 (at test time),
+// unless Python may change y and not x.
 #pragma once
 
 #include <optional>
@@ -25,7 +26,7 @@ protected:
         const TensorPtr& x = input(0);
         const double ratio = spec_.attributes.real("ratio");
         touch(Pass::forward, x);
-        if (ratio == 0) {
+        if (ratio == 0 && !spec_.keep_all) {
             output_view(0, x->layout, x, true);
             if (input_gradient(0)) touch(Pass::backward, x->diff);
             return;
