@@ -119,7 +119,8 @@ class WeightAverage:
         else:
             self.history.take([values])
         for parameter, average in self._statistics.items():
-            average[:] = (self._tensors[parameter].get() if values is None else values[parameter]).ravel()
+            found = self._tensors[parameter].get() if values is None else values[parameter]
+            average[:] = found.reshape(average.shape)
 
 
 def _approach(average: np.ndarray, values: np.ndarray, share: np.float32) -> None:

@@ -120,6 +120,16 @@ def test_a_snapshot_after_the_first_update_has_an_average(tmp_path):
     np.testing.assert_array_equal(solver.average.weights, solver.optimizer.weights)
 
 
+@pytest.mark.parametrize("norm", ["BatchNorm", "BN"])
+def test_statistics_of_any_shape_go_on(norm, tmp_path):
+    """A BN's are (1, C, 1, 1)."""
+    net = NET.replace('type: "BatchNorm"', f'type: "{norm}"')
+    (tmp_path / "again").mkdir()
+    solve(TESTED + " snapshot: 10", net, tmp_path)
+    solve(TESTED, net, tmp_path / "again", restore=tmp_path / "net_iter_10.solverstate")
+    assert different(in_files(tmp_path, 20), in_files(tmp_path / "again", 20)) == []
+
+
 def test_hdf5(tmp_path):
     pytest.importorskip("h5py")
     solve(TESTED + " snapshot: 10 snapshot_format: HDF5", NET, tmp_path)
