@@ -26,7 +26,8 @@ class WeightAverage:
     Statistics are taken in at the end of a step, weights when the updates of the step are over: catch_up(), which the
     next step calls before its backward. `weights` is laid out as the net's arena. Where each rank keeps a share of the
     weights in float32, which the net has rounded, a rank keeps that share of the average up to date: gather() before
-    anybody looks.
+    anybody looks. is_rescaled: forward changes weights, so that they are to be taken in before it, when tests and
+    snapshots see them.
     """
 
     def __init__(self, net: Net, weights: np.ndarray, decay: float, sharding: Sharding | None = None):
@@ -40,6 +41,7 @@ class WeightAverage:
         self._statistics = {each: np.zeros_like(tensor.get()) for each, tensor in self._tensors.items()}
         self._due: np.float32 | None = None  # the share of the weights that are to be taken in
         self.begun = False
+        self.is_rescaled = any(layer.rescales_weights for layer in net.graph.layers)
 
     def step(self, iteration: int) -> None:
         """After the backward pass of an iteration, with the first of which the average begins: see `begun`."""

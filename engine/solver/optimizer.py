@@ -176,6 +176,9 @@ class Optimizer:
                 state.advance(samples)
                 if average:
                     average.step(state.iteration - 1)
+                    if average.is_rescaled:
+                        self.wait()
+                        average.catch_up()
         except BaseException as error:
             self.abandon(f"iteration {state.iteration} has failed: {str(error) or type(error).__name__}")
             raise

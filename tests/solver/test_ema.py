@@ -130,6 +130,13 @@ def test_statistics_of_any_shape_go_on(norm, tmp_path):
     assert different(in_files(tmp_path, 20), in_files(tmp_path / "again", 20)) == []
 
 
+def test_it_is_of_the_weights_that_updates_leave_where_a_forward_rescales_them(tmp_path):
+    """Whenever somebody looks: a snapshot comes before the next forward."""
+    net = NET.replace("num_output: 10", "num_output: 10 bias_term: false normalize: true")
+    often, once = (solve(EMA + f"max_iter: 20 {more}", net, tmp_path) for more in ("snapshot: 3", ""))
+    np.testing.assert_array_equal(often.average.weights, once.average.weights)
+
+
 def test_hdf5(tmp_path):
     pytest.importorskip("h5py")
     solve(TESTED + " snapshot: 10 snapshot_format: HDF5", NET, tmp_path)
