@@ -17,6 +17,7 @@ from engine.report.log import log, warn
 
 if TYPE_CHECKING:
     from engine.comm.world import World
+    from engine.graph.build import Graph
     from engine.solver.resume import Snapshot
 
 
@@ -157,6 +158,21 @@ def other_batch(config: SolverConfig, batch: int, ranks: int) -> Iterator[str]:
         f"{config.place('global_batch')}: rates and iterations are meant for a global_batch of {wanted}, and this "
         f"run's is {batch} = {product_text(ranks, batch // ranks // steps, steps)}{advice}"
     )
+
+
+def shared_states(param: proto.SolverParameter, graph: Graph) -> Iterator[str]:
+    """A warning, if it is due: of recurrent layers, which have one state of each sequence of a batch. With several
+    micro-batches in an iteration these go through it one after the other, where ranks have states of their own."""
+    elastic = param.comm_param.HasField("elastic") and param.comm_param.elastic.batch == proto.ElasticParameter.HOLD
+    asked = {"iter_size": param.iter_size > 1, "batch_growth": param.HasField("batch_growth"), "elastic": elastic}
+    causes = [field for field, is_there in asked.items() if is_there]
+    names = [layer.name for layer in graph.layers if layer.goes_on and layer.params]
+    if causes and names:
+        yield (
+            f"Layers that go on from batch to batch ({', '.join(names)}) do so from each micro-batch of an iteration "
+            f"to the next ({', '.join(causes)}): unless that continues its sequences, or all begin with a batch, "
+            "give each rank its samples in one batch"
+        )
 
 
 def _batch_size_setting(layer: proto.LayerParameter, factor: Fraction) -> str:

@@ -12,7 +12,7 @@ from engine.data.prefetch import data_threads
 from engine.data.side_by_side import same_samples, torn_pairs
 from engine.host.cores import clash, core_plan, host_and_cores, ignored_variables
 from engine.report.log import log, warn
-from engine.solver.global_batch import other_batch
+from engine.solver.global_batch import other_batch, shared_states
 from engine.solver.outline import Outline
 from engine.solver.validate import notes
 
@@ -49,6 +49,7 @@ def _warnings(solver: Solver, outline: Outline) -> Iterator[str]:
     """What is probably not meant: of the solver's numbers, its nets and their data."""
     yield from other_batch(solver.config, solver.calendar.batch, solver.world.size)
     yield from outline.doubts()
+    yield from shared_states(solver.param, solver.net.graph)
     if solver.net.all_params() and not solver.net.parameters:
         yield "Nothing is learned: every parameter of the net has lr_mult: 0"
     trained = {(each.layer, each.index) for each in solver.net.all_params()}

@@ -707,6 +707,32 @@ def test_no_batch_is_told_of_where_no_data_layer_has_one(caplog):
     assert "global_batch" not in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("fields", "type_", "cause"),
+    [
+        ("", "LSTM", ""),
+        ("iter_size: 2", "LSTM", "iter_size"),
+        ("iter_size: 2", "Lstm", "iter_size"),
+        ("batch_growth { stepvalue: 9 }", "RNN", "batch_growth"),
+        ("comm_param { elastic { } }", "RNN", "elastic"),
+        ("comm_param { elastic { batch: SHRINK } }", "RNN", ""),
+        ("iter_size: 2", "Scale", ""),
+    ],
+)
+def test_micro_batches_that_share_states_are_told(caplog, fields, type_, cause):
+    net = f"""layer {{ name: "x" type: "Input" top: "x" top: "cont"
+          input_param {{ shape {{ dim: 3 dim: 2 dim: 5 }} shape {{ dim: 3 dim: 2 }} }} }}
+        layer {{ name: "on" type: "{type_}" bottom: "x" bottom: "cont" top: "y" recurrent_param {{ num_output: 2 }}
+          lstm_param {{ num_output: 2 }} scale_param {{ axis: 0 }} }}
+        layer {{ name: "ip" type: "InnerProduct" bottom: "y" top: "ip" inner_product_param {{ num_output: 1 }} }}
+        layer {{ name: "loss" type: "Reduction" bottom: "ip" top: "loss" loss_weight: 1 }}"""
+    make_solver(f"max_iter: 0 {fields}", net).solve()
+    words = (
+        f"Layers that go on from batch to batch (on) do so from each micro-batch of an iteration to the next ({cause})"
+    )
+    assert (words in caplog.text) == ("each micro-batch" in caplog.text) == bool(cause)
+
+
 def test_a_test_net_whose_weights_have_another_shape_is_refused():
     net = """layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 4 dim: 5 } } include { phase: TRAIN } }
 layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 4 dim: 6 } } include { phase: TEST } }
