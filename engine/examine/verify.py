@@ -1,10 +1,11 @@
 """`engine verify`: trains on 1 rank and on all ranks side by side, and compares every gradient and every weight.
 
 Both runs see the same samples: the one rank, which is rank 0 by itself, takes the batches of all ranks one after the
-other and adds up their gradients; with synchronised BatchNorm and in adversarial training, which need them at once, as
-one large batch. After each update rank 0 compares the two, parameter by parameter, in the order in which backward
-computes them; then the one rank takes the weights of the many. So both compute on the same bits: where weights differ
-by rounding, some ReLU is at zero, or two pixels of a maximum are equal, and gradients would differ by far more.
+other and adds up their gradients; with synchronised BatchNorm and in adversarial training, which need them at once, and
+with layers that go on from batch to batch, each sequence from its own states, as one large batch. After each update
+rank 0 compares the two, parameter by parameter, in the order in which backward computes them; then the one rank takes
+the weights of the many. So both compute on the same bits: where weights differ by rounding, some ReLU is at zero, or
+two pixels of a maximum are equal, and gradients would differ by far more.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ TOLERANCE, TOLERANCE_BF16 = 1e-4, 0.2
 FLOOR = 1e-3
 # These divide by the size of the gradient: where it is zero but for rounding, the step is of any size and sign.
 ADAPTIVE = ("AdaGrad", "RMSProp", "AdaDelta", "Adam")
+DROPOUT = ("Dropout", "SpatialDropout")
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,8 @@ def verify(read: Callable[[], SolverConfig], world: World, iterations: int, tole
         alone.board = world.board  # the watchdog sees rank 0 at work for two
         config, divided = read(), {placed.parameter.layer for placed in many.model_parallel.divided}
         _compute_directly(net_of_solver(config, proto.TRAIN).message, divided)
-        at_once = bool(many.net.synchronised) or config.message.HasField("adversarial")
+        together = many.net.synchronised or many.net.graph.recurrent
+        at_once = bool(together) or config.message.HasField("adversarial")
         if at_once:
             _keep_apart(config, many)
         one = _solver(config, alone, world.size, at_once)
@@ -199,8 +202,22 @@ def _keep_apart(config: SolverConfig, many: Solver) -> None:
 
 
 def _refuse_other_rows(one: Solver, many: Solver) -> None:
-    """Raises ConfigError for BatchNorm that cannot take its statistics rank by rank: all ranks' samples are in each of
-    its rows."""
+    """Raises ConfigError for layers that do otherwise with one large batch than with those of the ranks: BatchNorm that
+    cannot take its statistics rank by rank, and dropout, where all ranks' samples are in each of its rows; recurrent
+    layers of which a larger batch has no more sequences."""
+    shapes = {layer.name: layer.shapes[0] for layer in many.net.graph.layers if layer.shapes}
+    for layer in one.net.graph.layers:
+        if layer.type in DROPOUT and layer.attributes()["ratio"] and layer.shapes[0][0] == shapes[layer.name][0]:
+            raise layer.error(
+                f"the first of the axes {shape_text(layer.shapes[0])} does not grow with the batch, so that one rank "
+                "drops others than several do: verify the net with a dropout_ratio of 0"
+            )
+    for layer in one.net.graph.recurrent:
+        if layer.shapes[0][1] == shapes[layer.name][1]:
+            raise layer.error(
+                f"{shape_text(layer.shapes[0])}: the number of sequences does not grow with the batch, so that ranks "
+                "go on with others than one rank does: verify has nothing to compare"
+            )
     theirs = _normalising(many)
     for name, layer in _normalising(one).items():
         if layer.remembers and not layer.sync and layer.shapes[0][0] == theirs[name].shapes[0][0]:

@@ -67,6 +67,11 @@ class Graph:
         return next((layer.tops[0].shape[0] for layer in sources if layer.tops[0].shape), 0)
 
     @property
+    def recurrent(self) -> list[Layer]:
+        """The layers that learn from sequences which go on from batch to batch."""
+        return [layer for layer in self.layers if layer.goes_on and layer.params]
+
+    @property
     def trains(self) -> bool:
         """Whether there is a backward where nobody says otherwise."""
         return self.phase == TRAIN or self.force_backward

@@ -166,7 +166,7 @@ def shared_states(param: proto.SolverParameter, graph: Graph) -> Iterator[str]:
     elastic = param.comm_param.HasField("elastic") and param.comm_param.elastic.batch == proto.ElasticParameter.HOLD
     asked = {"iter_size": param.iter_size > 1, "batch_growth": param.HasField("batch_growth"), "elastic": elastic}
     causes = [field for field, is_there in asked.items() if is_there]
-    names = [layer.name for layer in graph.layers if layer.goes_on and layer.params]
+    names = [layer.name for layer in graph.recurrent]
     if causes and names:
         yield (
             f"Layers that go on from batch to batch ({', '.join(names)}) do so from each micro-batch of an iteration "

@@ -1,6 +1,6 @@
 """Trains on N ranks, which it starts itself, and on one rank that takes the batches of all of them in turn (with
-bn_sync, and of the two nets of adversarial training, at once), and compares all gradients and weights after every
-iteration. If they differ, the first such layer is named and the exit status is 1.
+bn_sync or recurrent layers, and of the two nets of adversarial training, at once), and compares all gradients and
+weights after every iteration. If they differ, the first such layer is named and the exit status is 1.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """engine verify: every solver option passes, planted faults are found and named."""
 
+import numpy as np
 import pytest
 
 from tests.mpi import run_ranks
@@ -237,6 +238,52 @@ def test_bf16_with_error_feedback(tmp_path, shards):
 def test_bf16(tmp_path):
     status, out, err = verify(tmp_path, options=["--precision", "bf16", "--set", "comm_param.compression=BF16"])
     assert status == 0 and "within 0.2" in out, out + err
+
+
+STREAMS = """
+layer { name: "data" type: "HDF5Data" top: "x" top: "cont" top: "label"
+  hdf5_data_param { source: "FOLDER/streams.txt" batch_size: BATCH } }
+layer { name: "x_steps" type: "Permute" bottom: "x" top: "x_steps" permute_param { order: 1 order: 0 order: 2 } }
+layer { name: "cont_steps" type: "Permute" bottom: "cont" top: "cont_steps" permute_param { order: 1 order: 0 } }
+layer { name: "lstm" type: "LSTM" bottom: "x_steps" bottom: "cont_steps" top: "h"
+  recurrent_param { num_output: 4 weight_filler { type: "uniform" min: -1 max: 1 } } }
+layer { name: "back" type: "Permute" bottom: "h" top: "back" permute_param { order: 1 order: 0 order: 2 } }
+layer { name: "drop" type: "Dropout" bottom: "back" top: "back" }
+layer { name: "ip" type: "InnerProduct" bottom: "back" top: "ip"
+  inner_product_param { num_output: 1 weight_filler { type: "xavier" } } }
+layer { name: "loss" type: "EuclideanLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+TURN = "permute_param { order: 1 order: 0"
+
+
+def streams(folder) -> str:
+    """The net, whose sequences never begin."""
+    h5py, generator = pytest.importorskip("h5py"), np.random.default_rng(1)
+    with h5py.File(folder / "streams.h5", "w") as file:
+        file["x"] = generator.normal(size=(160, 5, 1)).astype(np.float32)
+        file["cont"], file["label"] = np.ones((160, 5), np.float32), np.ones((160, 1), np.float32)
+    (folder / "streams.txt").write_text(f"{folder}/streams.h5\n")
+    return STREAMS.replace("FOLDER", str(folder))
+
+
+@pytest.mark.parametrize("iter_size", [1, 2])
+def test_sequences_that_go_on_from_batch_to_batch(tmp_path, iter_size):
+    """Each has its own states on one rank, too."""
+    status, out, err = verify(tmp_path, f"base_lr: 0.2 iter_size: {iter_size}", net=streams(tmp_path))
+    assert status == 0 and "2 ranks train as 1 does" in out, out + err
+
+
+def test_dropout_of_steps_is_refused(tmp_path):
+    net = streams(tmp_path).replace('bottom: "back" top: "back" }', 'bottom: "h" top: "h" }')
+    assert "layer 'drop' (Dropout): the first of the axes 5 x 16 x 4 does not grow" in failure(tmp_path, net=net)
+    status, out, err = verify(tmp_path, net=net, options=["--set", "layer[drop].dropout_param.dropout_ratio=0"])
+    assert status == 0 and "2 ranks train as 1 does" in out, out + err
+
+
+def test_batches_of_steps_are_refused(tmp_path):
+    """Ranks would share the steps, not the sequences."""
+    net = streams(tmp_path).replace(TURN, "permute_param { order: 0 order: 1")
+    assert "layer 'lstm' (LSTM): 16 x 5 x 1: the number of sequences does not grow" in failure(tmp_path, net=net)
 
 
 def test_without_data_there_is_nothing_to_share(tmp_path):
