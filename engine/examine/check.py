@@ -240,8 +240,9 @@ def _add_outline(config: SolverConfig, source: SourceShapes, report: FileReport)
     """What the solver's numbers come to on so many ranks."""
     param, layers = config.message, data_layers(config)
     each, iter_size = batch_size_of(layers[0]) if layers else 1, max(1, param.iter_size)
+    rows = 0 if layers else max(1, report.nets[0].batch if report.nets else 1)
     batch, size = report.ranks * each * iter_size, source.size * (report.ranks if source.own_items else 1)
-    report.batch = f"{batch} = {product_text(report.ranks, each, iter_size)}"
+    report.batch = f"{batch * (rows or 1)} = {product_text(report.ranks, rows or each, iter_size)}"
     counted = in_epochs(param)
     if counted and not (size or param.epoch_size):
         report.note(
@@ -250,7 +251,7 @@ def _add_outline(config: SolverConfig, source: SourceShapes, report: FileReport)
         )
         return
     try:
-        resolved, calendar = resolve(param, batch, size, config.place, bool(layers))
+        resolved, calendar = resolve(param, batch, size, config.place, rows)
         check_schedules(resolved, config.place)
     except ConfigError as error:
         report.fail(error)

@@ -12,7 +12,8 @@ import numpy as np
 class Calendar:
     """batch: samples in an iteration of all ranks, before it grows. size: samples in an epoch, 0 if nobody knows.
     steps: iterations from which on an iteration has `factor` times as many samples as before. begun, before: so many
-    iterations with so many samples were in other batches."""
+    iterations with so many samples were in other batches. rows: of the data set, what a sample stands for: more than 1
+    in nets without a data layer, where each batch of a rank is counted as one."""
 
     batch: int
     size: int = 0
@@ -20,6 +21,7 @@ class Calendar:
     factor: int = 1
     begun: int = 0
     before: int = 0
+    rows: int = 1
 
     def samples(self, iterations: int) -> int:
         """Those of the first so many iterations."""
@@ -31,11 +33,11 @@ class Calendar:
 
     def epochs(self, iterations: int) -> float:
         """How often the data set has been seen after so many iterations. The size must be known."""
-        return self.samples(iterations) / self.size
+        return self.samples(iterations) * self.rows / self.size
 
     def iterations(self, epochs: float) -> int:
         """The whole iterations that fit into so many epochs, at least one, if there are any. The size must be known."""
-        samples, begin, batch = exact(epochs) * self.size, 0, self.batch
+        samples, begin, batch = exact(epochs) * self.size / self.rows, 0, self.batch
         if samples <= 0:
             return 0
         for step in self.steps:
@@ -60,7 +62,7 @@ class Calendar:
 
     def _passed(self, iteration: int, epochs: float) -> int:
         """How many multiples of `epochs` fall due up to an iteration: those before the next iteration's end."""
-        return -(-self.samples(iteration + 1) // (exact(epochs) * self.size)) - 1 if iteration > 0 else 0
+        return -(-self.samples(iteration + 1) * self.rows // (exact(epochs) * self.size)) - 1 if iteration > 0 else 0
 
 
 def exact(number: float) -> Fraction:

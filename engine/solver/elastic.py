@@ -156,7 +156,7 @@ class Elastic:
         self._regroup(self._restore)
         solver.observers.gone_back(solver.iteration)
         dead = [str(rank) for rank in before if rank not in self._left]
-        batch = f"{world.size} x {solver.feeder.batch_size} x iter_size {solver.iter_size}"
+        batch = f"{world.size} x {solver.feeder.batch_size or solver.calendar.rows} x iter_size {solver.iter_size}"
         warn(
             f"Rank {' and '.join(dead)} died in iteration {reached}; the others ({world.size}) go on after iteration "
             f"{solver.iteration}, in global batches of {batch}, at {solver.optimizer.rate_share:g} of the rate "

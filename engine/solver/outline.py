@@ -70,7 +70,7 @@ class Outline:
             before = rate_at(iteration - 1) if correct and iteration else None
             if now and before:
                 momentum *= now / before  # what SGD multiplies its history by
-            batch = self.calendar.batch * growth(iteration)
+            batch = self.calendar.batch * self.calendar.rows * growth(iteration)
             found.append(Point(iteration, now, decay(iteration), momentum, batch))
         return found
 
@@ -87,7 +87,7 @@ class Outline:
         """The numbers, for programs."""
         rate, iteration = self.peak
         return {
-            "global_batch": self.calendar.batch,
+            "global_batch": self.calendar.batch * self.calendar.rows,
             "epoch_size": self.calendar.size,
             "iterations": self.param.max_iter,
             "warmup_iterations": self.param.warmup_iter,

@@ -72,9 +72,9 @@ def _warnings(solver: Solver, outline: Outline) -> Iterator[str]:
 
 
 def _batches(solver: Solver) -> str:
-    batch, images, samples = solver.feeder.batch_size, solver.calendar.size, solver.calendar.batch
-    known = images and batch
-    epoch = f", {images / samples:.1f} iterations per epoch of {images} samples" if known else ""
+    images, samples = solver.calendar.size, solver.calendar.batch * solver.calendar.rows
+    batch = solver.feeder.batch_size or solver.calendar.rows
+    epoch = f", {images / samples:.1f} iterations per epoch of {images} samples" if images else ""
     ranks, threads = (
         f"{number} {what}{'s' if number > 1 else ''}"
         for number, what in ((solver.world.size, "rank"), (solver.optimizer.threads, "thread"))
@@ -87,7 +87,7 @@ def _batches(solver: Solver) -> str:
 
 def _beginning(solver: Solver) -> str:
     """Which samples come first: two runs that begin alike see the same pictures in the same order."""
-    sample, size = solver.state.samples_seen, solver.calendar.size
+    sample, size = solver.state.samples_seen * solver.calendar.rows, solver.calendar.size
     epoch = f" (epoch {sample / size:.6g})" if size else ""
     return f"Iteration {solver.iteration} begins with sample {sample}{epoch} of the order of seed {solver.seed}"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -62,13 +63,13 @@ def resolve(
     batch: int,
     size: int,
     place: Callable[[str], str | None],
-    reads_data: bool = True,
+    rows: int = 0,
 ) -> tuple[proto.SolverParameter, Calendar]:
     """The solver in iterations, at the rates of its global batch; itself, where it asks for neither.
 
     batch: samples in the first iteration of all ranks. size: of the data set, 0 if nobody knows it. place: from a field
-    to its place in the file. reads_data: whether a data layer tells the batch. Raises ConfigError where what is missing
-    is needed.
+    to its place in the file. rows: of a batch that no data layer tells, and which counts as one sample; 0: one tells
+    it. Raises ConfigError where what is missing is needed.
     """
     size = param.epoch_size or size
     counted = in_epochs(param)
@@ -79,7 +80,7 @@ def resolve(
             place(counted[0]),
         )
     growth = param.batch_growth
-    calendar = Calendar(batch, size)
+    calendar = Calendar(batch, size, rows=rows or 1)
     if not (counted or param.HasField("lr_scaling") or param.HasField("batch_growth")):
         return param, calendar
     result = type(param)()
@@ -87,16 +88,16 @@ def resolve(
     if param.HasField("batch_growth"):
         steps = list(growth.stepvalue)
         for epochs in sorted(growth.stepvalue_epoch):
-            calendar = Calendar(calendar.batch, size, tuple(steps), growth.factor)
+            calendar = replace(calendar, steps=tuple(steps), factor=growth.factor)
             steps.append(_iterations(calendar, "batch_growth.stepvalue_epoch", place, epochs))
-        calendar = Calendar(calendar.batch, size, tuple(steps), growth.factor)
+        calendar = replace(calendar, steps=tuple(steps), factor=growth.factor)
         result.batch_growth.ClearField("stepvalue_epoch")
         result.batch_growth.stepvalue[:] = steps
     for message, prefix, epochs, iterations in twins(result):
         if epochs in LENGTHS and is_given(message, epochs):
             _count(message, epochs, iterations, partial(_iterations, calendar, prefix + epochs, place))
     if param.HasField("lr_scaling"):
-        if not reads_data:
+        if rows:
             raise ConfigError("lr_scaling needs the batch_size of a data layer; the net has none", place("lr_scaling"))
         result.base_lr = scaled(param, batch)
         if not result.HasField("warmup_start_lr"):

@@ -144,7 +144,8 @@ class Solver:
         micro_batch, size = self.feeder.batch_size, self.feeder.size_of_all()
         batch = max(1, micro_batch) * self.world.size * max(1, self.param.iter_size)
         self.given = self.param  # the file's own numbers
-        self.param, self.calendar = resolve(self.given, batch, size, self.config.place, micro_batch > 0)
+        rows = 0 if micro_batch else max(1, self.net.graph.batch_size)
+        self.param, self.calendar = resolve(self.given, batch, size, self.config.place, rows)
         self.global_batch = self.calendar.batch  # before it grows, and while no rank has died
         self.config = replace(self.config, message=self.param)
         if self.param is not self.given:
@@ -421,7 +422,8 @@ class Solver:
                 self.on_gradients()
                 self.optimizer.release()
         self._recorder.passed(self.net)
-        record = self._recorder.end(rate, self.state.loss, samples, self._figures() if wanted else None)
+        figures = self._figures() if wanted else None
+        record = self._recorder.end(rate, self.state.loss, samples * self.calendar.rows, figures)
         self.observers.step(record)
         if showing:
             self.observers.values(self.optimizer.values(iteration))

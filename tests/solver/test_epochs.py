@@ -9,6 +9,7 @@ from PIL import Image
 
 from engine.comm.world import World
 from engine.errors import ConfigError, WeightsError
+from engine.examine.check import check_file
 from engine.inference.evaluator import Evaluator
 from engine.report.observer import Observer
 from engine.solver.calendar import Calendar
@@ -146,10 +147,25 @@ def test_data_without_a_size():
     with pytest.raises(ConfigError, match=r"net\.prototxt:1:1: max_epoch needs the size of the data set.*epoch_size"):
         make_solver("max_epoch: 2", DUMMY)
     solver = make_solver("max_epoch: 2 epoch_size: 10", DUMMY)
-    assert solver.param.max_iter == 20 and solver.given.max_epoch == 2
+    assert solver.param.max_iter == 5 and solver.given.max_epoch == 2  # batches of 4
+    assert solver.calendar.epochs(5) == 2 and solver.calendar.is_due(5, 0, 2) and not solver.calendar.is_due(4, 0, 2)
     solver.close()
     with pytest.raises(ConfigError, match="lr_scaling needs the batch_size of a data layer"):
         make_solver("lr_scaling { }", DUMMY)
+
+
+def test_the_batch_of_a_net_without_a_data_layer(tmp_path, caplog):
+    """Which is counted as one sample, and shown in its own."""
+    caplog.set_level("INFO", "engine")
+    text = "max_epoch: 3 epoch_size: 16 iter_size: 2 snapshot_epoch: 1"
+    solve(text, DUMMY, tmp_path)
+    assert "Global batch 8 = 1 rank x 4 x iter_size 2, 2.0 iterations per epoch of 16 samples" in caplog.text
+    assert {path.name for path in tmp_path.glob("*.solverstate")} == {f"net_iter_{k}.solverstate" for k in (2, 4, 6)}
+    solve(text.replace("3", "4"), DUMMY, tmp_path, restore=tmp_path / "net_iter_4.solverstate")
+    assert "Iteration 4 begins with sample 32 (epoch 2)" in caplog.text and "8 iterations (4 epochs)" in caplog.text
+    (tmp_path / "solver.prototxt").write_text(f'base_lr: 1 lr_policy: "fixed" {text} net_param {{ {DUMMY} }}')
+    report = check_file(str(tmp_path / "solver.prototxt"), ranks=2)
+    assert report.batch == "16 = 2 ranks x 4 x iter_size 2" and report.outline.param.max_iter == 3
 
 
 OWN_NET = """
