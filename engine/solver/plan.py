@@ -52,6 +52,12 @@ def _warnings(solver: Solver, outline: Outline) -> Iterator[str]:
     yield from shared_states(solver.param, solver.net.graph)
     if solver.net.all_params() and not solver.net.parameters:
         yield "Nothing is learned: every parameter of the net has lr_mult: 0"
+    for layer in solver.net.graph.layers if solver.world.size > 1 else ():
+        if layer.type == "Python" and not layer.bottoms:
+            yield (
+                f"Layer '{layer.name}' (Python) reads data by itself, on each of {solver.world.size} ranks: unless its "
+                "code gives each rank other samples (caffe.solver_rank(), caffe.solver_count()), all train the same"
+            )
     trained = {(each.layer, each.index) for each in solver.net.all_params()}
     for number, evaluator in enumerate(solver.test_nets.evaluators):
         own = evaluator.net.own_params()

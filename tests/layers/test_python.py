@@ -17,7 +17,7 @@ from engine.layers.python import allow_modules
 from engine.net import Counters, Net
 from tests.layers.harness import check_gradients, error_of, net_text, run
 from tests.mpi import REPO
-from tests.solver.harness import digits_net, make_solver
+from tests.solver.harness import all_fine, digits_net, make_solver
 
 USER = '''
 import caffe
@@ -387,6 +387,44 @@ def test_engine_train_finds_the_module_beside_the_net(tmp_path):
     assert done.returncode == 0, done.stderr
     losses = [float(value) for value in re.findall(r"Iteration \d+.*, loss = ([\d.]+)", done.stderr)]
     assert losses[-1] < losses[0]
+
+
+READER = """
+import caffe
+
+
+class Reader(caffe.Layer):
+    def setup(self, bottom, top):
+        pass
+
+    def reshape(self, bottom, top):
+        top[0].reshape(4, 3)
+
+    def forward(self, bottom, top):
+        top[0].data[...] = 1 + caffe.solver_rank()
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_that_ranks_do_not_share_what_a_python_layer_reads_is_told_once(ranks, tmp_path):
+    (tmp_path / "reader_layers.py").write_text(READER)
+    net = """layer { name: "data" type: "Python" top: "x" python_param { module: "reader_layers" layer: "Reader" } }
+        layer { name: "ip" type: "InnerProduct" bottom: "x" top: "ip" inner_product_param { num_output: 1 } }
+        layer { name: "loss" type: "Reduction" bottom: "ip" top: "loss" loss_weight: 1 }"""
+    program = f"""
+import engine.caffe  # which closes the world
+from engine.comm.world import world
+from engine.layers.python import allow_modules
+from tests.solver.harness import solve
+allow_modules()
+solve("max_iter: 2", {net!r}, {str(tmp_path)!r}, world=world())
+print("fine", flush=True)
+"""
+    told = (
+        "Layer 'data' (Python) reads data by itself, on each of 2 ranks: unless its code gives each rank other samples"
+    )
+    assert all_fine(ranks, program).count(told) == ranks - 1
 
 
 LAZY = '''
