@@ -64,7 +64,8 @@ What every layer with parameters, every loss and every net may have besides:
   rule names must be so. One `include` that fits keeps a layer, one `exclude` removes it.
 - `loss_param { normalization }`: what SoftmaxWithLoss, SigmoidCrossEntropyLoss and MultiBoxLoss divide by: `FULL`, all
   labels; `VALID`, those that are not `ignore_label`; `BATCH_SIZE`, the samples; `PRE_FIXED`, `pre_fixed_normalizer`;
-  `NONE`, 1. The default is `VALID`, of SigmoidCrossEntropyLoss `BATCH_SIZE`.
+  `NONE`, 1. The default is `VALID`, of SigmoidCrossEntropyLoss `BATCH_SIZE`. On several ranks it is of
+  [each rank's own batch](cluster.md#what-a-rank-computes-of-its-own-batch).
 - `batch_norm_param { stats_batch_size }`: BatchNorm takes mean and variance over so many samples each, a divisor of
   `batch_size`; `bn_stats_batch_size` of the net is for all.
 

@@ -15,7 +15,8 @@ class CenterLoss(ClassLoss):
     |x - center| / N; params: centers (num_output, inner).
 
     A center's gradient is, whatever loss_weight is, the sum of center - x over the samples of its class, divided by 1
-    plus their number: what the paper moves it by.
+    plus their number: what the paper moves it by. On several ranks, and of micro-batches, it is the mean of each one's
+    own: of the few samples that a class has in a batch, as many times smaller.
     """
 
     @property

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 @register("Dropout")
 class Dropout(Activation):
-    """Bottom and top: any shape, of which the first axis counts samples. At training each element becomes 0 with
-    probability `dropout_ratio`, the others are multiplied by 1 / (1 - dropout_ratio).
+    """Bottom and top: any shape, of which the first axis counts samples: of (T, N, ...) the mask is another on another
+    number of ranks. At training each element becomes 0 with probability `dropout_ratio`, the others are multiplied by
+    1 / (1 - dropout_ratio).
 
     With R-FCN's `scale_train: false` the others stay as they are, and at test all are multiplied by 1 - dropout_ratio.
     With SegNet's `sample_weights_test` elements are dropped at test, too (Gal and Ghahramani 2016, arXiv 1506.02142).
