@@ -228,6 +228,9 @@ class LiveNet:
 
     def backward(self, start: int, end: int) -> None:
         """Layers start down to end, both included; gradients of parameters are added to what they are."""
+        for layer in self.layers[end : start + 1]:
+            if layer.misfit:
+                raise layer.misfit.error
         self._forget_gradients(start)
         written: dict[str, _Version] = {}
         for name, versions in self._versions.items():

@@ -88,7 +88,7 @@ class Net:
         self._config = config
         self._seed = mode.seed()  # also of the same net in other shapes
         self._inputs_of = Inputs(config, phase, self._seed)
-        self._rebuild: Callable[[NetConfig], EngineNet] | None = None  # a solver's
+        self._rebuild: Callable[[NetConfig, bool], EngineNet] | None = None  # a solver's
         self._parts = ""  # see _of_solver()
         self._callbacks: dict[str, list[Callback]] = {}
         self._looking = threading.RLock()
@@ -105,12 +105,12 @@ class Net:
         net: EngineNet,
         config: NetConfig,
         inputs: FedBySolver,
-        rebuild: Callable[[NetConfig], EngineNet],
+        rebuild: Callable[[NetConfig, bool], EngineNet],
         train: Net | None = None,
         parts: str = "",
     ) -> Net:
-        """A net that a solver has built and builds again. `train`: the net whose parameters a test net reads. parts:
-        the layers that ranks hold in parts, for messages."""
+        """A net that a solver has built and builds again: rebuild(config, strict). `train`: the net whose parameters a
+        test net reads. parts: the layers that ranks hold in parts, for messages."""
         self = cls.__new__(cls)
         self._config, self._inputs_of, self._rebuild, self._parts = config, inputs, rebuild, parts
         self._callbacks = {}
@@ -119,12 +119,17 @@ class Net:
         return self
 
     def _build(
-        self, config: NetConfig, fused: bool, share: EngineNet | None = None, before: EngineNet | None = None
+        self,
+        config: NetConfig,
+        fused: bool,
+        share: EngineNet | None = None,
+        before: EngineNet | None = None,
+        strict: bool = True,
     ) -> EngineNet:
         options = NetOptions(seed=self._seed, shapes_of=self._inputs_of.shapes_of, accumulate=True, gradients=False)
         if not fused:
             options = options.replace(gradients=True).watched()
-        net = EngineNet(config, config.message.state.phase, options, share=share, before=before)
+        net = EngineNet(config, config.message.state.phase, options, share=share, before=before, strict=strict)
         self._inputs_of.connect(net)
         return net
 
@@ -243,11 +248,13 @@ class Net:
         net's or have another batch size, DataError for values that a layer cannot take.
         """
         self._fill(self.inputs, inputs, "input", lambda name: self.blobs[name].data)
-        self._apply_pending()
         first, last = self._layer_number(start, 0), self._layer_number(end, len(self.layers) - 1)
         outputs = self.top_names[end] if end is not None else self.outputs
         inside = (first, last) != (0, len(self.layers) - 1) or not all(map(self._shows, (*outputs, *(blobs or ()))))
-        net = self._live if inside or self._callbacks else self._net
+        if inside or self._callbacks:
+            self._look_inside()
+        self._apply_pending(strict=False)
+        net = self._net
         counters = self._inputs_of.next(net.net, self._layer_names[first : last + 1])
         if isinstance(net, FusedNet):
             net.forward()
@@ -447,10 +454,11 @@ class Net:
 
     @whole()
     def reshape(self) -> None:
-        """Gives all blobs the shapes that follow from the inputs'. Also done by forward()."""
-        self._apply_pending()
+        """Gives all blobs the shapes that follow from the inputs'. Also done by forward(), as far as layers fit: those
+        that do not keep the shapes they had. Raises ConfigErrors, of forward() where it comes to such a layer."""
+        self._apply_pending(strict=True)
 
-    def _apply_pending(self) -> None:
+    def _apply_pending(self, strict: bool) -> None:
         if not self._pending:
             return
         message = proto.NetParameter()
@@ -460,15 +468,19 @@ class Net:
                 del layer.input_param.shape[:]
                 for top in layer.top:
                     layer.input_param.shape.add(dim=self._shape(top) if top in self.blobs else ())
-        self._replace(self._config.with_message(message), self._net)
+        self._replace(self._config.with_message(message), self._net, strict)
 
-    def _replace(self, config: NetConfig, share: LiveNet | FusedNet) -> None:
-        """Builds the net again, with the weights of `share`, and the arrays of blobs whose shapes stay."""
+    def _replace(self, config: NetConfig, share: LiveNet | FusedNet, strict: bool = False) -> None:
+        """Builds the net again, with the weights of `share`, and the arrays of blobs whose shapes stay. strict: all
+        layers have to fit, as in a fused net."""
         before, pending = self._net, self._pending
         before.push()
         share.push()
         fused = isinstance(before, FusedNet)
-        net = self._rebuild(config) if self._rebuild else self._build(config, fused, share.net, before.net)
+        if self._rebuild:
+            net = self._rebuild(config, strict)
+        else:
+            net = self._build(config, fused, share.net, before.net, strict or fused)
         self._config = config
         blobs, params = self.blobs, self.params
         after = FusedNet(net, share) if fused else LiveNet(net, share)

@@ -104,10 +104,12 @@ class _Solver(EngineSolver):
         self._find_first_sample()
         return counters
 
-    def rebuild_net(self, config: NetConfig) -> EngineNet:
-        """The net in other shapes, with the parameters that it has. `config`: like the one that it was built from."""
+    def rebuild_net(self, config: NetConfig, strict: bool) -> EngineNet:
+        """The net in other shapes, with the parameters that it has. `config`: like the one that it was built from;
+        strict: as in engine.net.Net."""
         self.optimizer.wait()
-        self.use_net(EngineNet(config, proto.TRAIN, self.net.options, share=self.net, before=self.net))
+        before = self.net
+        self.use_net(EngineNet(config, proto.TRAIN, before.options, share=before, before=before, strict=strict))
         return self.net
 
     def give_up(self) -> None:

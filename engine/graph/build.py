@@ -7,7 +7,7 @@ skipped, so that `engine check` shows all errors.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import cast
 
@@ -15,9 +15,9 @@ from engine import proto
 from engine.config import NetConfig
 from engine.config.phases import unknown_stages
 from engine.config.suggestions import suggestion
-from engine.errors import MOST_ERRORS, ConfigError, together
+from engine.errors import MOST_ERRORS, ConfigError, shape_text, together
 from engine.graph.model_parallel import take_part
-from engine.layers.base import Blob, Layer, Parameter, Shape
+from engine.layers.base import Blob, Layer, Misfit, Parameter, Shape
 from engine.layers.data import Data
 from engine.layers.fillers import complaint
 from engine.layers.model_parallel import Part
@@ -94,14 +94,16 @@ def build(
     stages: Iterable[str] | None = None,
     shapes_of: ShapesOf | None = None,
     before: Graph | None = None,
+    strict: bool = True,
     parts: Mapping[str, Part] = MappingProxyType({}),
     to_look_at: bool = False,
 ) -> Graph:
     """The graph of a net in one phase. level, stages: by default those of the state that the net names.
 
     `shapes_of(layer message, where)` gives the shapes of the tops of layers that are fed from data sources. `before`:
-    this net in other shapes, whose layers hand over what they remember. `to_look_at`: Python layers whose code may not
-    run are no errors, see Graph.unshaped. Raises ConfigErrors with every error found.
+    this net in other shapes, whose layers hand over what they remember. `strict`: a layer that does not fit these is an
+    error; else it is a Misfit. `to_look_at`: Python layers whose code may not run are no errors, see Graph.unshaped.
+    Raises ConfigErrors with every error found.
     """
     graph = Graph(config.message.name or config.path, phase, force_backward=config.message.force_backward)
     errors: list[ConfigError] = []
@@ -110,7 +112,8 @@ def build(
     connect = _Connector(
         graph, config, lambda each, where, more=(): kept(each, phase, level, asked.union(more), where), asked
     )
-    earlier = {layer.name: layer for layer in before.layers} if before else {}
+    layers = before.layers if before else []
+    earlier = {layer.name: layer.misfit.before if layer.misfit else layer for layer in layers}
     for index, message in enumerate(config.message.layer):
         where = config.where(index)
         try:
@@ -126,7 +129,7 @@ def build(
                 layer.succeed(earlier[layer.name])
             if connect.shapes_are_known(layer):
                 try:
-                    _build_layer(layer, connect, shapes_of)
+                    _build_layer(layer, connect, shapes_of, earlier.get(layer.name), strict)
                     connect.name(layer)
                 except ModuleRefused:
                     if not to_look_at:
@@ -179,9 +182,37 @@ def kept_layers(config: NetConfig, phase: int | None = None) -> list[int]:
     return [i for i in range(len(layers)) if kept(layers[i], phase, state.level, stages, config.where(i))]
 
 
-def _build_layer(layer: Layer, connect: _Connector, shapes_of: ShapesOf | None) -> None:
-    """Shapes, tops, parameters and loss weights of one layer whose bottoms are known."""
+def _build_layer(
+    layer: Layer, connect: _Connector, shapes_of: ShapesOf | None, before: Layer | None, strict: bool
+) -> None:
+    """Shapes, tops, parameters and loss weights of one layer whose bottoms are known. before: it in other shapes."""
     _check_message(layer)
+    try:
+        _infer(layer, connect, shapes_of, before)
+    except ConfigError as error:
+        if strict or before is None or not _may_misfit(layer, before):
+            raise
+        layer.misfit = Misfit(error, before)
+        connect.forget(layer)
+        layer.tops = connect.tops(layer, [top.shape for top in before.tops])
+        layer.params = [replace(parameter, owner=None) for parameter in before.params]
+    _param_specs(layer, connect)
+    given = list(layer.message.loss_weight)
+    if given and len(given) != len(layer.tops):
+        raise layer.error(
+            f"loss_weight is given {len(given)} times, expected once for each of its {len(layer.tops)} tops"
+        )
+    layer.loss_weights = given or [1.0 if layer.is_loss and i == 0 else 0.0 for i in range(len(layer.tops))]
+
+
+def _may_misfit(layer: Layer, before: Layer) -> bool:
+    """Whether its tops can keep their shapes: not those of a source, or in place, or with parts on other ranks."""
+    own = set(layer.message.top).isdisjoint(layer.message.bottom) and before.message.top == layer.message.top
+    return own and bool(layer.bottoms) and layer.part is None
+
+
+def _infer(layer: Layer, connect: _Connector, shapes_of: ShapesOf | None, before: Layer | None) -> None:
+    """Tops and parameters."""
     if isinstance(layer, Data):
         if shapes_of is None:
             raise layer.error("its data source is not open")
@@ -203,13 +234,20 @@ def _build_layer(layer: Layer, connect: _Connector, shapes_of: ShapesOf | None) 
         for parameter in layer.params:
             parameter.part, parameter.parts = layer.part.index, layer.part.count
             parameter.shape = (parameter.shape[0] // layer.part.count, *parameter.shape[1:])
-    _param_specs(layer, connect)
-    given = list(layer.message.loss_weight)
-    if given and len(given) != len(layer.tops):
-        raise layer.error(
-            f"loss_weight is given {len(given)} times, expected once for each of its {len(layer.tops)} tops"
+    if before:
+        _check_parameters(layer, before)
+
+
+def _check_parameters(layer: Layer, before: Layer) -> None:
+    """Raises ConfigError where a parameter, whose values stay, would have another shape than before."""
+    for index, (here, there) in enumerate(zip(layer.params, before.params, strict=False)):
+        if tuple(here.shape) == tuple(there.shape) or (there.permissive and here.count == there.count):
+            continue
+        raise ConfigError(
+            f"layer '{layer.name}', parameter {index}: for these inputs it would be {shape_text(here.shape)}, but it "
+            f"is {shape_text(there.shape)}; behind a global Pooling it has one size",
+            layer.where,
         )
-    layer.loss_weights = given or [1.0 if layer.is_loss and i == 0 else 0.0 for i in range(len(layer.tops))]
 
 
 def _check_message(layer: Layer) -> None:
@@ -294,6 +332,11 @@ class _Connector:
         self.current.update({blob.name: blob for blob in blobs[: len(names)]})
         self._keep_maker(layer)
         return blobs
+
+    def forget(self, layer: Layer) -> None:
+        """Takes back what tops() has done for a layer that works on none in place."""
+        for top in layer.tops:
+            self.current.pop(top.name, None)
 
     def shapes_are_known(self, layer: Layer) -> bool:
         """Of its bottoms."""

@@ -97,15 +97,17 @@ class Evaluator:
                 "test on one rank, unless all sequences begin with a batch"
             )
 
-    def _make_net(self, shapes_of: ShapesOf, share: Net | None, before: Net | None = None) -> Net:
-        net = Net(self._config, TEST, self._options.replace(shapes_of=shapes_of), share=share, before=before)
+    def _make_net(self, shapes_of: ShapesOf, share: Net | None, before: Net | None = None, strict: bool = True) -> Net:
+        options = self._options.replace(shapes_of=shapes_of)
+        net = Net(self._config, TEST, options, share=share, before=before, strict=strict)
         self.feeder.connect(net)
         return net
 
-    def rebuild_net(self, config: NetConfig) -> Net:
-        """The net in other shapes, with the weights that it has. `config`: like the one that it was built from."""
+    def rebuild_net(self, config: NetConfig, strict: bool) -> Net:
+        """The net in other shapes, with the weights that it has. `config`: like the one that it was built from;
+        strict: as in Net."""
         self._config, self._small = config, None
-        self.net = self._make_net(self.feeder.shapes_of, self.net, self.net)
+        self.net = self._make_net(self.feeder.shapes_of, self.net, self.net, strict)
         self.by_sample = self._by_sample(config)
         return self.net
 

@@ -11,7 +11,7 @@ import contextlib
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias, cast
 
 from engine import proto
 from engine.errors import ConfigError, shape_text
@@ -95,6 +95,15 @@ class Parameter:
 
 
 @dataclass(eq=False)
+class Misfit:
+    """Of a layer that does not fit what its bottoms have become in a net that was built again: why, and what it was in
+    the last net that it fitted into. Its tops and parameters keep their shapes, and a run that comes to it raises."""
+
+    error: ConfigError
+    before: Layer
+
+
+@dataclass(eq=False)
 class Layer:
     """A node. `message` is what the text says of it, `where` its "file:line:column" for errors, `phase` TRAIN (0) or
     TEST (1).
@@ -142,6 +151,7 @@ class Layer:
     constant_bottoms: ClassVar[frozenset[int]] = frozenset()
 
     part: Part | None = field(default=None, init=False)  # of a layer that several ranks hold together
+    misfit: Misfit | None = field(default=None, init=False)
 
     @property
     def name(self) -> str:
@@ -236,6 +246,17 @@ class Layer:
         """Adds the ops. The default is one op with the type's name: bottoms in, tops out."""
         inputs = [builder.tensor(blob) for blob in self.bottoms]
         builder.op(self.type, self, inputs, self.attributes())
+
+    def lower_misfit(self, builder: Builder) -> None:
+        """Adds the op of a misfit."""
+        error = cast(Misfit, self.misfit).error
+
+        def run(backward: bool) -> None:
+            raise error.with_traceback(None)
+
+        inputs = [builder.tensor(blob) for blob in self.bottoms]
+        builder.op("Python", self, inputs, {"run": run, "loss_weight": float(any(self.loss_weights))}, params=[])
+        builder.hold(self.params)
 
     def reached_from(self, top: int) -> Collection[int]:
         """The bottoms that the gradient of a top flows into."""

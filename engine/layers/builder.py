@@ -131,6 +131,12 @@ class Builder:
             self.tensors[blob] = tensor
         return outputs
 
+    def hold(self, params: list[Parameter]) -> None:
+        """Of the last op, which reads them as far as others can tell."""
+        for parameter in params:
+            self.parameter(parameter)
+        self.op_params[-1] = [parameter.owner or parameter for parameter in params]
+
     def _key(
         self,
         type: str,

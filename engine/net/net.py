@@ -54,8 +54,8 @@ class Net:
     """One phase of a net, ready to run; `state` of the config says which level and stages.
 
     share: a net whose weights this one reads (for a test net, its train net); where that net has parts of layers, this
-    one has them whole. before: the same net in other shapes, which this one replaces. `repeats` lists what is computed
-    twice to meet the memory budget.
+    one has them whole. before: the same net in other shapes, which this one replaces. strict: whether all layers fit
+    these; else those that do not are Misfits. `repeats` lists what is computed twice to meet the memory budget.
 
     Raises ConfigErrors for a net that does not fit together, EngineError for a memory_budget that is too small.
     """
@@ -68,9 +68,11 @@ class Net:
         *,
         share: Net | None = None,
         before: Net | None = None,
+        strict: bool = True,
     ):
         self.phase, self.options, self.message = phase, options, config.message
-        graph = build(config, phase, shapes_of=options.shapes_of, before=before and before.graph, parts=options.parts)
+        earlier, parts = before and before.graph, options.parts
+        graph = build(config, phase, shapes_of=options.shapes_of, before=earlier, strict=strict, parts=parts)
         graph.freeze(options.frozen)
         self.has_backward = graph.trains if options.gradients is None else options.gradients
         self.written, self.named = list(graph.layers), graph.blobs()  # of the file, before passes rewrite it
@@ -108,7 +110,7 @@ class Net:
             for parameter in self.all_params():  # whose owner may be a layer that `share` does not have
                 if parameter.owner and (known := shared.get((parameter.layer, parameter.index))) is not None:
                     shared.setdefault((parameter.owner.layer, parameter.owner.index), known)
-            self._check_shared(shared, share, before)
+            self._check_shared(shared, share)
         summed = {parameter.owner for parameter in self.all_params() if parameter.owner}
         for layer in self.graph.layers:
             summed.update(parameter.owner or parameter for parameter in layer.summed_params())
@@ -124,21 +126,21 @@ class Net:
         )
         for layer in self.graph.layers:
             with layer.arithmetic():
-                layer.lower(self.builder)
+                (layer.lower_misfit if layer.misfit else layer.lower)(self.builder)
         self.tensors = self.builder.tensors
         self.tensor_of: dict[Parameter, Tensor] = self.builder.params
         for tensor in self.tensor_of.values():
             tensor.decide_plain()
         self.inputs = list(self.builder.inputs)
         self.self_fed = [layer for layer in self.graph.layers if type(layer).feed is not Layer.feed]
-        self.runs_python = any(layer.type == "Python" for layer in self.graph.layers)
+        self.runs_python = any(layer.type == "Python" or layer.misfit for layer in self.graph.layers)
         self.sinks = [layer for layer in self.graph.layers if layer.is_sink]
 
     def _learned(self) -> int:
         """Bytes of the parameters of its own that learn."""
         return sum(self.tensor_of[parameter].nbytes for parameter in self._own if parameter.learnable)
 
-    def _check_shared(self, shared: Mapping[tuple[str, int], Tensor], share: Net, before: Net | None) -> None:
+    def _check_shared(self, shared: Mapping[tuple[str, int], Tensor], share: Net) -> None:
         """Raises ConfigError where a parameter has another shape in the net that has its values."""
         for parameter in {each.owner or each: None for each in self.all_params()}:
             known = shared.get((parameter.layer, parameter.index))
@@ -147,13 +149,13 @@ class Net:
             if parameter.permissive and math.prod(known.shape) == parameter.count:
                 continue
             here, there = shape_text(parameter.shape), shape_text(known.shape)
-            why = f"for these inputs it would be {here}, but it is {there}; behind a global Pooling it has one size"
-            if share is not before:
-                phase = "TRAIN" if self.phase == TRAIN else "TEST"
-                other = "the train net" if share.phase == TRAIN else "the net whose weights this one shares"
-                why = f"in phase {phase} it would be {here}, but it is {there} in {other}"
-                why += ": give both nets data of one shape"
-            raise ConfigError(f"layer '{parameter.layer}', parameter {parameter.index}: {why}", parameter.where)
+            phase = "TRAIN" if self.phase == TRAIN else "TEST"
+            other = "the train net" if share.phase == TRAIN else "the net whose weights this one shares"
+            raise ConfigError(
+                f"layer '{parameter.layer}', parameter {parameter.index}: in phase {phase} it would be {here}, but it "
+                f"is {there} in {other}: give both nets data of one shape",
+                parameter.where,
+            )
 
     def _place(self, besides: Mapping[str, int]) -> None:
         """besides: as in NetOptions."""
@@ -385,7 +387,7 @@ class Net:
         statistics = [np.array(values) for values in self.statistics()] if self.runs_python else []
         try:
             self.program.forward(*self.ops_of(layers))
-        except EngineError:  # of a layer written in Python, perhaps that the net is to run again in other shapes
+        except EngineError:  # of a misfit, or a layer written in Python: the net is, perhaps, to run in other shapes
             for values, before in zip(self.statistics(), statistics, strict=False):
                 values[...] = before
             raise

@@ -366,6 +366,45 @@ def test_reshape_that_the_weights_do_not_fit(tmp_path):
         net.forward()
 
 
+@pytest.mark.parametrize("force", [True, False])
+@pytest.mark.parametrize(
+    "pooling, complaint",
+    [("kernel_size: 6", ":8:1: layer 'pool' "), ("kernel_size: 1", ":9:1: layer 'ip', ")],
+)
+def test_layers_above_the_end_need_not_fit(pooling, complaint, force, tmp_path):
+    """As DeepDream runs the lower layers of a net that is for pictures of one size; `other` takes all sizes."""
+    text = DEPLOY if force else DEPLOY.replace("force_backward: true", "")
+    net = caffe.Net(write(tmp_path, text.replace("global_pooling: true", pooling)), caffe.TEST)
+    other = caffe.Net(write(tmp_path, text), caffe.TEST)
+    for mine, its in zip(net.params["conv"], other.params["conv"]):
+        its.data[...] = mine.data
+    images = np.random.default_rng(2).normal(size=(2, 3, 6, 6))
+    prob = net.forward(data=images)["prob"]
+    before = prob.copy()
+    for size in (5, 4):
+        conv = {}
+        for each in (net, other):
+            each.blobs["data"].reshape(2, 3, size, size)
+            conv[each] = each.forward(end="relu", data=images[:, :, :size, :size])["conv"]
+            each.blobs["conv"].diff[...] = np.arange(size)
+            each.backward(start="relu")
+        np.testing.assert_allclose(conv[net], conv[other], atol=1e-6)
+        np.testing.assert_allclose(net.blobs["data"].diff, other.blobs["data"].diff, atol=1e-6)
+        assert net.blobs["data"].diff.any() == force
+        for array in (prob, net.blobs["prob"].data):  # as it was
+            np.testing.assert_array_equal(array, before)
+        for run in (net.forward, net.backward):
+            with pytest.raises(ConfigError, match=complaint):
+                run()
+    net.blobs["data"].reshape(1, 3, 4, 4)
+    with pytest.raises(ConfigError, match=complaint):
+        net.reshape()
+    net.blobs["data"].reshape(2, 3, 6, 6)
+    prob[...] = 0
+    np.testing.assert_allclose(net.forward(data=images)["prob"], before, atol=1e-6)
+    np.testing.assert_array_equal(prob, net.blobs["prob"].data)
+
+
 def test_weights_of_files(deploy, images, tmp_path):
     expected = deploy.forward(data=images)["prob"].copy()
     deploy.params["ip"][1].data[...] = [1, 2, 3, 4]

@@ -235,6 +235,49 @@ def test_pictures_of_many_sizes(iter_size, tmp_path, monkeypatch):
     np.testing.assert_allclose(losses, [0, weights.item(), 2 * weights.item()], rtol=1e-5)
 
 
+ONES = """
+import caffe
+
+
+class Ones(caffe.Layer):
+    def setup(self, bottom, top):
+        top[0].reshape(*bottom[0].data.shape)
+
+    def reshape(self, bottom, top):
+        pass
+
+    def forward(self, bottom, top):
+        top[0].reshape(*bottom[0].data.shape)
+        top[0].data[...] = 1
+
+    def backward(self, top, propagate_down, bottom):
+        pass
+"""
+ONES_LAYERS = """
+layer { name: "ones" type: "Python" bottom: "conv" top: "ones" propagate_down: false
+  python_param { module: "ones_of_many_sizes" layer: "Ones" } }
+layer { name: "loss" type: "EuclideanLoss" bottom: "conv" bottom: "ones" top: "loss" }
+"""
+
+
+def test_targets_whose_size_is_known_in_forward_only(tmp_path, monkeypatch):
+    """As Faster R-CNN trains: reshape() of AnchorTargetLayer does nothing, and the loss fits again when it has run."""
+    (tmp_path / "pictures_of_many_sizes.py").write_text(PICTURES)
+    (tmp_path / "ones_of_many_sizes.py").write_text(ONES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = 'base_lr: 0.01 momentum: 0 lr_policy: "fixed" max_iter: 9'
+    solver = caffe.SGDSolver(write(tmp_path, text, PICTURES_NET.partition('layer { name: "loss"')[0] + ONES_LAYERS))
+    weights, loss = solver.net.params["conv"][0].data, solver.net.blobs["loss"].data
+    expected = 0.0
+    for number in range(5):
+        solver.step(1)
+        pixels = 2 * (1 + number % 3)
+        assert solver.net.blobs["ones"].shape == solver.net.blobs["conv"].shape == (1, 1, pixels // 2, 2)
+        np.testing.assert_allclose(loss, pixels * (expected * number - 1) ** 2 / 2, rtol=1e-5)
+        expected -= 0.01 * pixels * (expected * number - 1) * number
+        np.testing.assert_allclose(weights.item(), expected, rtol=1e-5)
+
+
 def test_arrays_outlive_a_change_of_shapes(tmp_path):
     solver = with_input(caffe.SGDSolver(write(tmp_path, PLAIN_SGD, INPUT_NET)))
     loss, gradient = solver.net.blobs["loss"].data, solver.net.params["ip"][0].diff

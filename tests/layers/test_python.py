@@ -113,6 +113,35 @@ class Chosen(caffe.Layer):
         bottom[0].diff[bottom[0].data > 0.5] = top[0].diff
 
 
+class Late(caffe.Layer):
+    """As large as its bottom, unless param_str is "never": the shape is known in forward only."""
+
+    def setup(self, bottom, top):
+        top[0].reshape(*bottom[0].data.shape)
+
+    def reshape(self, bottom, top):
+        pass
+
+    def forward(self, bottom, top):
+        if not self.param_str:
+            top[0].reshape(*bottom[0].data.shape)
+        top[0].data[...] = 3
+
+
+class Sum(caffe.Layer):
+    def setup(self, bottom, top):
+        self.shapes = []
+
+    def reshape(self, bottom, top):
+        if bottom[0].data.shape != bottom[1].data.shape:
+            raise ValueError("sizes differ")
+        top[0].reshape(*bottom[0].data.shape)
+
+    def forward(self, bottom, top):
+        self.shapes.append(top[0].data.shape)
+        top[0].data[...] = bottom[0].data + bottom[1].data
+
+
 class Triple(caffe.Layer):
     """In place."""
 
@@ -322,6 +351,32 @@ def test_a_data_layer_of_many_sizes(where, tmp_path):
         assert net.blobs["y"].shape == result.shape
     weights[...] = 1
     np.testing.assert_array_equal(net.forward()["conv"], np.full((1, 1, 5, 2), 3))
+
+
+def named(name, text):
+    """The layer by another name, whose top is named like it."""
+    return text.replace('"user"', f'"{name}"').replace('top: "y"', f'top: "{name}"')
+
+
+@pytest.mark.parametrize("late", ["", "never"])
+def test_a_layer_that_refuses_the_sizes_of_before(late, tmp_path):
+    """It is not asked to run before those below it have run; where they do not change, its error is the net's."""
+    path = tmp_path / "net.prototxt"
+    layers = named("x", layer("Pictures", "")) + named("late", layer("Late", "x", late)) + layer("Sum", "x late")
+    path.write_text(layers + 'layer { name: "above" type: "Power" bottom: "y" top: "z" power_param { scale: 2 } }')
+    net = caffe.Net(str(path), caffe.TEST)
+    summing, refusal = net.layer_dict["user"], r"layer 'user' \(Python\): reshape of .* failed\n(.*\n)+.*sizes differ"
+    np.testing.assert_array_equal(net.forward()["z"], np.full((1, 1, 2, 2), 6))
+    for number in (1, 2):
+        if late:
+            with pytest.raises(EngineError, match=refusal):
+                net.forward()
+            np.testing.assert_array_equal(net.blobs["x"].data, np.full((1, 1, 2 + number, 2), number))
+            np.testing.assert_array_equal(net.forward(start="above")["z"], np.full((1, 1, 2, 2), 6))
+        else:
+            np.testing.assert_array_equal(net.forward()["z"], np.full((1, 1, 2 + number, 2), 6 + 2 * number))
+        assert net.layer_dict["user"] is summing
+    assert summing.shapes == ([(1, 1, 2, 2)] if late else [(1, 1, 2 + number, 2) for number in range(3)])
 
 
 def test_a_layer_in_the_middle_that_changes_size(tmp_path):
