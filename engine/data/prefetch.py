@@ -92,6 +92,14 @@ def _stop_threads() -> None:
             prefetcher.join(end - time.monotonic())
 
 
+def _forsake_all() -> None:
+    for prefetcher in list(_open):
+        prefetcher.forsake()
+
+
+os.register_at_fork(after_in_child=_forsake_all)
+
+
 class Prefetcher:
     """Iterates over the batches of a rank's shares. What a batch holds does not depend on the number of threads.
 
@@ -186,6 +194,16 @@ class Prefetcher:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+    def forsake(self) -> None:
+        """In a process that was forked, which has no such threads, and shares with them what they read from: the next
+        batch is an error."""
+        self._changed, self._threads = threading.Condition(), []  # of which they may have held the lock
+        self._begun, self._exhausted = self._taken, True
+        self._failed = DataError(
+            f"layer '{self._layer}': its data are read by the process that this one was forked from; make the net, or "
+            "the solver, after the fork"
+        )
 
     def join(self, timeout: float) -> None:
         """Waits until the threads have ended, at most `timeout` seconds for each."""

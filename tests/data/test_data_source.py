@@ -252,6 +252,35 @@ def test_close_stops_threads_that_wait(lmdb_path, open_layer):
         prefetcher.next()
 
 
+def test_a_process_that_is_forked_reads_nothing(lmdb_path):
+    """It would wait for threads that it does not have, or for a lock that one of them held."""
+    code = f"""
+import os, signal
+from engine import proto
+from engine.data import open_data
+from engine.errors import DataError
+layer = proto.LayerParameter(name="data", type="Data")
+layer.data_param.source = {str(lmdb_path)!r}
+prefetcher = open_data(layer, proto.TEST).batches(2, threads=2)
+prefetcher.next()
+child = os.fork()
+if child == 0:
+    signal.alarm(50)
+    try:
+        prefetcher.next()
+    except DataError as error:
+        print(error, flush=True)
+    prefetcher.close()
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+prefetcher.next()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    expected = "layer 'data': its data are read by the process that this one was forked from; make the net, or "
+    assert done.stdout == expected + "the solver, after the fork\n"
+
+
 def test_a_process_ends_without_close(lmdb_path):
     """Threads that still wait must not keep a process from ending, as after an exception."""
     code = f"""

@@ -44,6 +44,37 @@ def test_with_more_threads_too():
     assert done.returncode == 0, done.stderr
 
 
+FORKS = """
+import os, signal, sys
+from pathlib import Path
+import numpy as np
+import engine.caffe as caffe
+from tests.caffe.nets import DEPLOY, write
+path = write(Path(sys.argv[1]), DEPLOY)
+net = caffe.Net(path, caffe.TEST)
+data = np.random.default_rng(0).normal(size=(2, 3, 6, 6))
+expected = net.forward(data=data)["prob"].copy()
+gradients = net.backward(prob=expected)["data"].copy()
+for _ in range(3):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(50)
+        assert (net.forward(data=data)["prob"] == expected).all()
+        assert (net.backward(prob=expected)["data"] == gradients).all()
+        assert (caffe.Net(path, caffe.TEST).forward(data=data)["prob"] == expected).all()
+        os._exit(7)
+    assert (net.forward(data=data)["prob"] == expected).all()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+
+
+def test_a_process_that_is_forked_computes(tmp_path):
+    """It has none of the threads that computed before, neither for a net of its own nor for one that is there."""
+    command = ["env", "OMP_NUM_THREADS=2", sys.executable, "-c", FORKS, str(tmp_path)]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 SIGNALS = """
 import signal, sys
 import numpy as np
