@@ -110,6 +110,9 @@ class Net:
             for parameter in self.all_params():  # whose owner may be a layer that `share` does not have
                 if parameter.owner and (known := shared.get((parameter.layer, parameter.index))) is not None:
                     shared.setdefault((parameter.owner.layer, parameter.owner.index), known)
+            if before is not None:
+                for p in before.all_params():  # what `share` does not have stays
+                    shared.setdefault((p.layer, p.index), before.tensor_of[p.owner or p])
             self._check_shared(shared, share)
         summed = {parameter.owner for parameter in self.all_params() if parameter.owner}
         for layer in self.graph.layers:

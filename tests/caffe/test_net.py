@@ -491,6 +491,27 @@ def test_share_with_leaves_inputs_and_gradients_alone(deploy, images, tmp_path):
     np.testing.assert_allclose(reshaped.forward()["prob"][0], deploy.forward()["prob"][0], atol=1e-6)
 
 
+def test_share_with_leaves_layers_alone_that_the_other_does_not_have(deploy, images, tmp_path):
+    other = caffe.Net(write(tmp_path, DEPLOY.replace('name: "conv"', 'name: "first"')), caffe.TEST)
+    weights, bias = (blob.data for blob in deploy.params["conv"])  # the first in a layout of oneDNN's
+    gradient = deploy.params["conv"][0].diff
+    weights *= 2
+    bias[...] = gradient[...] = 1
+    before = weights.copy()
+    other.params["ip"][1].data[...] = [1, 2, 3, 4]
+    deploy.share_with(other)
+    np.testing.assert_array_equal(weights, before)
+    assert (bias == 1).all() and (gradient == 1).all()
+    np.testing.assert_array_equal(deploy.params["ip"][1].data, [1, 2, 3, 4])
+    weights *= 2
+    expected = probabilities(deploy, convolved(deploy, images))
+    np.testing.assert_array_equal(deploy.params["conv"][0].data, 2 * before)
+    np.testing.assert_allclose(deploy.forward(data=images)["prob"], expected, atol=1e-5)
+    deploy.backward(prob=np.eye(2, 4))
+    assert not (gradient == 1).any()
+    np.testing.assert_array_equal(gradient, deploy.params["conv"][0].diff)
+
+
 def test_gradients_from_before_share_with_stay_live(deploy, images, tmp_path):
     weights, bias = (blob.diff for blob in deploy.params["conv"])  # the first in a layout of oneDNN's
     weights[...] = bias[...] = 1
