@@ -33,7 +33,8 @@ from engine.data.members import set_labels
 from engine.data.ordered_map import ordered_map
 from engine.data.pair import check_pair
 from engine.data.registry import open_source
-from engine.data.shard_writer import image_kind, new_shards, shard_names
+from engine.data.shard_writer import image_kind, new_shards, shard_names, unsharded
+from engine.data.shards import expand
 from engine.errors import ConfigError, DamagedItem, DataError
 from engine.host.cores import own_cores
 
@@ -172,8 +173,19 @@ def format_of(db: str) -> str:
 
 
 def labels_file(db: str) -> str:
-    """Where the names of a source's classes are: in an LMDB's folder, beside files."""
+    """Where the names of the classes are written: in an LMDB's folder, beside files."""
     return os.path.join(db, LABELS) if format_of(db) == "lmdb" else f"{os.path.splitext(db)[0]}.{LABELS}"
+
+
+def labels_files(source: str) -> list[str]:
+    """Where convert_imageset may have written the names of a source's classes; the source is a database, an LMDB's
+    data.mdb, one shard or a pattern of them. [] for a pattern of files that are not there."""
+    try:
+        first = expand(source)[0]
+    except DataError:  # whoever reads it says what is wrong
+        return []
+    db = os.path.dirname(first) if os.path.basename(first) == "data.mdb" else first
+    return [labels_file(db), labels_file(unsharded(db))]
 
 
 def val_name(db: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import BinaryIO
@@ -23,6 +24,11 @@ def shard_names(db: str, shards: int) -> list[str]:
     """x.tar, or x-000000.tar and so on."""
     stem, extension = os.path.splitext(db)
     return [f"{stem}-{number:06d}{extension}" for number in range(shards)] if shards else [db]
+
+
+def unsharded(name: str) -> str:
+    """x.tar of x-000000.tar; any other name as it is."""
+    return re.sub(r"-\d{6}(?=\.\w+$)", "", name)
 
 
 def _tar(file: BinaryIO, number: int, name: str, datum: proto.Datum, classes: Sequence[str]) -> None:

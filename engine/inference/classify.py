@@ -13,7 +13,7 @@ import numpy as np
 from engine import proto
 from engine.config import NetConfig
 from engine.config.idle_fields import STRETCHES
-from engine.data.convert_imageset import LABELS, labels_file
+from engine.data.convert_imageset import LABELS, labels_files
 from engine.data.decode import COLOR, GRAY, LINEAR, ImageError, as_picture, open_image
 from engine.data.keyed_random import KeyedRandom
 from engine.data.limits import MAX_BYTES
@@ -119,7 +119,8 @@ def written_labels(config: NetConfig, sources: Iterable[str]) -> Iterator[list[s
     """What each labels.txt says that is there: those that convert_imageset has written with the sources, then the one
     beside the net. Raises DataError."""
     beside = os.path.join(os.path.dirname(config.path), LABELS)
-    return (read_labels(path) for path in [*map(labels_file, sources), beside] if is_regular(path))
+    paths = chain(*map(labels_files, sources), [beside])
+    return (read_labels(path) for path in paths if is_regular(path))
 
 
 def _class_folders(source: str) -> list[str]:

@@ -6,9 +6,10 @@ from PIL import Image
 
 from engine.cli import main
 from engine.config import parse_net, read_net
+from engine.data.convert_imageset import convert_imageset
 from engine.data.mean import write_mean
 from engine.errors import ConfigError, DataError
-from engine.inference.classify import Classifier, Preprocessing, read_labels
+from engine.inference.classify import Classifier, Preprocessing, found_labels, read_labels
 from engine.inference.deploy import deploy
 from engine.weights import write_caffemodel
 from tests.data.pictures import random_pixels
@@ -193,6 +194,26 @@ def test_labels_are_found_with_the_data_and_beside_the_net(picture, weights, tmp
     listed = TRAIN.replace('type: "Data"', 'type: "ImageData"').replace(" data_param", " image_data_param")
     assert names(listed.replace("not there", f"{tmp_path}/pictures")) == f"folder {best_one}"
     assert names(DEPLOY) == str(best_one)
+
+
+@pytest.mark.parametrize(
+    "written, shards, sources",
+    [
+        ("x.tar", 2, ["x-{000000..000001}.tar", "x-*.tar", "x-000001.tar"]),
+        ("x.tfrecord", 2, ["x-00000[01].tfrecord", "x-000001.tfrecord"]),
+        ("x-000001.tar", 0, ["x-000001.tar"]),
+        ("x_lmdb", 0, ["x_lmdb", "x_lmdb/", "x_lmdb/data.mdb"]),
+    ],
+)
+def test_labels_that_convert_imageset_wrote_are_found(written, shards, sources, tmp_path):
+    for number in range(7):
+        (tmp_path / f"pictures/folder {number}").mkdir(parents=True)
+        Image.fromarray(random_pixels(number)).save(tmp_path / f"pictures/folder {number}/x.png")
+    convert_imageset(str(tmp_path / "pictures"), None, str(tmp_path / written), shards=shards)
+    for source in sources:
+        net = parse_net(TRAIN.replace("not there", f"{tmp_path}/{source}"))
+        assert found_labels(net, 7) == [f"folder {number}" for number in range(7)], source
+    assert found_labels(parse_net(TRAIN.replace("not there", f"{tmp_path}/no-*.tar")), 7) == []
 
 
 def test_labels_that_do_not_exclude_each_other_and_scores(picture, weights, tmp_path, capsys):
