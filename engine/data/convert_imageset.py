@@ -33,7 +33,7 @@ from engine.data.members import set_labels
 from engine.data.ordered_map import ordered_map
 from engine.data.pair import check_pair
 from engine.data.registry import open_source
-from engine.data.shard_writer import image_kind, new_shards, shard_names, unsharded
+from engine.data.shard_writer import image_kind, new_shards, shard_names, sharded, unsharded
 from engine.data.shards import expand
 from engine.errors import ConfigError, DamagedItem, DataError
 from engine.host.cores import own_cores
@@ -146,8 +146,8 @@ class Output:
 
 @dataclass
 class Conversion:
-    """What convert_imageset did. outputs: pictures by path; labels: the same by label, of those that have one. classes:
-    their names, if known."""
+    """What convert_imageset did. outputs: pictures by source, as a net names it; labels: the same by label, of those
+    that have one. classes: their names, if known."""
 
     images: int = 0
     skipped: list[tuple[str, str]] = field(default_factory=list)  # names of pictures, and why they cannot be decoded
@@ -242,8 +242,9 @@ def convert_imageset(
             stack.enter_context(_writer(name, shards, count, conversion.classes, begin))
             for name, count in zip(names, counts, strict=False)
         ]
-        conversion.outputs, conversion.labels = Counter(names), {name: Counter() for name in names}
-        conversion.outputs.subtract(names)
+        sources = [sharded(name, shards) for name in names]
+        conversion.outputs, conversion.labels = Counter(sources), {source: Counter() for source in sources}
+        conversion.outputs.subtract(sources)
         shapes: set[tuple[int, ...]] = set()
         for number, index, name, (datum, shape) in items:
             if check_size:
@@ -251,9 +252,9 @@ def convert_imageset(
                 _check_alike(shapes, f"{root}/{name}")
             to = int(aside[index])
             writers[to](number, name, datum)
-            conversion.outputs[names[to]] += 1
+            conversion.outputs[sources[to]] += 1
             if datum.HasField("label"):
-                conversion.labels[names[to]][datum.label] += 1
+                conversion.labels[sources[to]][datum.label] += 1
             if progress and (number + 1) % _TELL_EVERY == 0:
                 progress(number + 1, len(order))
         if progress:

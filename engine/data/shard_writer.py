@@ -26,6 +26,12 @@ def shard_names(db: str, shards: int) -> list[str]:
     return [f"{stem}-{number:06d}{extension}" for number in range(shards)] if shards else [db]
 
 
+def sharded(db: str, shards: int) -> str:
+    """What a net's source is to be, to read all of shard_names()."""
+    stem, extension = os.path.splitext(db)
+    return f"{stem}-{{000000..{shards - 1:06d}}}{extension}" if shards else db
+
+
 def unsharded(name: str) -> str:
     """x.tar of x-000000.tar; any other name as it is."""
     return re.sub(r"-\d{6}(?=\.\w+$)", "", name)

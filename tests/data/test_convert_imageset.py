@@ -451,7 +451,10 @@ def test_from_any_source_to_any_other(image_folder, tmp_path, name):
 @pytest.mark.parametrize("kind", ["tar", "tfrecord"])
 def test_shards(image_folder, tmp_path, kind):
     convert_imageset(str(image_folder), None, str(tmp_path / f"all.{kind}"))
-    convert_imageset(str(image_folder), None, str(tmp_path / f"x.{kind}"), shards=5)
+    done = convert_imageset(str(image_folder), None, str(tmp_path / f"x.{kind}"), shards=5)
+    (source,) = done.outputs
+    assert (source, done.outputs[source]) == (str(tmp_path / f"x-{{000000..000004}}.{kind}"), 12)
+    assert len(open_source(source)) == 12
     names = [f"x-00000{number}.{kind}" for number in range(5)]
     assert sorted(path.name for path in tmp_path.glob(f"x*.{kind}")) == names
     assert [len(open_source(str(tmp_path / name))) for name in names] == [3, 2, 3, 2, 2]
