@@ -47,14 +47,15 @@ _OUTDATED = {
     "layer.pooling_param.ceil_mode": "round_mode",
     "layer.transpose_param": "permute_param.order",
     "layer.image_data_param.short_side": "transform_param.random_resize_param",
-    **{
-        f"layer.{param}.{name}": f"transform_param.{name}"
-        for param in dict.fromkeys(DATA_PARAMS.values())
-        for name in MOVED_TO_TRANSFORM
-        if (param, name) != ("window_data_param", "scale")  # which WindowData reads
-    },
     **dict.fromkeys((f"layer.convolution_param.hole{axis}" for axis in ("", "_h", "_w")), "dilation"),
     **dict.fromkeys((f"layer.convolution_param.dilation_{axis}" for axis in "hw"), "dilation"),
+}
+# Paths, as above, that only V1 layers are upgraded from -> what a current layer reads.
+_IDLE = {
+    f"layer.{param}.{name}": f"transform_param.{name}"
+    for param in dict.fromkeys(DATA_PARAMS.values())
+    for name in MOVED_TO_TRANSFORM
+    if (param, name) != ("window_data_param", "scale")  # which WindowData reads
 }
 
 
@@ -81,7 +82,7 @@ def place(text: str) -> str:
 
 def parse_override(text: str) -> Override:
     """Splits PATH=VALUE. Raises ConfigError if it is not of that form or no text, or the path leads to a field that an
-    upgrade has taken away."""
+    upgrade has taken away, or that a current layer does not read."""
     if any(each == "\0" or "\ud800" <= each <= "\udfff" for each in text):
         raise ConfigError("expected text in UTF-8, without NUL", place(text))
     steps, start, mark = [], 0, "."
@@ -100,6 +101,8 @@ def parse_override(text: str) -> Override:
         path = f"{path}.{name}" if path else name
         if path in _OUTDATED:
             raise override.error(f"'{name}' is upgraded when the file is read; say {_OUTDATED[path]}")
+        if path in _IDLE:
+            raise override.error(f"'{name}' has no effect there; say {_IDLE[path]}")
     return override
 
 

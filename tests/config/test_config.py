@@ -491,7 +491,7 @@ def test_override_of_the_scale_of_windows():
     text = 'layer { name: "d" type: "WindowData" top: "d" }'
     config = parse_net(text, overrides=["layer[d].window_data_param.scale=0.5"])
     assert config.message.layer[0].window_data_param.scale == 0.5 and config.notes == []
-    with pytest.raises(ConfigError, match="'mirror' is upgraded when the file is read; say transform_param"):
+    with pytest.raises(ConfigError, match=r"'mirror' has no effect there; say transform_param\.mirror"):
         parse_net(text, overrides=["layer[d].window_data_param.mirror=true"])
 
 
@@ -523,7 +523,7 @@ def test_layers_that_an_override_removes_take_their_places_along():
         ("input_dim=3", "'input_dim' is upgraded when the file is read; say layer[input].input_param.shape[0].dim"),
         ("layer[data].loss_param.normalize=false", "'normalize' is upgraded when the file is read; say normalization"),
         ("layer[data].concat_param.concat_dim=2", "'concat_dim' is upgraded when the file is read; say axis"),
-        ("layer[data].data_param.crop_size=8", "'crop_size' is upgraded when the file is read; say transform_param"),
+        ("layer[data].data_param.crop_size=8", "'crop_size' has no effect there; say transform_param.crop_size"),
         ("layer[data].convolution_param.hole_h=4", "'hole_h' is upgraded when the file is read; say dilation"),
         ("layer[data].transpose_param.dim=1", "'transpose_param' is upgraded when the file is read; say permute_param"),
         ("layer[data].top[2]=", "no top[2]; there are 2"),
