@@ -37,6 +37,7 @@ LISTED = {
         "data.md",
     ),
 }
+_SOURCES = [path.read_text() for path in (REPO / "engine").rglob("*.py")]
 _SCALARS = {
     number: name.removeprefix("TYPE_").lower()
     for name, number in vars(FieldDescriptor).items()
@@ -175,6 +176,17 @@ def paths(text):
     """Those that stand in backticks, alone or in a command."""
     words = [word for span in re.findall(r"`([^`\n]+)`", text) for word in span.split()]
     return [word for word in words if word.split("/")[0] in ROOMS and "/" in word]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_methods_exist(document):
+    """`Class.method`, of classes that are the engine's."""
+    missing = []
+    for name, method in re.findall(r"`([A-Z]\w+)\.(\w+)`", document.read_text()):
+        of_class = [text for text in _SOURCES if re.search(rf"^class {name}\b", text, re.MULTILINE)]
+        if of_class and not any(f" def {method}(" in text for text in of_class):
+            missing.append(f"{name}.{method}")
+    assert not missing
 
 
 def test_the_readme_is_short_and_answers_with_three_files_at_most():
