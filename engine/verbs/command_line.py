@@ -49,6 +49,10 @@ def run(options: argparse.Namespace) -> int:
     verb, launch = _module_of(options.verb), detect()
     if launch and launch.size > 1 and not getattr(verb, "RANKS", False):
         raise ConfigError(f"{options.verb} runs on one rank; start it without {launch.launcher}")
+    if launch and launch.size < launch.job_size:
+        from engine.verbs.runtime import start
+
+        start()  # also where the verb needs no others: MPI starts and ends with all ranks of the job
     return verb.run(options)
 
 

@@ -29,15 +29,13 @@ def run(options: Namespace) -> int:
     from engine.errors import ConfigError
     from engine.host.launch import GROUPS, detect
     from engine.verbs import command_line
-    from engine.verbs.runtime import start
     from engine.watchdog.supervise import run_ranks
 
     counts, programs = divided(options.programs)
     parsed = [command_line.parse(program) for program in programs]  # all, so that every rank meets the same error
-    for each in parsed:
-        if each.verb == "groups":
-            raise ConfigError("groups: a group cannot be divided again")
     launch, mine = detect(), parsed[0]
+    if any(each.verb == "groups" for each in parsed) or (launch and launch.size < launch.job_size):
+        raise ConfigError("groups: a group cannot be divided again")
     if launch is None and sum(counts) > 1:
         return run_ranks(sum(counts), options.arguments)
     if launch is not None:
@@ -48,7 +46,6 @@ def run(options: Namespace) -> int:
         assert launch
         first = [sum(counts[:index]) for index in range(len(counts))]
         mine = parsed[first.index(launch.first)]
-        start()  # also where the verb needs no others: MPI starts and ends with all
     options.verb = mine.verb  # which errors are of
     return command_line.run(mine)
 

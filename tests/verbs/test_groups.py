@@ -66,6 +66,29 @@ def test_an_error_in_one_group_ends_all_with_one_line(tmp_path):
     assert "Optimization Done." not in done.stderr
 
 
+def divided_by_launcher(first, second):
+    """One rank each, which ENGINE_GROUPS divides."""
+    program = ["-m", "engine", *first, ":", "-n", "1", sys.executable, "-m", "engine", *second]
+    return run_ranks(1, program, timeout=30, environ={"ENGINE_GROUPS": "1,1"})
+
+
+@pytest.mark.mpi
+def test_a_verb_of_one_rank_is_beside_a_training(tmp_path):
+    """Also where the launcher itself gives ranks different commands: MPI starts and ends with all of them."""
+    path = solver(tmp_path / "a")
+    train, check = ["train", "--solver", path], ["check", path]
+    for done in (divided_by_launcher(train, check), engine(2, "groups", "1", *train, "+", "1", *check)):
+        assert done.returncode == 0 and done.stderr.count("Optimization Done.") == 1, done.stderr[-3000:]
+        assert f"{path}: solver" in done.stdout and "memory: " in done.stdout
+
+
+@pytest.mark.mpi
+def test_a_group_of_the_launcher_is_not_divided_again(tmp_path):
+    train = ["train", "--solver", solver(tmp_path / "a")]
+    done = divided_by_launcher(train, ["groups", "1", "doctor", "+", "1", "doctor"])
+    assert done.returncode != 0 and "groups: a group cannot be divided again" in done.stderr, done.stderr
+
+
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     "words, status, message",
