@@ -25,6 +25,7 @@ LISTED = {
     "BatchGrowthParameter": "solver.md",
     "EarlyStoppingParameter": "solver.md",
     "ElasticParameter": "cluster.md",
+    "LossParameter": "layers.md",
     **dict.fromkeys(["AdversarialParameter", "MeetParameter"], "adversarial.md"),
     **dict.fromkeys(
         [

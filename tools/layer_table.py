@@ -53,7 +53,7 @@ degrees, as in its GPU code.
 FOOTER = """
 ## Parameters and fillers
 
-What every layer with parameters, every loss and every net may have besides:
+What every layer with parameters and every net may have besides:
 
 - `param { lr_mult decay_mult }`: what the rate and the weight decay of a parameter are multiplied by, both 1 by
   default; the first entry is for the first blob of the table above, and so on. With `lr_mult: 0` it is not learned.
@@ -62,12 +62,29 @@ What every layer with parameters, every loss and every net may have besides:
 - `include`, `exclude`: rules by which a layer is there or not. They name a `phase`; `stage` and `not_stage`, of
   `--stage` and of `train_state` and `test_state` of the solver; `min_level` and `max_level`, of `--level`. All that a
   rule names must be so. One `include` that fits keeps a layer, one `exclude` removes it.
-- `loss_param { normalization }`: what SoftmaxWithLoss, SigmoidCrossEntropyLoss and MultiBoxLoss divide by: `FULL`, all
-  labels; `VALID`, those that are not `ignore_label`; `BATCH_SIZE`, the samples; `PRE_FIXED`, `pre_fixed_normalizer`;
-  `NONE`, 1. The default is `VALID`, of SigmoidCrossEntropyLoss `BATCH_SIZE`. On several ranks it is of
-  [each rank's own batch](cluster.md#what-a-rank-computes-of-its-own-batch).
 - `batch_norm_param { stats_batch_size }`: BatchNorm takes mean and variance over so many samples each, a divisor of
   `batch_size`; `bn_stats_batch_size` of the net is for all.
+
+`loss_param` has what losses of labels read. The softmax losses are SoftmaxWithLoss, SoftmaxWithLossOHEM, InfogainLoss
+and FocalLoss by any of its names; [dialects.md](dialects.md#lossparameter) has SegNet's weights of classes.
+
+| `LossParameter` | type | default | meaning |
+|---|---|---|---|
+| `ignore_label` | int32 | | Labels of this number add nothing to the loss and have no gradient, in the softmax losses \
+and SigmoidCrossEntropyLoss. Without it all labels count. |
+| `normalization` | NormalizationMode | VALID | What the softmax losses, SigmoidCrossEntropyLoss, MultiBoxLoss and \
+SmoothL1LossOHEM divide by. `FULL`: all labels. `VALID`: those that are not `ignore_label`. `BATCH_SIZE`: the samples. \
+`PRE_FIXED`: `pre_fixed_normalizer`. `NONE`: 1. A SigmoidCrossEntropyLoss that does not give it has `BATCH_SIZE`. On several \
+ranks it is of [each rank's own batch](cluster.md#what-a-rank-computes-of-its-own-batch). |
+| `normalize` | bool | | The older spelling: true is `VALID`, false `BATCH_SIZE`. Beside `normalization` it has no \
+effect. |
+| `pre_fixed_normalizer` | float | 1 | What `normalization: PRE_FIXED` divides by, above 0. |
+| `label_smoothing` | float | 0 | e, from 0 to below 1, of SoftmaxWithLoss and SoftmaxWithLossOHEM: a label stands for \
+the distribution that gives e / classes to every class and the rest to the label's own (Szegedy et al. 2016, arXiv \
+1512.00567). |
+| `positive_weight` | repeated float | | Of SigmoidCrossEntropyLoss: what the loss is multiplied by where a label is \
+1, one number for all labels, or one for each. Without it 1. |
+| `negative_weight` | repeated float | | The same where a label is 0. |
 
 A filler, such as `weight_filler { type: "msra" }`, gives a parameter its first values. `scale` multiplies what any of
 them gives. A fan is the number of inputs of an output, `variance_norm: FAN_IN`, of outputs of an input, `FAN_OUT`, or
