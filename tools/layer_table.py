@@ -35,11 +35,12 @@ together with loops of engine's own) or only kernels in `csrc/ops`.
 
 Differences from BVLC's Caffe: shapes are fixed when a net is built, so the tops of `Filter` keep N samples, those that
 are not selected being zeros at the end. `Data` finds out by itself what its source is ([data.md](data.md#sources)).
-`engine:` fields are ignored. `mirror` mirrors in TRAIN alone. Pictures that shrink, by `new_height` of `ImageData` or
-in `WindowData`, are averaged over all pixels, where OpenCV's bilinear filter reads four and leaves out the others. With
-`expose_hidden`, gradients flow through the first and last states of `LSTM` and `RNN`, where Caffe's have none. The
-gradient of `MVN` is the derivative with any `eps`; Caffe's is, where `eps` is small beside the deviation. For detectors
-see [detection.md](detection.md), for Python [python.md](python.md).
+`engine:` fields choose no kernels; Intel's tell which BatchNorms have scale and shift
+([dialects.md](dialects.md#batchnorms-of-intels)). `mirror` mirrors in TRAIN alone. Pictures that shrink, by
+`new_height` of `ImageData` or in `WindowData`, are averaged over all pixels, where OpenCV's bilinear filter reads four
+and leaves out the others. With `expose_hidden`, gradients flow through the first and last states of `LSTM` and `RNN`,
+where Caffe's have none. The gradient of `MVN` is the derivative with any `eps`; Caffe's is, where `eps` is small beside
+the deviation. For detectors see [detection.md](detection.md), for Python [python.md](python.md).
 
 Of forks: `SoftmaxFocalLoss` and `SoftmaxWithFocalLoss` have `alpha: 0.25` where a net gives none, `FocalLoss` 1, as in
 happynear's. All three multiply by `alpha`; happynear's has (alpha - p)^gamma instead, which is the same with 1. All are
