@@ -10,6 +10,7 @@ from engine.config import NetConfig
 from engine.errors import ConfigError
 from engine.graph.build import Graph
 from engine.layers.base import Blob, Layer, Shape
+from engine.layers.labels import axis_of_classes
 from engine.layers.registry import layer_types
 
 _COPY = "{} as scored"  # a blob of the body that the head reads
@@ -65,7 +66,7 @@ def cut(config: NetConfig, graph: Graph) -> Cut:
                 body.append(proto.LayerParameter(name=copy, type="Split", bottom=[blob.name], top=[copy]))
         if layer.bottoms[0] not in made:
             name = layer.bottoms[0].name
-            scores.setdefault(name, _axis(layer))
+            scores.setdefault(name, axis_of_classes(layer, layer.asked_axis))
             first = judges.setdefault(name, layer)
             if layer.smallest_is_best != first.smallest_is_best:
                 raise layer.error(
@@ -78,13 +79,6 @@ def cut(config: NetConfig, graph: Graph) -> Cut:
     net.layer.extend(body)
     negated = {name for name, layer in judges.items() if layer.smallest_is_best}
     return Cut(NetConfig(net, config.path), [layer.message for layer in head], scores, negated, list(read.values()))
-
-
-def _axis(layer: Layer) -> int:
-    """Of the classes."""
-    axis = layer.attributes()["axis"]
-    assert isinstance(axis, int)
-    return axis
 
 
 def _scores(type_: str, layer: Layer | type[Layer]) -> bool:

@@ -168,7 +168,7 @@ class Layer:
 
     @property
     def asked_axis(self) -> int:
-        """Of the classes, as the text gives it, of types whose `probabilities` are a softmax."""
+        """Of the classes, as the text gives it, of Softmax and of types whose `probabilities` are one."""
         return 1
 
     @property

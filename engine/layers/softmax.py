@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 class Softmax(Layer):
     """Bottom and top: any shape."""
 
+    @property
+    def asked_axis(self) -> int:
+        return self.message.softmax_param.axis
+
     def infer(self) -> list[Shape]:
-        self.canonical_axis(self.message.softmax_param.axis, len(self.shapes[0]))
+        self.canonical_axis(self.asked_axis, len(self.shapes[0]))
         return [self.shapes[0]]
 
     def lower(self, builder: Builder) -> None:
@@ -27,7 +31,7 @@ class Softmax(Layer):
         builder.op("Softmax", self, [x], self.attributes())
 
     def attributes(self) -> Attributes:
-        return {"axis": self.canonical_axis(self.message.softmax_param.axis, len(self.shapes[0]))}
+        return {"axis": self.canonical_axis(self.asked_axis, len(self.shapes[0]))}
 
     def flops(self) -> int:
         return 4 * math.prod(self.shapes[0])  # shift, exponential, sum, division

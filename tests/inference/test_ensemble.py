@@ -197,6 +197,22 @@ def test_probabilities_of_other_losses_are_averaged(kind, members, tmp_path):
     assert found[-1, 0] == pytest.approx((-alpha * (1 - right) ** gamma * np.log(right)).mean(), rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        'type: "InfogainLoss" bottom: "y" infogain_loss_param { axis: -2 source: "no file" }',
+        'type: "Softmax" softmax_param { axis: -2 }',
+        'type: "Accuracy" bottom: "y" accuracy_param { axis: -2 }',
+    ],
+)
+def test_the_axis_of_the_classes_is_asked_alone(layer):
+    """The matrix of an InfogainLoss is read once, by the net."""
+    shapes = "shape { dim: [2, 5, 3, 4] } shape { dim: [2, 5, 4] }"
+    inputs = f'layer {{ name: "in" type: "Input" top: "x" top: "y" input_param {{ {shapes} }} }}'
+    config = parse_net(f'{inputs} layer {{ name: "head" bottom: "x" top: "t" {layer} }}', "net")
+    assert cut(config, build(config, TEST)).scores == {"x": 2}
+
+
 def test_the_head_is_in_the_state_of_the_net():
     text = """
         state { level: 2 stage: "scored" }
