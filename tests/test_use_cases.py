@@ -1,5 +1,6 @@
 """The examples of docs/use_cases.md learn what they are for; the page's commands are run by tests/test_commands.py."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -143,6 +144,11 @@ def test_shapes_are_found_and_scored_as_coco_does(folder):
     assert found["map"] == pytest.approx(precision.mean(), abs=1e-6) and found["map"] > 0.7
     assert list(found["average_precision"]) == ["disc", "square", "triangle"]
     assert [*found["average_precision"].values()] == pytest.approx(precision.mean(0).tolist(), abs=1e-6)
+
+
+def test_the_text_stays_what_the_page_s_figures_are_of():
+    digest = hashlib.sha256((EXAMPLES / "text/book.txt").read_bytes()).hexdigest()
+    assert digest == "8100be2e013dc24a0d1026b9f52b95a93aaf8e4c7def53a170f29bbda8934032"
 
 
 LINE = "a quick brown fox jumps over the lazy dog\n"

@@ -1,7 +1,7 @@
 """Makes HDF5 files for HDF5Data of a text, for the nets of this folder.
 
-    python examples/text/to_hdf5.py book.txt text
-    python examples/text/to_hdf5.py book.txt blanks --blanks
+    python examples/text/to_hdf5.py examples/text/book.txt text
+    python examples/text/to_hdf5.py examples/text/book.txt blanks --blanks
 
 A row is a piece of `--steps` bytes: `text`, `cont`, which is 0 where a stream begins and else 1, and what is to be
 predicted. That is `next`, the byte that follows each. The text is cut into `--streams` streams, and batch b holds piece
