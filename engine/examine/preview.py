@@ -191,16 +191,21 @@ def _label_text(values: np.ndarray, names: Sequence[str]) -> str:
 
 
 def _draw_boxes(image: Image.Image, rows: np.ndarray, names: Sequence[str]) -> str:
-    """Draws rows of picture, class, instance, x1, y1, x2, y2, difficult; returns their number, in words."""
+    """Draws rows of picture, class, instance, x1, y1, x2, y2, difficult, but those that are no boxes; returns their
+    number, in words."""
     draw = ImageDraw.Draw(image)
-    for _, number, _, x1, y1, x2, y2, difficult in rows.tolist():
+    are_boxes = np.isfinite(rows).all(axis=1) & (rows[:, 3:5] <= rows[:, 5:7]).all(axis=1)
+    boxes = rows[are_boxes]
+    boxes[:, 3:7] = np.clip(boxes[:, 3:7], -1, 2)  # further out nothing is seen, and Pillow counts in integers
+    for _, number, _, x1, y1, x2, y2, difficult in boxes.tolist():
         colour = _colour(int(number) % 256) if number else (255, 255, 0)
         corners = [x1 * (image.width - 1), y1 * (image.height - 1), x2 * (image.width - 1), y2 * (image.height - 1)]
         draw.rectangle(corners, outline=colour, width=1 if difficult else 2)
         text, place = _name(number, names), (corners[0] + 3, corners[1] + 1)
         draw.rectangle(draw.textbbox(place, text, _font()), fill=colour)
         draw.text(place, text, _INK if sum(colour) > 3 * 128 else _PAPER, _font())
-    return f"{len(rows)} box{'es' if len(rows) != 1 else ''}"
+    bad = f", {len(rows) - len(boxes)} of them turned or not finite" if len(boxes) < len(rows) else ""
+    return f"{len(rows)} box{'es' if len(rows) != 1 else ''}{bad}"
 
 
 def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:

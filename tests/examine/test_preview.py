@@ -130,6 +130,33 @@ def test_labels_that_are_no_finite_numbers(tmp_path, monkeypatch):
     assert [each.lines[0] for each in shown(net, monkeypatch, 3)] == ["nan", "inf", "1"]
 
 
+def test_boxes_that_cannot_be_drawn(tmp_path, monkeypatch):
+    """HDF5Data gives whatever numbers a file has."""
+    nan, inf = float("nan"), float("inf")
+    good = [0, 1, 0, 0.25, 0.25, 0.75, 0.75, 0]
+    bad = [[*good[:n], value, *good[n + 1 :]] for n in (1, 3, 4, 5, 6) for value in (nan, inf, -inf)]
+    bad += [[0, 1, 0, 0.75, 0.25, 0.25, 0.75, 0], [0, 1, 0, 0.25, 0.75, 0.75, 0.25, 0]]
+    vast = [0, 1, 0, -1e30, -1e30, 1e30, 1e30, 0]
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.zeros((4, 1, 120, 120), np.float32)
+        for name, rows in {"y": [good, *bad, vast], "z": [good] * (len(bad) + 2)}.items():
+            file[name] = np.broadcast_to(np.array(rows, np.float32), (4, 1, len(rows), 8))
+    (tmp_path / "list").write_text(f"{tmp_path}/a.h5\n")
+
+    def first(boxes):
+        return shown(
+            f"""layer {{ name: "d" type: "HDF5Data" top: "x" top: "{boxes}"
+            hdf5_data_param {{ source: "{tmp_path}/list" batch_size: 1 }} }}""",
+            monkeypatch,
+            1,
+        )[0]
+
+    found, expected = first("y"), first("z")
+    assert found.lines[0] == f"{len(bad) + 2} boxes, {len(bad)} of them turned or not finite"
+    assert expected.lines[0] == f"{len(bad) + 2} boxes"
+    assert np.array_equal(np.asarray(found.image)[20:100, 20:100], np.asarray(expected.image)[20:100, 20:100])
+
+
 def test_frames_and_pairs_stand_side_by_side():
     assert module._as_image(np.zeros((6, 5, 4), np.uint8)).size == (8, 5)
     pair = np.stack([np.full((5, 4), 1, np.uint8), np.full((5, 4), 2, np.uint8)])
