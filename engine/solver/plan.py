@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import zip_longest
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING
 
 from engine.comm import settings as comm_settings
+from engine.config import nets_of_solver
 from engine.data.decode import slow_jpegs
 from engine.data.prefetch import data_threads
 from engine.data.side_by_side import same_samples, torn_pairs
@@ -33,7 +34,7 @@ def log_plan(solver: Solver) -> None:
         log(line)
     for text in _warnings(solver, outline) if solver.world.rank == 0 else ():
         warn(text)
-    for note in (*solver.config.notes, *notes(solver.given)) if solver.world.rank == 0 else ():
+    for note in _notes(solver) if solver.world.rank == 0 else ():
         log(f"Note: {note}")
     if solver.model_parallel:
         log(f"Model parallelism: {solver.model_parallel.describe()}")
@@ -43,6 +44,14 @@ def log_plan(solver: Solver) -> None:
     ignored = comm_settings.ignored_variables() if solver.world.size > 1 else []
     for line in [*ignored, *ignored_variables()]:
         log(line)
+
+
+def _notes(solver: Solver) -> Iterable[str]:
+    """What has no effect, or another one than its text says: in the solver, and in its nets, of which several may be
+    of one file."""
+    nets = nets_of_solver(solver.config)
+    of_nets = [net.notes for net in (nets.train, nets.discriminator, *nets.tests) if net]
+    return dict.fromkeys(chain(solver.config.notes, notes(solver.given), *of_nets))
 
 
 def _warnings(solver: Solver, outline: Outline) -> Iterator[str]:

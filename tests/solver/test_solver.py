@@ -683,6 +683,14 @@ def test_a_net_that_does_not_learn_is_told(caplog, learns):
     assert ("Nothing is learned: every parameter of the net has lr_mult: 0" in caplog.text) != learns
 
 
+def test_what_has_no_effect_in_a_net_is_told_once(log):
+    """Of the net for training and those for tests, which may be one file."""
+    net = digits_net().replace("batch_size: 16", "batch_size: 16 mirror: true")
+    make_solver("max_iter: 0 test_iter: 1 test_interval: 1 test_initialization: false", net).solve()
+    notes = [line for line in log.lines if "Note: " in line]
+    assert len(notes) == 1 and "layer 'data': data_param { mirror } has no effect" in notes[0], notes
+
+
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
