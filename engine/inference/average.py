@@ -105,7 +105,9 @@ class Averaged:
         with contextlib.closing(feeder), Progress("Recomputing statistics", batches) as progress:
             for k in mine:
                 self._fill([np.zeros_like(each) for each in sums])
-                self.net.run_forward(Counters(k, feeder.next(self.net)))
+                first_sample = feeder.next(self.net)
+                with feeder.naming(f"batch {k}"):
+                    self.net.run_forward(Counters(k, first_sample))
                 for total, tensor in zip(sums, self._statistics, strict=True):
                     total += tensor.get()
                 progress.update(min(k + world.size, batches))

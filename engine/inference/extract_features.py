@@ -74,7 +74,9 @@ def features(
         views = [there[blob] for blob in blobs]
         feeder.start()
         for batch in itertools.count() if batches is None else range(batches):
-            net.forward(Counters(batch, feeder.next(net)))
+            first_sample = feeder.next(net)
+            with feeder.naming(f"batch {batch}"):
+                net.forward(Counters(batch, first_sample))
             yield [view.data.reshape(view.shape or (1,)) for view in views]
             if progress and batches:
                 progress(batch + 1, batches)

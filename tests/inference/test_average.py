@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from engine.cli import main
+from engine.comm.world import World
 from engine.config import parse_net
+from engine.errors import DataError
 from engine.graph.build import TRAIN
+from engine.inference.average import Averaged
 from engine.inference.extract_features import extract_features
 from engine.net import Net, NetOptions
 from engine.weights import read_caffemodel, write_caffemodel
@@ -118,6 +121,14 @@ def feature(weights: str, blob: str, folder: Path) -> np.ndarray:
     with np.load(folder / "f.npz") as found:
         values = found[blob].astype(np.float64)
         return values.reshape(BATCHES, BATCH, *values.shape[1:])
+
+
+def test_a_label_that_no_class_has_is_named_with_its_batch(tmp_path):
+    config = parse_net(TEXT.replace("num_output: 10", "num_output: 9"), "net")
+    blobs = Net(config, TRAIN, NetOptions(shapes_of=lambda *_: [(2, 1, 8, 8), (2,)])).weights_by_layer()
+    averaged = Averaged(config, blobs, "x.caffemodel", World(), NetOptions())
+    with pytest.raises(DataError, match=r"^batch \d+: .*'loss': label 9 .* Its key is '"):
+        averaged.recompute(None)
 
 
 @pytest.mark.mpi

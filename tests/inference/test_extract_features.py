@@ -40,6 +40,12 @@ def test_an_npz_holds_what_the_weights_say(trained, tmp_path):
     assert found["label"].tolist() == labels[:94]
 
 
+def test_a_label_that_no_class_has_is_named_with_its_batch(tmp_path):
+    config = parse_net(digits_net().replace("num_output: 10", "num_output: 9"))
+    with pytest.raises(DataError, match=r"^batch 0: .*'loss': label 9 .* Its key is '00000007'"):
+        extract_features(config, [], ["ip2"], [str(tmp_path / "x.npz")], 2)
+
+
 def test_blobs_of_any_name_go_into_an_npz(trained, tmp_path):
     """np.savez() has parameters of some names."""
     text = digits_net()
