@@ -67,7 +67,7 @@ def _independent(candidates: list[Repeat]) -> list[Repeat]:
     results: set[int] = set()
     inputs: set[int] = set()
     for each in candidates:
-        if each.result not in inputs | results and not each.inputs & results:
+        if each.result not in inputs and not each.inputs & results:
             kept.append(each)
             results.add(each.result)
             inputs |= each.inputs
