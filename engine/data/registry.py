@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from engine import proto
 from engine.config.suggestions import suggestion
-from engine.data.shards import expand, is_pattern
+from engine.data.shards import expand
 from engine.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -127,7 +127,8 @@ def files_of(path: str, where: str | None = None) -> list[str]:
 def is_here(path: str) -> bool:
     """Whether there is anything at a path, which may be within an archive, or stand for many files."""
     try:
-        return os.path.exists(expand(path)[0] if is_pattern(path) else path) or bool(recognised(path))
+        first = expand(path)[0]  # a pattern is recognised by its name alone, whether its files are there or not
+        return os.path.exists(first) or bool(recognised(first))
     except (DataError, ValueError):
         return False
 

@@ -41,6 +41,15 @@ def test_absent_data_and_means(write):
     assert "\nabsent file: " in to_text(report) and to_json(report)["absent_files"] == report.absent_files
 
 
+@pytest.mark.parametrize("source", ["/nowhere/x-{000000..000009}.tar", "/nowhere/x-{0..9}.tfrecord", "/nowhere/*.rec"])
+def test_absent_shards(write, source):
+    report = check_file(write("net.prototxt", (NET % "").replace("/nowhere/lmdb", source).replace("backend: LMDB", "")))
+    assert report.errors == report.absent_code == [] and len(report.nets) == 2
+    assert [line.partition(": ")[2] for line in report.absent_files] == [
+        f"source {source} is not here; taking data of 3 x 4 x 4"
+    ]
+
+
 @pytest.mark.parametrize("picture", ["crop_size: 4", ""])
 def test_absent_data_with_several_labels(write, picture):
     """As many as the loss compares them with."""
