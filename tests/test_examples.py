@@ -94,6 +94,8 @@ def test_the_full_video_gan_has_the_guides_parameters(tmp_path):
         ("shapes/make_shapes.py", ["file", "--train", "1"], "file: cannot be written: "),
         ("volumes/make_volumes.py", ["out", "--test", "-3"], "--train and --test: expected numbers above 0"),
         ("volumes/make_volumes.py", ["file"], "file: cannot be written: "),
+        ("text/sample.py", ["no.caffemodel"], "no.caffemodel: cannot be read: No such file or directory"),
+        ("text/sample.py", ["file", "--net", "no.prototxt"], "no.prototxt: cannot be read: No such file or directory"),
         ("adversarial/moving_digits.py", ["out", "--clips", "3"], "--clips: expected 4 or more, got 3"),
         ("adversarial/moving_digits.py", ["file"], "file: cannot be written: "),
         ("adversarial/video_gan.py", ["--size", "huge"], "argument --size: invalid choice: 'huge'"),

@@ -4,11 +4,13 @@ python examples/text/sample.py text_iter_3000.caffemodel --start "The net "
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 import numpy as np
 
 import engine.caffe as caffe
+from engine.errors import EngineError
 
 HERE = Path(__file__).resolve().parent
 
@@ -39,7 +41,10 @@ def main():
     options = parser.parse_args()
     if not options.start or options.temperature <= 0:
         parser.error("expected a --start of one byte or more and a --temperature above 0")
-    net = caffe.Net(options.net, options.weights, caffe.TEST)
+    try:
+        net = caffe.Net(options.net, options.weights, caffe.TEST)
+    except EngineError as error:
+        sys.exit(str(error))
     draw = np.random.default_rng(options.seed)
     written = sample(net, options.start.encode(), options.length, options.temperature, draw)
     print(written.decode(errors="replace"))
