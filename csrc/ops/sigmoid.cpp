@@ -1,15 +1,18 @@
 // 1 / (1 + exp(-x)). inputs: x.
-#include "ops/common/activation.h"
+#include "kernels/squash.h"
+#include "ops/common/unary.h"
 
 namespace engine {
 namespace {
 
-class Sigmoid : public Activation {
-public:
-    explicit Sigmoid(OpSpec spec) : Activation(std::move(spec), algorithm::eltwise_logistic_use_dst_for_bwd) {}
+struct Sigmoid {
+    static constexpr bool from_result = true;
+    explicit Sigmoid(const Attributes&) {}
+    float value(float x) const { return sigmoid(x); }
+    float slope(float y) const { return y * (1 - y); }
 };
 
-static const RegisterOp<Sigmoid> registered("Sigmoid");
+static const RegisterOp<Unary<Sigmoid>> registered("Sigmoid");
 
 }  // namespace
 }  // namespace engine

@@ -1,16 +1,22 @@
 // x / (1 + exp(-beta x)). inputs: x; attributes: beta.
-#include "ops/common/activation.h"
+#include "kernels/squash.h"
+#include "ops/common/unary.h"
 
 namespace engine {
 namespace {
 
-class Swish : public Activation {
-public:
-    explicit Swish(const OpSpec& spec)
-        : Activation(spec, algorithm::eltwise_swish, spec.attributes.real("beta"), false) {}
+struct Swish {
+    static constexpr bool from_result = false;
+    explicit Swish(const Attributes& a) : beta(float(a.real("beta"))) {}
+    float value(float x) const { return x * sigmoid(beta * x); }
+    float slope(float x) const {
+        const float gate = sigmoid(beta * x);
+        return gate + beta * x * gate * (1 - gate);
+    }
+    float beta;
 };
 
-static const RegisterOp<Swish> registered("Swish");
+static const RegisterOp<Unary<Swish>> registered("Swish");
 
 }  // namespace
 }  // namespace engine

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from engine.layers.activation import Unary
+from engine.layers.activation import Activation
 from engine.layers.base import Attributes, Shape
 from engine.layers.registry import register
 
 
 @register("Clip")
-class Clip(Unary):
+class Clip(Activation):
     """Bottom and top: any shape. The gradient passes where min <= x <= max."""
 
     bf16 = True

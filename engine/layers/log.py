@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from engine.layers.activation import Unary
+from engine.layers.activation import Activation
 from engine.layers.base import Attributes, Shape
 from engine.layers.registry import register
 
 
 @register("Log")
-class Log(Unary):
+class Log(Activation):
     """Bottom and top: any shape. base -1 (the default) means e."""
 
     def infer(self) -> list[Shape]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.layers.activation import Unary
+from engine.layers.activation import Activation
 from engine.layers.registry import register
 
 if TYPE_CHECKING:
@@ -14,12 +14,12 @@ _NEGATED = {"power": 1.0, "scale": -1.0, "shift": 0.0}
 
 
 @register("NegReLU")
-class NegReLU(Unary):
+class NegReLU(Activation):
     """Bottom and top: any shape. It is -ReLU(-x)."""
 
     def lower(self, builder: Builder) -> None:
         shapes = [self.shapes[0]]
-        negated = builder.op("Power", self, [self.unpadded(builder)], _NEGATED, tops=[], shapes=shapes)[0]
+        negated = builder.op("Power", self, [builder.tensor(self.bottoms[0])], _NEGATED, tops=[], shapes=shapes)[0]
         slope = {"negative_slope": self.message.relu_param.negative_slope}
         y = builder.op("ReLU", self, [negated], slope, tops=[], shapes=shapes)[0]
         builder.op("Power", self, [y], _NEGATED)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from engine.layers.activation import Unary
+from engine.layers.activation import Activation
 from engine.layers.base import Attributes
 from engine.layers.registry import register
 
 
 @register("Power")
-class Power(Unary):
+class Power(Activation):
     """Bottom and top: any shape."""
 
     def attributes(self) -> Attributes:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from engine.layers.activation import Unary
+from engine.layers.activation import Activation
 from engine.layers.registry import register
 
 
 @register("ReLU6")
-class ReLU6(Unary):
+class ReLU6(Activation):
     """Bottom and top: any shape. The gradient passes where 0 < x < 6."""
 
     bf16 = True

@@ -217,3 +217,24 @@ def test_parameters_beyond_a_float():
     assert "3:1: layer 'layer' (Exp): its parameters cannot be computed with: math range error" in error_of(
         text, x=(2,)
     )
+
+
+@pytest.mark.parametrize("function", ["Power power_param { power: -1 }", "Log", "BNLL", "Sigmoid"])
+def test_padding_of_blocks_stays_zero(function):
+    """Or a convolution would multiply what the function makes of it with the zeros of its own."""
+    convolution = """layer {{ name: "{0}" type: "Convolution" bottom: "{1}" top: "{0}" convolution_param {{
+        num_output: {2} kernel_size: 1 weight_filler {{ type: "uniform" min: 0.1 max: 0.2 }} }} }}\n"""
+    text = convolution.format("c", "x", 40) + layer(function, "c", "f") + convolution.format("y", "f", 24)
+    x = RANDOM.uniform(1, 2, size=(2, 3, 5, 6)).astype(np.float32)
+    net = make_net(net_text(text, x=x.shape), keep_all=True)
+    net.blobs["x"].set(x)
+    net.forward()
+    assert not net.blobs["f"].tensor.is_plain
+    weights = net.params["y"][0].get()[:, :, 0, 0]
+    wanted = np.einsum("oc,nchw->nohw", weights, net.blobs["f"].data)
+    np.testing.assert_allclose(net.blobs["y"].data, wanted, rtol=1e-4)
+    set_top_diff(net, "y", np.ones_like(wanted))
+    net.backward()
+    assert np.isfinite(net.blobs["x"].diff).all()
+    below = np.einsum("oc,nohw->nchw", net.params["c"][0].get()[:, :, 0, 0], net.blobs["c"].diff)
+    np.testing.assert_allclose(net.blobs["x"].diff, below, rtol=1e-4)

@@ -11,6 +11,10 @@ namespace engine {
 // Of a tensor whose channels are axis 1. Nothing if its memory cannot be seen as rows of channels.
 std::optional<ChannelRows> channel_rows(const Layout& layout);
 
+// The same where the last block of channels has padding. Throws std::invalid_argument, naming the layout, where there
+// is padding that cannot be seen so.
+std::optional<ChannelRows> padded_rows(const Layout& layout);
+
 // The same of an op's bottom, (N, C, ...), and of a top that layout_like() gives it: planes of one pixel can be seen in
 // several ways, and both are seen in one. Throws std::invalid_argument, naming the layout, where there is none.
 struct BottomAndTop {

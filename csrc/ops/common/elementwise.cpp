@@ -29,6 +29,10 @@ void Numbers::close(int64_t begin, int64_t length, const float* buffer) const {
 
 void Numbers::clear() const { std::memset(memory_.get_data_handle(), 0, memory_.get_desc().get_size()); }
 
+void Numbers::clear_padding(const ChannelRows& rows) const {
+    engine::clear_padding(rows, narrow_ ? 2 : 4, memory_.get_data_handle());
+}
+
 ENGINE_VECTORISED static void sum_of_two(const float* a, float ca, const float* b, float cb, float* y, int64_t length) {
 #pragma omp simd
     for (int64_t i = 0; i < length; i++) y[i] = ca * a[i] + cb * b[i];

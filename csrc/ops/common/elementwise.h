@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/channel_rows.h"
 #include "kernels/chunks.h"
 #include "op.h"
 
@@ -25,6 +26,7 @@ public:
     void close(int64_t begin, int64_t length, const float* buffer) const;
     // All of them 0.
     void clear() const;
+    void clear_padding(const ChannelRows& rows) const;
 
 private:
     float* floats() const { return static_cast<float*>(memory_.get_data_handle()); }

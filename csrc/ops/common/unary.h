@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/vectorised.h"
+#include "ops/common/channel_layout.h"
 #include "ops/common/elementwise.h"
 
 namespace engine {
@@ -22,11 +23,12 @@ ENGINE_VECTORISED void function_gradients(Function function, const float* known,
 }
 
 // A Function is made from the attributes. It has value(x) and slope(known), its derivative, where `known` is its result
-// if `from_result`, else x. inputs: x, without padding unless the function keeps zeros.
+// if `from_result`, else x. inputs: x.
 template <typename Function>
 class Unary : public Op {
 public:
     explicit Unary(OpSpec spec) : Op(std::move(spec)), function_(spec_.attributes) {
+        padded_ = padded_rows(input(0)->layout);
         x_ = input(0)->memory;
         y_ = output(0, input(0)->layout)->memory;
         touch(Pass::forward, {input(0), outputs_[0]});
@@ -47,6 +49,7 @@ public:
             function_values(function_, x, y, length);
             y_.close(begin, length, y);
         });
+        if (padded_) y_.clear_padding(*padded_);
     }
 
     void backward(const dnnl::stream&) override {
@@ -60,10 +63,12 @@ public:
             function_gradients(function_, known, given, wanted, length);
             wanted_.close(begin, length, wanted);
         });
+        if (padded_) wanted_.clear_padding(*padded_);
     }
 
 private:
     Function function_;
+    std::optional<ChannelRows> padded_;  // what the function makes of the zeros there is none of it
     Numbers x_, y_, given_, wanted_;
 };
 
