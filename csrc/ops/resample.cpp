@@ -1,103 +1,165 @@
-// Planes in another size: a pixel of the top is a weighted mean of those around its place in the bottom, by weights
-// that do not depend on the values. inputs: x (N, C, H, W), row-major; outputs: (N, C, h, w); attributes, for rows and
-// for columns: first (for each pixel of the top, the first of the bottom that counts), weights (`taps` of each), and
-// taps. With `skip_nan` what is not a number does not count, and the result is none where more than half would not.
-#include <algorithm>
-#include <cmath>
-#include <limits>
+// Planes in another size: a pixel of the top is a weighted sum of those around its place in the bottom, by weights that
+// do not depend on the values. inputs: x (N, C, H, W), any layout with rows of channels; outputs: (N, C, h, w);
+// attributes, for rows and for columns: row_first (for each row of the top, the first of the bottom that counts),
+// row_taps (how many of them count), row_weights (that many for each row of the top; 0 beyond the plane).
+#include <omp.h>
 
-#include "ops/common/onednn_util.h"
+#include <algorithm>
+
+#include "kernels/vectorised.h"
+#include "ops/common/channel_layout.h"
+#include "ops/common/elementwise.h"
+#include "ops/common/parts.h"
+#include "threads.h"
 
 namespace engine {
 namespace {
 
+struct Term {
+    int32_t from;
+    float weight;
+};
+
+// Along one axis: every place is the sum of its terms.
+struct Mix {
+    std::vector<int64_t> ends;  // of the terms of each place, and 0 before the first
+    std::vector<Term> terms;
+
+    int64_t size() const { return int64_t(ends.size()) - 1; }
+    const Term* begin(int64_t place) const { return terms.data() + ends[place]; }
+    const Term* end(int64_t place) const { return terms.data() + ends[place + 1]; }
+};
+
+Mix mix_of(const Attributes& attributes, const std::string& name) {
+    const Dims first = attributes.integers(name + "_first");
+    const std::vector<double> weights = attributes.reals(name + "_weights");
+    const int64_t taps = attributes.integer(name + "_taps");
+    Mix mix{{0}, {}};
+    for (size_t place = 0; place < first.size(); place++) {
+        for (int64_t tap = 0; tap < taps; tap++) {
+            const auto weight = float(weights[place * taps + tap]);
+            if (weight != 0) mix.terms.push_back({int32_t(first[place] + tap), weight});
+        }
+        mix.ends.push_back(int64_t(mix.terms.size()));
+    }
+    return mix;
+}
+
+// What each of `size` places on the other side is the sum of.
+Mix transposed(const Mix& mix, int64_t size) {
+    std::vector<std::vector<Term>> terms(size);
+    for (int64_t place = 0; place < mix.size(); place++)
+        for (const Term* term = mix.begin(place); term != mix.end(place); term++)
+            terms[term->from].push_back({int32_t(place), term->weight});
+    Mix other{{0}, {}};
+    for (const auto& each : terms) {
+        other.terms.insert(other.terms.end(), each.begin(), each.end());
+        other.ends.push_back(int64_t(other.terms.size()));
+    }
+    return other;
+}
+
+// line = the sum of rows that lie `row_step` apart, each `pixels` of `lanes` numbers that begin `step` apart.
+ENGINE_VECTORISED void add_rows(const float* rows, int64_t row_step, const Term* begin, const Term* end, int64_t pixels,
+                                int64_t lanes, int64_t step, float* line) {
+    if (begin == end) std::fill_n(line, pixels * lanes, 0.f);
+    const int64_t runs = step == lanes ? 1 : pixels, length = pixels * lanes / runs;
+    for (const Term* term = begin; term != end; term++) {
+        const float weight = term->weight;
+        for (int64_t run = 0; run < runs; run++) {
+            const float* const x = rows + term->from * row_step + run * step;
+            float* const y = line + run * length;
+            if (term == begin)
+#pragma omp simd
+                for (int64_t i = 0; i < length; i++) y[i] = weight * x[i];
+            else
+#pragma omp simd
+                for (int64_t i = 0; i < length; i++) y[i] += weight * x[i];
+        }
+    }
+}
+
+// Pixels that lie `step` apart, from those of a line, without gaps.
+ENGINE_VECTORISED void add_columns(const float* line, const Mix& mix, int64_t lanes, int64_t step, float* to) {
+    for (int64_t place = 0; place < mix.size(); place++, to += step) {
+        const Term *const begin = mix.begin(place), *const end = mix.end(place);
+        if (lanes == 1) {
+            float sum = 0;
+            for (const Term* term = begin; term != end; term++) sum += term->weight * line[term->from];
+            *to = sum;
+            continue;
+        }
+        if (begin == end) std::fill_n(to, lanes, 0.f);
+        for (const Term* term = begin; term != end; term++) {
+            const float* const x = line + term->from * lanes;
+            const float weight = term->weight;
+            if (term == begin)
+#pragma omp simd
+                for (int64_t i = 0; i < lanes; i++) to[i] = weight * x[i];
+            else
+#pragma omp simd
+                for (int64_t i = 0; i < lanes; i++) to[i] += weight * x[i];
+        }
+    }
+}
+
 class Resample : public Op {
 public:
-    explicit Resample(OpSpec spec)
-        : Op(std::move(spec)), skips_(spec_.attributes.flag("skip_nan")), rows_(axis("row")), columns_(axis("column")) {
-        const Dims& in = input(0)->shape;
-        planes_ = in[0] * in[1];
-        height_ = in[2];
-        width_ = in[3];
-        output(0, plain_layout(spec_.output_shapes[0]));
+    explicit Resample(OpSpec spec) : Op(std::move(spec)) {
+        const Dims &in = input(0)->shape, &out = spec_.output_shapes[0];
+        const Mix rows = mix_of(spec_.attributes, "row"), columns = mix_of(spec_.attributes, "column");
+        forward_ = {rows, columns, in[3]};
+        backward_ = {transposed(rows, in[2]), transposed(columns, in[3]), out[3]};
+        const Layout top = layout_like(input(0)->layout, out, memory::data_type::f32);
+        const auto both = rows_of_both(input(0)->layout, top);
+        x_ = both.bottom;
+        y_ = both.top;
+        output(0, top);
+        line_size_ = std::min(x_.lanes, widest) * std::max(in[3], out[3]);
+        lines_ = scratch(plain_layout({threads(), line_size_}));
         touch(Pass::forward, {input(0), outputs_[0]});
         if (input_gradient(0) && output_gradient(0)) touch(Pass::backward, {outputs_[0]->diff, input(0)->diff});
     }
 
-    void forward(const dnnl::stream&) override {
-        const int64_t top_height = int64_t(rows_.first.size()), top_width = int64_t(columns_.first.size());
-#pragma omp parallel for collapse(2) schedule(static)
-        for (int64_t plane = 0; plane < planes_; plane++)
-            for (int64_t i = 0; i < top_height; i++) {
-                const float* const x = input(0)->data() + plane * height_ * width_;
-                float* const y = outputs_[0]->data() + (plane * top_height + i) * top_width;
-                for (int64_t j = 0; j < top_width; j++) y[j] = skips_ ? mean_of_numbers(x, i, j) : mean(x, i, j);
-            }
-    }
+    void forward(const dnnl::stream&) override { resize(forward_, input(0)->data(), x_, outputs_[0]->data(), y_); }
 
     void backward(const dnnl::stream&) override {
         if (touched(Pass::backward).empty()) return;
-        const int64_t top_height = int64_t(rows_.first.size()), top_width = int64_t(columns_.first.size());
-#pragma omp parallel for schedule(static)
-        for (int64_t plane = 0; plane < planes_; plane++) {
-            const float* given = outputs_[0]->diff->data() + plane * top_height * top_width;
-            float* const wanted = input(0)->diff->data() + plane * height_ * width_;
-            std::fill_n(wanted, height_ * width_, 0.f);
-            for (int64_t i = 0; i < top_height; i++)
-                for (int64_t j = 0; j < top_width; j++, given++)
-                    each_tap(i, j, [&](int64_t at, float weight) { wanted[at] += weight * *given; });
-        }
+        resize(backward_, outputs_[0]->diff->data(), y_, input(0)->diff->data(), x_);
     }
 
 private:
-    struct Axis {
-        Dims first;
-        std::vector<float> weights;
-        int64_t taps;
+    // Lanes of so many are worked on together, so that a line stays in the cache.
+    static constexpr int64_t widest = 64;
+
+    struct Resize {
+        Mix rows, columns;
+        int64_t pixels;  // of a row that it reads
     };
 
-    Axis axis(const std::string& name) const {
-        const std::vector<double> weights = spec_.attributes.reals(name + "_weights");
-        return {spec_.attributes.integers(name + "_first"),
-                {weights.begin(), weights.end()},
-                spec_.attributes.integer(name + "_taps")};
-    }
-
-    template <typename Work>
-    void each_tap(int64_t i, int64_t j, const Work& work) const {
-        for (int64_t u = 0; u < rows_.taps; u++) {
-            const float down = rows_.weights[i * rows_.taps + u];
-            if (down == 0) continue;  // beyond the plane, too
-            const int64_t row = (rows_.first[i] + u) * width_ + columns_.first[j];
-            for (int64_t v = 0; v < columns_.taps; v++) {
-                const float across = columns_.weights[j * columns_.taps + v];
-                if (across != 0) work(row + v, down * across);
+    // Rows are added up first, then columns.
+    void resize(const Resize& how, const float* from, const ChannelRows& source, float* to,
+                const ChannelRows& target) const {
+#pragma omp parallel for collapse(2) schedule(static)
+        for (int64_t panel = 0; panel < source.panels(); panel++)
+            for (int64_t row = 0; row < how.rows.size(); row++) {
+                float* const line = floats(lines_) + omp_get_thread_num() * line_size_;
+                const int64_t n = panel / source.blocks(), block = panel % source.blocks();
+                const float* const x = from + source.offset(n, block);
+                float* const y = to + target.offset(n, block) + row * how.columns.size() * target.inner_stride;
+                for (int64_t lane = 0; lane < source.lanes; lane += widest) {
+                    const int64_t lanes = std::min(widest, source.lanes - lane);
+                    add_rows(x + lane, how.pixels * source.inner_stride, how.rows.begin(row), how.rows.end(row),
+                             how.pixels, lanes, source.inner_stride, line);
+                    add_columns(line, how.columns, lanes, target.inner_stride, y + lane);
+                }
             }
-        }
     }
 
-    float mean(const float* x, int64_t i, int64_t j) const {
-        float sum = 0;
-        each_tap(i, j, [&](int64_t at, float weight) { sum += weight * x[at]; });
-        return sum;
-    }
-
-    float mean_of_numbers(const float* x, int64_t i, int64_t j) const {
-        float sum = 0, numbers = 0, others = 0;
-        each_tap(i, j, [&](int64_t at, float weight) {
-            if (std::isnan(x[at])) {
-                others += weight;
-            } else {
-                sum += weight * x[at];
-                numbers += weight;
-            }
-        });
-        return others > numbers / 2 ? std::numeric_limits<float>::quiet_NaN() : sum / numbers;
-    }
-
-    bool skips_;
-    Axis rows_, columns_;
-    int64_t planes_, height_, width_;
+    Resize forward_, backward_;
+    ChannelRows x_{}, y_{};
+    int64_t line_size_;
+    memory lines_;  // one for each thread
 };
 
 static const RegisterOp<Resample> registered("Resample");

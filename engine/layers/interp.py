@@ -5,11 +5,28 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from engine.layers.base import Layer, Shape
+import numpy as np
+
+from engine.layers.base import Attributes, Layer, Shape
 from engine.layers.registry import register
 
 if TYPE_CHECKING:
     from engine.layers.builder import Builder
+
+
+def aligned(bottom: Shape, top: Shape, crop: tuple[int, int] = (0, 0)) -> Attributes:
+    """Of the op Resample: bilinear, with aligned corners, where the first and the last pixel of the bottom, after
+    `crop` pixels at each side, become those of the top."""
+    attributes: Attributes = {}
+    for name, size, wanted in zip(("row", "column"), bottom[2:], top[2:], strict=True):
+        last = size - sum(crop) - 1
+        places = np.arange(wanted) * (last / (wanted - 1) if wanted > 1 else 0.0)
+        first = np.minimum(places.astype(np.int64), max(last - 1, 0))
+        weight = places - first  # of the second
+        attributes[f"{name}_first"] = (crop[0] + first).tolist()
+        attributes[f"{name}_weights"] = np.stack([1 - weight, weight], 1).ravel().tolist()
+        attributes[f"{name}_taps"] = 2
+    return attributes
 
 
 @register("Interp")
@@ -53,9 +70,8 @@ class Interp(Layer):
         return [size + (size - 1) * (param.zoom_factor - 1) for size in shrunk]
 
     def lower(self, builder: Builder) -> None:
-        x = builder.plain(self, builder.tensor(self.bottoms[0]))
-        attributes = {"crop_begin": -self.param.pad_beg, "crop_end": -self.param.pad_end}
-        builder.op("Interp", self, [x], attributes)
+        crop = (-self.param.pad_beg, -self.param.pad_end)
+        builder.op("Resample", self, [builder.tensor(self.bottoms[0])], aligned(self.shapes[0], self.tops[0].shape, crop))
 
     def flops(self) -> int:
         return 9 * math.prod(self.tops[0].shape)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.layers.base import Attributes, Layer, Shape
+from engine.layers.interp import aligned
 from engine.layers.registry import register
 
 if TYPE_CHECKING:
@@ -94,8 +95,8 @@ class Resample(Resizing):
         return taps(size, centers, reach, lambda distance: kernel(distance * scale), name)
 
     def lower(self, builder: Builder) -> None:
-        x = builder.plain(self, builder.tensor(self.bottoms[0]))
-        builder.op("Resample", self, [x], {**self._axis("row", 0), **self._axis("column", 1), "skip_nan": False})
+        x = builder.tensor(self.bottoms[0])
+        builder.op("Resample", self, [x], {**self._axis("row", 0), **self._axis("column", 1)})
 
 
 @register("Downsample")
@@ -124,7 +125,7 @@ class Downsample(Resizing):
         if self.tops[0].shape == self.shapes[0]:
             builder.view(self, x, self.shapes[0], self.tops[0])
             return
-        builder.op("Resample", self, [x], {**self._axis("row", 0), **self._axis("column", 1), "skip_nan": True})
+        builder.op("Downsample", self, [x], {**self._axis("row", 0), **self._axis("column", 1)})
 
 
 @register("Accum")
@@ -168,10 +169,9 @@ class Accum(Layer):
     def lower(self, builder: Builder) -> None:
         top, parts = self.tops[0], []
         for blob, shape in zip(self.bottoms, self._parts):
-            x = builder.plain(self, builder.tensor(blob))
-            if shape[2:] != top.shape[2:]:
-                crop = {"crop_begin": 0, "crop_end": 0}
-                x = builder.op("Interp", self, [x], crop, tops=[], shapes=[(*shape[:2], *top.shape[2:])])[0]
+            x, size = builder.tensor(blob), (*shape[:2], *top.shape[2:])
+            if shape != size:
+                x = builder.op("Resample", self, [x], aligned(shape, size), tops=[], shapes=[size])[0]
             parts.append(x)
         builder.op("Concat", self, parts, {"axis": 1})
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.layers.blocked import run_blocked
-from tests.layers.harness import check_gradients, error_of, net_text, run
+from tests.layers.harness import BLOCK, check_gradients, error_of, make_net, net_text, run, set_top_diff
 
 RANDOM = np.random.default_rng(3)
 
@@ -41,9 +41,29 @@ def test_forward_and_gradients(params, height, width, crop):
     check_gradients(net_text(layer(params), x=x.shape), {"x": x})
 
 
-def test_blocked():
-    net = run_blocked(layer("zoom_factor: 3").replace('bottom: "x"', 'bottom: "c"'), c=32)
+@pytest.mark.parametrize("channels", [32, 40])
+def test_blocked(channels):
+    net = run_blocked(layer("zoom_factor: 3").replace('bottom: "x"', 'bottom: "c"'), c=channels)
     np.testing.assert_allclose(net.blobs["y"].data, reference(net.blobs["c"].data, 13, 16), atol=1e-4)
+
+
+def test_channels_innermost():
+    """More of them than are worked on together, behind a convolution that lays them out so."""
+    x = RANDOM.normal(size=(2, 17, 9, 8)).astype(np.float32)
+    convolution = """layer { name: "c" type: "Convolution" bottom: "x" top: "c" convolution_param { num_output: 70
+        kernel_size: 5 weight_filler { type: "gaussian" std: 0.1 } } }"""
+    text = net_text(convolution + layer("height: 11 width: 6").replace('bottom: "x"', 'bottom: "c"'), x=x.shape)
+    net = make_net(text, keep_all=True)
+    net.blobs["x"].set(x)
+    net.forward()
+    if BLOCK == 16:
+        assert net.blobs["y"].tensor.layout == "acdb"
+    np.testing.assert_allclose(net.blobs["y"].data, reference(net.blobs["c"].data, 11, 6), atol=1e-4)
+    given = RANDOM.normal(size=net.blobs["y"].shape).astype(np.float32)
+    set_top_diff(net, "y", given)
+    net.backward()
+    wanted = matrix(5, 11).T @ given @ matrix(4, 6)
+    np.testing.assert_allclose(net.blobs["c"].diff, wanted, atol=1e-4)
 
 
 def test_corners_stay():
