@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "kernels/amx_gradient.h"
+#include "kernels/isa.h"
 #include "kernels/pair_gradient.h"
 #include "ops/common/winograd_passes.h"
 
@@ -84,8 +85,9 @@ private:
         Dims weights{out[1] / group, in[1] / group};
         if (group > 1) weights.insert(weights.begin(), group);
         for (int64_t k : spec_.attributes.integers("kernel")) weights.push_back(k);
-        src_ = any_layout(in, type);
-        dst_ = any_layout(out, type);
+        const bool innermost = type == memory::data_type::f32 && wastes_lanes();
+        src_ = innermost ? Layout(in, type, memory::format_tag::nhwc) : any_layout(in, type);
+        dst_ = innermost ? Layout(out, type, memory::format_tag::nhwc) : any_layout(out, type);
         weights_ = any_layout(weights, type);
         diff_weights_ = any_layout(weights, memory::data_type::f32);
         const auto kind =
@@ -106,6 +108,23 @@ private:
 
     data_pd make_backward_data(const forward_pd& hint) const {
         return data_pd(cpu(), how, src_, weights_, dst_, stride_, dilation_, pads_, pads_, hint, user_scratchpad());
+    }
+
+    // Whether blocks of 16 channels would have at least half as much padding as there is to compute, which costs more
+    // than to bring the blobs from them into channels last, where oneDNN's kernels have no padding: a float takes about
+    // as long to be brought as ten products.
+    bool wastes_lanes() const {
+        const Dims &in = input(0)->shape, &out = spec_.output_shapes[0];
+        if (in.size() != 4 || !may_use(Isa::avx512) || adds_ || spec_.attributes.integer("group", 1) != 1) return false;
+        for (const char* pass : {"forward", "data_gradient", "weight_gradient"})
+            if (kernel(pass) == "winograd") return false;
+        const auto padded = [](int64_t channels) { return (channels + 15) / 16 * 16; };
+        const int64_t read = in[1] < 4 ? in[1] : padded(in[1]);  // kernels of first layers have no blocks of these
+        const int64_t pixels = out[2] * out[3] * count_of(spec_.attributes.integers("kernel"));
+        const double products = double(in[1] * out[1] * pixels),
+                     wasted = double(read * padded(out[1]) * pixels) - products;
+        const auto floats = double(in[1] * in[2] * in[3] + out[1] * out[2] * out[3]);
+        return wasted > 0.5 * products && wasted > 40 * floats;
     }
 
     // Of two axes.

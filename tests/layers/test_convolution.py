@@ -7,6 +7,7 @@ from engine import proto
 from engine.config import parse_net
 from engine.net import PASSES, Net, NetOptions
 from tests.layers.harness import (
+    BLOCK,
     check_golden,
     check_gradients,
     error_of,
@@ -75,6 +76,30 @@ def test_forward_and_gradients(shape, params, window):
     weights, bias = (tensor.get() for tensor in net.params["layer"])
     np.testing.assert_allclose(net.forward()["y"], reference(x, weights, bias, *window), atol=1e-4)
     check_gradients(text, {"x": x})
+
+
+@pytest.mark.skipif(BLOCK < 16, reason="only AVX-512 has blocks of 16 channels")
+@pytest.mark.parametrize("channels, outputs, innermost", [(20, 50, True), (17, 70, True), (32, 64, False)])
+def test_few_channels_for_blocks_are_innermost(channels, outputs, innermost):
+    """Where blocks of 16 would be half padding; the results are the same."""
+    x = RANDOM.normal(size=(2, channels, 12, 12)).astype(np.float32)
+    text = net_text(layer(f"num_output: {outputs} kernel_size: 5"), x=x.shape)
+    net = make_net(text)
+    net.blobs["x"].set(x)
+    weights, bias = (tensor.get() for tensor in net.params["layer"])
+    window = ([1, 1], [0, 0], [1, 1], 1)
+    y = net.forward()["y"]
+    np.testing.assert_allclose(y, reference(x, weights, bias, *window), rtol=1e-4, atol=1e-3)
+    assert (net.tensors[net.graph.outputs[0]].layout == "acdb") == innermost
+    given = RANDOM.normal(size=y.shape).astype(np.float32)
+    set_top_diff(net, "y", given)
+    net.backward()
+    turned = np.ascontiguousarray(weights.transpose(1, 0, 2, 3)[:, :, ::-1, ::-1])
+    wanted = reference(given, turned, np.zeros(channels), [1, 1], [4, 4], [1, 1], 1)
+    np.testing.assert_allclose(net.blobs["x"].diff, wanted, rtol=1e-4, atol=1e-3)
+    sums = reference(x.swapaxes(0, 1), given.swapaxes(0, 1), np.zeros(outputs), *window).swapaxes(0, 1)
+    np.testing.assert_allclose(net.params["layer"][0].diff.get(), sums, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(net.params["layer"][1].diff.get(), given.sum((0, 2, 3)), rtol=1e-4, atol=1e-3)
 
 
 def test_intels_relu_in_the_layer():
