@@ -5,10 +5,29 @@
 #include <functional>
 #include <utility>
 
+#include "kernels/vectorised.h"
 #include "ops/common/elementwise.h"
 
 namespace engine {
 namespace {
+
+// Of `width` columns, whose rows are `step` apart. What is not a number gives way to the next, and takes the place of
+// the one before.
+ENGINE_VECTORISED void largest(const float* x, int64_t classes, int64_t step, int64_t width, float* best,
+                               float* place) {
+    std::copy_n(x, width, best);
+    std::fill_n(place, width, 0.f);
+    for (int64_t c = 1; c < classes; c++) {
+        const float* const row = x + c * step;
+        const auto number = float(c);
+#pragma omp simd
+        for (int64_t i = 0; i < width; i++) {
+            const bool stays = best[i] > row[i];
+            best[i] = stays ? best[i] : row[i];
+            place[i] = stays ? place[i] : number;
+        }
+    }
+}
 
 class ArgMax : public Op {
 public:
@@ -27,6 +46,7 @@ public:
     }
 
     void forward(const dnnl::stream&) override {
+        if (top_k_ == 1) return find_largest();
 #pragma omp parallel if (positions_ * classes_ > chunk_size)
         {
             std::vector<Entry> entries(classes_);
@@ -36,6 +56,18 @@ public:
     }
 
 private:
+    void find_largest() const {
+        const float* const x = input(0)->data();
+        float* const y = outputs_[0]->data();
+        Strips{positions_ / inner_, classes_, inner_}.each([=, this](int64_t, int64_t n, int64_t begin, int64_t width) {
+            alignas(64) float best[Strips::widest], place[Strips::widest];
+            largest(x + n * classes_ * inner_ + begin, classes_, inner_, width, best, place);
+            float* const into = y + (pairs_ ? 2 : 1) * n * inner_ + begin;
+            std::copy_n(values_ ? best : place, width, into);
+            if (pairs_) into[1] = best[0];
+        });
+    }
+
     using Entry = std::pair<float, int64_t>;
 
     void find(int64_t position, std::vector<Entry>& entries) const {

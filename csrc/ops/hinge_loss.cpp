@@ -3,11 +3,31 @@
 // inputs: x (N, classes...), labels (N); attributes: loss_weight, squared.
 #include <algorithm>
 
+#include "kernels/vectorised.h"
 #include "ops/common/labels.h"
 #include "ops/common/row_loss.h"
 
 namespace engine {
 namespace {
+
+// Of scores of other classes than the label's.
+ENGINE_VECTORISED double losses(const float* x, int64_t length, bool squared) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t c = 0; c < length; c++) {
+        const float margin = 1 + x[c] < 0 ? 0 : 1 + x[c];
+        sum += squared ? margin * margin : margin;
+    }
+    return sum;
+}
+
+ENGINE_VECTORISED void slopes(const float* x, int64_t length, bool squared, float scale, float* diff) {
+#pragma omp simd
+    for (int64_t c = 0; c < length; c++) {
+        const float margin = 1 + x[c], slope = squared ? 2 * margin : 1;
+        diff[c] = margin > 0 ? scale * slope : 0;
+    }
+}
 
 class HingeLoss : public RowLoss {
 public:
@@ -20,12 +40,12 @@ public:
         labels_.read(input(1)->data());
         const float* const x = input(0)->data();
         add_up([=, this](int64_t i) {
-            double sum = 0;
-            for (int64_t c = 0; c < row_; c++) {
-                const double margin = std::max(1 - side(i, c) * x[i * row_ + c], 0.f);
-                sum += squared_ ? margin * margin : margin;
-            }
-            return sum;
+            const float* const row = x + i * row_;
+            const int32_t label = labels_[i];
+            if (label == Labels::ignored) return losses(row, row_, squared_);
+            const float own = std::max(1 - row[label], 0.f);
+            return losses(row, label, squared_) + losses(row + label + 1, row_ - label - 1, squared_) +
+                   (squared_ ? own * own : own);
         });
     }
 
@@ -35,17 +55,14 @@ public:
         const float scale = gradient_scale();
 #pragma omp parallel for
         for (int64_t i = 0; i < rows_; i++) {
-            for (int64_t c = 0; c < row_; c++) {
-                const float margin = 1 - side(i, c) * x[i * row_ + c];
-                const float slope = squared_ ? 2 * margin : 1;
-                diff[i * row_ + c] = margin > 0 ? -scale * side(i, c) * slope : 0;
-            }
+            const int32_t label = labels_[i];
+            const float own = label == Labels::ignored ? 0 : 1 - x[i * row_ + label];  // diff may lie where x does
+            slopes(x + i * row_, row_, squared_, scale, diff + i * row_);
+            if (label != Labels::ignored) diff[i * row_ + label] = own > 0 ? -scale * (squared_ ? 2 * own : 1) : 0;
         }
     }
 
 private:
-    float side(int64_t i, int64_t c) const { return labels_[i] == c ? 1.f : -1.f; }
-
     bool squared_;
     Labels labels_;
 };

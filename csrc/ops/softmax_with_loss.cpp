@@ -8,6 +8,7 @@
 #include <cfloat>
 #include <cmath>
 
+#include "kernels/double_sums.h"
 #include "kernels/vectorised.h"
 #include "ops/common/softmax_loss_op.h"
 
@@ -17,6 +18,14 @@ namespace {
 ENGINE_VECTORISED void subtract(const float* p, float uniform, float scale, float* diff, int64_t length) {
 #pragma omp simd
     for (int64_t k = 0; k < length; k++) diff[k] = scale * (p[k] - uniform);
+}
+
+// Probabilities that have underflowed count as the smallest normal number, so that a loss is never infinite.
+double minus_log(float p) { return -std::log(std::max(p, FLT_MIN)); }
+
+ENGINE_VECTORISED void minus_logs(float* p, int64_t length) {
+#pragma omp simd
+    for (int64_t i = 0; i < length; i++) p[i] = -logf(p[i] < FLT_MIN ? FLT_MIN : p[i]);
 }
 
 class SoftmaxWithLoss : public SoftmaxLossOp {
@@ -70,20 +79,17 @@ private:
             diff[k] = scale * (total * p[k] - uniform - (1 - smoothing_) * target[k]);
     }
 
-    // Probabilities that have underflowed count as the smallest normal number, so that a loss is never infinite.
-    static double minus_log(float p) { return -std::log(std::max(p, FLT_MIN)); }
-
     double strip_loss(int64_t n, int64_t begin, int64_t end) const override {
-        const float* const p = probabilities_->data() + n * classes_ * inner_;
-        const float* const target = distributions_ ? input(1)->data() + n * classes_ * inner_ : nullptr;
-        float* const losses = outputs_.size() > 2 ? outputs_[2]->data() + n * inner_ : nullptr;
-        double sum = 0;
-        for (int64_t j = begin; j < end; j++) {
-            const double loss = target ? distribution_loss(p + j, target + j) : label_loss(p + j, n * inner_ + j);
-            sum += loss;
-            if (losses) losses[j] = float(loss);
+        alignas(64) float buffer[Strips::widest];
+        float* const losses = outputs_.size() > 2 ? outputs_[2]->data() + n * inner_ + begin : buffer;
+        const float* const p = probabilities_->data() + n * classes_ * inner_ + begin;
+        if (distributions_) {
+            const float* const target = input(1)->data() + n * classes_ * inner_ + begin;
+            for (int64_t j = 0; j < end - begin; j++) losses[j] = float(distribution_loss(p + j, target + j));
+        } else {
+            label_losses(p, n * inner_ + begin, losses, end - begin);
         }
-        return sum;
+        return sum_of(losses, end - begin);
     }
 
     double distribution_loss(const float* p, const float* target) const {
@@ -96,15 +102,23 @@ private:
         return (1 - smoothing_) * own + smoothing_ / double(classes_) * total * all;
     }
 
-    double label_loss(const float* p, int64_t position) const {
-        const int32_t label = labels_[position];
-        if (label == Labels::ignored) return 0;
-        const double weight = weights_.empty() ? 1 : weights_[size_t(label)];
-        const double own = (1 - smoothing_) * minus_log(p[label * inner_]);
-        if (smoothing_ == 0) return weight * own;
-        double all = 0;
-        for (int64_t c = 0; c < classes_; c++) all += minus_log(p[c * inner_]);
-        return weight * (own + smoothing_ / double(classes_) * all);
+    // Of `width` labels from `position` on; p: the probabilities of the first class.
+    void label_losses(const float* p, int64_t position, float* losses, int64_t width) const {
+        for (int64_t j = 0; j < width; j++) {
+            const int32_t label = labels_[position + j];
+            losses[j] = label == Labels::ignored ? 1 : p[label * inner_ + j];
+        }
+        minus_logs(losses, width);
+        if (smoothing_ == 0 && weights_.empty()) return;
+        for (int64_t j = 0; j < width; j++) {
+            const int32_t label = labels_[position + j];
+            if (label == Labels::ignored) continue;
+            double all = 0;
+            if (smoothing_ != 0)
+                for (int64_t c = 0; c < classes_; c++) all += minus_log(p[c * inner_ + j]);
+            const double weight = weights_.empty() ? 1 : weights_[size_t(label)];
+            losses[j] = float(weight * ((1 - smoothing_) * losses[j] + smoothing_ / double(classes_) * all));
+        }
     }
 
     float smoothing_;

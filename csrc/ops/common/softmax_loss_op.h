@@ -10,9 +10,10 @@ class SoftmaxLossOp : public SoftmaxOp {
 public:
     void forward(const dnnl::stream& stream) override {
         const int64_t valid = distributions_ ? outer_ * inner_ : labels_.read(input(1)->data());
-        SoftmaxOp::forward(stream);
+        if (!in_columns_) SoftmaxOp::forward(stream);
         normalizer_ = fixed_normalizer_ > 0 ? fixed_normalizer_ : double(std::max<int64_t>(valid, 1));
         const auto loss = [this](int64_t n, int64_t begin, int64_t width) {
+            if (in_columns_) compute_strip(n, begin, width);  // which is then in the cache
             return strip_loss(n, begin, begin + width);
         };
         const double sum = sum_of_strips(strips(), losses_, loss);

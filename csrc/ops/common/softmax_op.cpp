@@ -1,38 +1,46 @@
 #include "ops/common/softmax_op.h"
 
+#include <omp.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-#include "kernels/chunks.h"
 #include "kernels/vectorised.h"
+#include "ops/common/elementwise.h"
+#include "threads.h"
 
 namespace engine {
 
 namespace {
 
-// Of `width` columns, whose rows are `step` apart.
-ENGINE_VECTORISED void values(const float* x, float* y, int64_t classes, int64_t step, int64_t width) {
+// Of `width` columns, whose rows are `step` apart. They are worked on in `strip`, as rows that lie so far apart take
+// the same place in a cache.
+ENGINE_VECTORISED void values(const float* x, float* y, int64_t classes, int64_t step, int64_t width, float* strip) {
     alignas(64) float largest[Strips::widest], sum[Strips::widest];
     std::copy_n(x, width, largest);
-    for (int64_t c = 1; c < classes; c++) {
+    for (int64_t c = 0; c < classes; c++) {
         const float* const row = x + c * step;
+        float* const kept = strip + c * width;
 #pragma omp simd
-        for (int64_t i = 0; i < width; i++) largest[i] = row[i] > largest[i] ? row[i] : largest[i];
+        for (int64_t i = 0; i < width; i++) {
+            kept[i] = row[i];
+            largest[i] = row[i] > largest[i] ? row[i] : largest[i];
+        }
     }
     std::fill_n(sum, width, 0.f);
     for (int64_t c = 0; c < classes; c++) {
-        const float* const row = x + c * step;
-        float* const into = y + c * step;
+        float* const kept = strip + c * width;
 #pragma omp simd
-        for (int64_t i = 0; i < width; i++) sum[i] += into[i] = expf(row[i] - largest[i]);
+        for (int64_t i = 0; i < width; i++) sum[i] += kept[i] = expf(kept[i] - largest[i]);
     }
 #pragma omp simd
     for (int64_t i = 0; i < width; i++) sum[i] = 1 / sum[i];
     for (int64_t c = 0; c < classes; c++) {
+        const float* const kept = strip + c * width;
         float* const into = y + c * step;
 #pragma omp simd
-        for (int64_t i = 0; i < width; i++) into[i] *= sum[i];
+        for (int64_t i = 0; i < width; i++) into[i] = kept[i] * sum[i];
     }
 }
 
@@ -76,7 +84,10 @@ void SoftmaxOp::add_softmax(const TensorPtr& x, const TensorPtr& y, int axis) {
     in_rows_ = inner_ == 1 && is_plain(x->layout);
     touch(Pass::forward, {x, y});
     may_overwrite(Pass::forward, x, y);
-    if (in_columns_) return;
+    if (in_columns_) {
+        columns_ = scratch(plain_layout({threads(), classes_ * strips().width()}));
+        return;
+    }
     const dnnl::softmax_forward::primitive_desc pd(cpu(), forward_kind(spec_), algorithm::softmax_accurate, x->layout,
                                                    x->layout, axis, user_scratchpad());
     forward_calls_.push_back(
@@ -109,12 +120,13 @@ void SoftmaxOp::forward(const dnnl::stream& stream) {
         if (in_rows_) spread_nans(y_->data(), outer_, classes_);
         return;
     }
-    const float* const x = x_->data();
-    float* const y = y_->data();
-    strips().each([&](int64_t, int64_t n, int64_t begin, int64_t width) {
-        const int64_t at = n * classes_ * inner_ + begin;
-        values(x + at, y + at, classes_, inner_, width);
-    });
+    strips().each([this](int64_t, int64_t n, int64_t begin, int64_t width) { compute_strip(n, begin, width); });
+}
+
+void SoftmaxOp::compute_strip(int64_t n, int64_t begin, int64_t width) const {
+    const int64_t at = n * classes_ * inner_ + begin;
+    float* const strip = floats(columns_) + omp_get_thread_num() * classes_ * strips().width();
+    values(x_->data() + at, y_->data() + at, classes_, inner_, width, strip);
 }
 
 void SoftmaxOp::backward(const dnnl::stream& stream) {

@@ -16,19 +16,22 @@ protected:
     void add_softmax_backward(const TensorPtr& wanted);
 
     Strips strips() const { return {outer_, classes_, inner_}; }
+    // Of one strip, with in_columns_, instead of forward().
+    void compute_strip(int64_t n, int64_t begin, int64_t width) const;
 
     int64_t outer_, classes_, inner_;  // of x, around the axis; add_softmax() sets them
+    // A row-major (outer, classes, inner) with inner above 1, where oneDNN has no fast kernel.
+    bool in_columns_ = false;
 
 public:
     void forward(const dnnl::stream& stream) override;
     void backward(const dnnl::stream& stream) override;
 
 private:
-    // A row-major (outer, classes, inner) with inner above 1, where oneDNN has no fast kernel.
-    bool in_columns_ = false;
     bool in_rows_ = false;  // a row-major (outer, classes)
     int axis_;
     TensorPtr x_, y_, wanted_;
+    memory columns_;  // a strip of each thread
 };
 
 }  // namespace engine
