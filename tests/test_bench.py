@@ -30,9 +30,30 @@ def tool(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "tools/bench"))
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     yield importlib.import_module
-    names = "kernel_limit torch_nets train build_csrc data infer sequences slow_rank deaths autotune"
+    names = "kernel_limit layers torch_nets train build_csrc data infer sequences slow_rank deaths autotune"
     for name in names.split():
         sys.modules.pop(name, None)
+
+
+def test_layers_beside_pytorch_are_layers(tool):
+    layers = tool("layers")
+    for case in layers.CASES.values():
+        compile(case.op, case.layer, "eval")
+        assert parse_net(layers.text_of(case, behind_convolutions=True)).message.layer[-1].top == ["top"]
+
+
+def test_a_layer_beside_pytorch_is_timed_in_layouts_in_which_it_has_a_row_of_its_own(tool, tmp_path):
+    layers = tool("layers")
+    relu = layers.of_one('type: "ReLU"', "F.relu(x)", (2, 16, 8, 8))
+    ways = layers.by_engine(relu, tmp_path / "shapes", 1)
+    assert len(ways) == 1  # a convolution would apply it on its way
+    ways += layers.by_engine(replace(relu, layer='type: "PReLU"'), tmp_path / "shapes", 1)
+    assert (tmp_path / "shapes").read_text() == "[[16]]"
+    assert len(ways) == 3
+    for top, step in ways:
+        assert top.shape == (2, 16, 8, 8)
+        assert min(step()) > 0
+    assert (ways[0][0] == relu.bottoms()[0].clip(0)).all()
 
 
 def test_kernels_of_resnet50(tool):
