@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "kernels/vectorised.h"
+#include "kernels/add_row.h"
 
 namespace engine {
 
@@ -15,16 +15,6 @@ constexpr int64_t line = 64, few_bytes = 32 << 10;  // not worth waking other th
 // Where the share of a thread begins, of `length` bytes of a row: at a cache line.
 int64_t share(int64_t length, int64_t thread, int64_t team) {
     return thread == team ? length : length * thread / team / line * line;
-}
-
-ENGINE_VECTORISED void add_row(const float* from, float* to, int64_t length) {
-#pragma omp simd
-    for (int64_t i = 0; i < length; i++) to[i] += from[i];
-}
-
-ENGINE_VECTORISED void add_row(const bf16* from, bf16* to, int64_t length) {
-#pragma omp simd
-    for (int64_t i = 0; i < length; i++) store(number(to[i]) + number(from[i]), to[i]);
 }
 
 template <typename T>
