@@ -10,8 +10,6 @@
 
 #include "kernels/vectorised.h"
 
-#define ENGINE_BODY __attribute__((always_inline))
-
 // Without contraction to FMA every vector width gives the same bits, so that ranks on different processors stay equal;
 // the passes are bound by memory, it costs nothing. (GCC forgets such options inside clones when they come from a
 // pragma.)

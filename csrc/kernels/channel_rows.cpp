@@ -21,7 +21,7 @@ struct Panel {
 
 // The usual numbers of lanes become constants, so that a row is one vector.
 template <typename Body>
-inline __attribute__((always_inline)) void with_lanes(int64_t lanes, const Body& body) {
+ENGINE_INLINE void with_lanes(int64_t lanes, const Body& body) {
     if (lanes == 16) return body(std::integral_constant<int64_t, 16>());
     if (lanes == 8) return body(std::integral_constant<int64_t, 8>());
     body(lanes);
@@ -34,7 +34,7 @@ ENGINE_VECTORISED void affine_run(const float* x, float scale, float shift, floa
 
 ENGINE_VECTORISED void affine_panel(const Panel& panel, const float* x, const float* scale, const float* shift,
                                     float* y) {
-    with_lanes(panel.lanes, [&](auto lanes) __attribute__((always_inline)) {
+    with_lanes(panel.lanes, [&](auto lanes) ENGINE_BODY {
         for (int64_t row = 0; row < panel.rows; row++, x += panel.step, y += panel.step) {
 #pragma omp simd
             for (int64_t lane = 0; lane < lanes; lane++) y[lane] = x[lane] * scale[lane] + shift[lane];
@@ -66,7 +66,7 @@ constexpr int64_t most_lanes = 16;  // of a block; channels-last rows are longer
 constexpr int64_t stretch_rows = 64;
 
 ENGINE_VECTORISED void sum_block(const Panel& panel, const float* a, const float* b, double* sums) {
-    with_lanes(panel.lanes, [&](auto lanes) __attribute__((always_inline)) {
+    with_lanes(panel.lanes, [&](auto lanes) ENGINE_BODY {
         std::fill(sums, sums + lanes, 0.0);
         for (int64_t begin = 0; begin < panel.rows; begin += stretch_rows) {
             float sum[most_lanes] = {};

@@ -5,8 +5,6 @@
 
 #include "kernels/vectorised.h"
 
-#define ENGINE_INLINE inline __attribute__((always_inline))
-
 namespace engine {
 namespace {
 

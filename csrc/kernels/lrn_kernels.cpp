@@ -18,15 +18,14 @@ struct Part {
 };
 
 template <bool squared>
-inline __attribute__((always_inline)) void add(const float* x, float* sum, int64_t length) {
+ENGINE_INLINE void add(const float* x, float* sum, int64_t length) {
 #pragma omp simd
     for (int64_t i = 0; i < length; i++) sum[i] += squared ? x[i] * x[i] : x[i];
 }
 
 // sum[i] = that of x, or of x^2, over the neighbours of column begin + i of a row.
 template <bool squared>
-inline __attribute__((always_inline)) void add_up(const Part& part, const float* x, int64_t row, int64_t begin,
-                                                  int64_t end, float* sum) {
+ENGINE_INLINE void add_up(const Part& part, const float* x, int64_t row, int64_t begin, int64_t end, float* sum) {
     std::fill_n(sum, end - begin, 0.f);
     const int64_t last = std::min(row + part.half, part.rows - 1);
     for (int64_t other = std::max<int64_t>(row - part.half, 0); other <= last; other++) {
@@ -44,14 +43,14 @@ inline __attribute__((always_inline)) void add_up(const Part& part, const float*
 
 // Calls work(row, begin, end) for stretches of the part's rows.
 template <typename Work>
-inline __attribute__((always_inline)) void over_stretches(const Part& part, const Work& work) {
+ENGINE_INLINE void over_stretches(const Part& part, const Work& work) {
     for (int64_t row = 0; row < part.rows; row++)
         for (int64_t begin = part.begin; begin < part.end; begin += most_columns)
             work(row, begin, std::min(begin + most_columns, part.end));
 }
 
 ENGINE_VECTORISED void values_of(const Part& part, const LrnKernels& lrn, const float* x, float* scales, float* y) {
-    over_stretches(part, [&](int64_t row, int64_t begin, int64_t end) __attribute__((always_inline)) {
+    over_stretches(part, [&](int64_t row, int64_t begin, int64_t end) ENGINE_BODY {
         float* const scale = scales + row * part.step;
         add_up<true>(part, x, row, begin, end, scale + begin);
         const float* const from = x + row * part.step;
@@ -67,7 +66,7 @@ ENGINE_VECTORISED void values_of(const Part& part, const LrnKernels& lrn, const 
 // given scales^-beta - 2 alpha beta x sum over the neighbours of given x scales^-(beta + 1)
 ENGINE_VECTORISED void gradients_of(const Part& part, const LrnKernels& lrn, const float* x, const float* scales,
                                     const float* given, float* ratios, float* wanted) {
-    over_stretches(part, [&](int64_t row, int64_t begin, int64_t end) __attribute__((always_inline)) {
+    over_stretches(part, [&](int64_t row, int64_t begin, int64_t end) ENGINE_BODY {
         const int64_t at = row * part.step;
 #pragma omp simd
         for (int64_t i = at + begin; i < at + end; i++) {
@@ -76,7 +75,7 @@ ENGINE_VECTORISED void gradients_of(const Part& part, const LrnKernels& lrn, con
         }
     });
     const float factor = 2 * lrn.alpha * lrn.beta;
-    over_stretches(part, [&](int64_t row, int64_t begin, int64_t end) __attribute__((always_inline)) {
+    over_stretches(part, [&](int64_t row, int64_t begin, int64_t end) ENGINE_BODY {
         float sum[most_columns];
         add_up<false>(part, ratios, row, begin, end, sum);
         const float* const from = x + row * part.step + begin;

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "kernels/norm_rows.h"
+#include "kernels/vectorised.h"
 
 namespace engine {
 

@@ -8,9 +8,6 @@
 namespace engine {
 namespace {
 
-#define ENGINE_INLINE inline __attribute__((always_inline))
-#define ENGINE_BODY __attribute__((always_inline))  // of lambdas
-
 constexpr int wide = ENGINE_REGISTER == 8 ? 8 : 16;  // a vector in pieces goes through memory wherever it is cut
 typedef float Vector __attribute__((vector_size(4 * wide)));
 typedef uint32_t Bits __attribute__((vector_size(4 * wide)));

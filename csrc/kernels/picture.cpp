@@ -326,8 +326,8 @@ ENGINE_VECTORISED void to_brightness(const uint8_t* pixels, int count, uint8_t* 
 
 // One colour of a row of pixels, (pixel - mean) * scale.
 template <typename MeanAt>
-inline __attribute__((always_inline)) void write_colour(const uint32_t* pixels, int shift, std::ptrdiff_t count,
-                                                        MeanAt mean_at, float scale, float* out) {
+ENGINE_INLINE void write_colour(const uint32_t* pixels, int shift, std::ptrdiff_t count, MeanAt mean_at, float scale,
+                                float* out) {
     for (std::ptrdiff_t i = 0; i < count; ++i) out[i] = (float(int(pixels[i] >> shift & 255)) - mean_at(i)) * scale;
 }
 

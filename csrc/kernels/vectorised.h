@@ -18,3 +18,7 @@ __attribute__((simd("notinbranch"), const)) float powf(float, float) noexcept;
 #else
 #define ENGINE_VECTORISED
 #endif
+
+// What a clone is to compile for its own vector width.
+#define ENGINE_INLINE inline __attribute__((always_inline))
+#define ENGINE_BODY __attribute__((always_inline))  // of lambdas
