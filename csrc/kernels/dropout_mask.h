@@ -9,9 +9,11 @@
 
 namespace engine {
 
-// Steele, Lea and Flood's splitmix64: neighbouring numbers become unrelated ones.
+// Steele, Lea and Flood's splitmix64: neighbouring numbers become unrelated ones. Their sequence is of numbers that lie
+// `golden` apart.
+constexpr uint64_t golden = 0x9e3779b97f4a7c15u;
 inline uint64_t mix(uint64_t x) {
-    x += 0x9e3779b97f4a7c15u;
+    x += golden;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
     return x ^ (x >> 31);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "kernels/dropout_mask.h"
 #include "kernels/vectorised.h"
 #include "kernels/whole.h"
 
@@ -299,18 +300,11 @@ void move(const Picture& picture, const double* m) {
     }
 }
 
-uint64_t splitmix(uint64_t& state) {
-    uint64_t z = state += 0x9E3779B97F4A7C15u;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-}
-
 void dot(const Picture& picture, const double* values) {
     const int n = picture.channels;
     uint64_t state = uint64_t(whole(values[1]));
-    for (int64_t left = whole(values[0] * double(picture.count())); left > 0; --left) {
-        const uint64_t place = splitmix(state);
+    for (int64_t left = whole(values[0] * double(picture.count())); left > 0; --left, state += golden) {
+        const uint64_t place = mix(state);
         uint8_t* const p = picture.pixels + std::ptrdiff_t((place >> 32) * uint64_t(picture.count()) >> 32) * n;
         const bool salt = place & 1;
         for (int c = 0; c < n; ++c) p[c] = values[2] < 0 ? (salt ? 255 : 0) : to_byte(values[2 + c]);
