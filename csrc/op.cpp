@@ -163,10 +163,7 @@ static std::optional<PackedWeights> packed_weights(const Layout& from, const Lay
 Op::Call Op::reorder(const memory& from, const memory& to) {
     Call call{{}, {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}}};
     if (const auto packed = packed_weights(from.get_desc(), to.get_desc()))
-        call.own = [packed = *packed, from, to] {
-            packed.pack(static_cast<const float*>(from.get_data_handle()),
-                        static_cast<uint16_t*>(to.get_data_handle()));
-        };
+        call.own = [packed = *packed, from, to] { packed.pack(address<float>(from), address<uint16_t>(to)); };
     else
         call.primitive = dnnl::reorder(from, to);
     return call;

@@ -101,6 +101,16 @@ struct Tensor {
     bool accumulate = false;  // of a parameter's diff: writers add to it (iter_size, shared parameters)
 };
 
+// Where a memory's or a tensor's elements are.
+template <typename T>
+T* address(const dnnl::memory& memory) {
+    return static_cast<T*>(memory.get_data_handle());
+}
+template <typename T>
+T* address(const TensorPtr& tensor) {
+    return static_cast<T*>(tensor->buffer->address());
+}
+
 Dims dense_dims(const Dims& shape);  // oneDNN has no scalars: () becomes (1)
 Layout plain_layout(const Dims& shape, dnnl::memory::data_type type = dnnl::memory::data_type::f32);
 bool is_plain(const Layout& layout);

@@ -154,15 +154,6 @@ private:
     bool adds() const { return spec_.inputs.size() == 2; }
 
     template <typename T>
-    static T* at(const memory& memory) {
-        return static_cast<T*>(memory.get_data_handle());
-    }
-    template <typename T>
-    static T* at(const TensorPtr& tensor) {
-        return static_cast<T*>(tensor->buffer->address());
-    }
-
-    template <typename T>
     bool goes_past_caches(const T* result) const {
         return grid_.per_channel() * grid_.channels() * int64_t(sizeof(T)) > cached_bytes &&
                grid_.aligned(sizeof(T), 64) && reinterpret_cast<uintptr_t>(result) % 64 == 0;
@@ -173,10 +164,10 @@ private:
     void forward_of(bool again) {
         const NormKernels<T>& kernels = norm_kernels<T>();
         Normalisation<T> job{};
-        job.x = at<T>(input(0));
-        job.residual = adds() ? at<T>(added_) : nullptr;
+        job.x = address<T>(input(0));
+        job.residual = adds() ? address<T>(added_) : nullptr;
         job.relu = relu_;
-        job.y = at<T>(outputs_[0]);
+        job.y = address<T>(outputs_[0]);
         job.past_caches = job.y != job.x && job.y != job.residual && goes_past_caches(job.y);
         const auto write = [&](int64_t part, int64_t first, int64_t last) {
             normalise(kernels, job, part, first, last);
@@ -237,7 +228,7 @@ private:
 
     // Two rows of sums for every part, in forward of deviations and their squares, in backward those of gradients.
     float* sums(int which, int64_t part, int64_t channel) const {
-        return at<float>(sums_) + (which * grid_.parts() + part) * grid_.channels() + channel;
+        return address<float>(sums_) + (which * grid_.parts() + part) * grid_.channels() + channel;
     }
 
     // adds(slice, panel, begin, begin in x, to sums of lanes, and to others) for a part, from 0.
@@ -363,11 +354,11 @@ private:
     void backward_of() {
         const NormKernels<T>& kernels = norm_kernels<T>();
         Gradient<T> job{};
-        job.x = at<T>(input(0));
-        job.given = at<T>(given_[0]);
-        job.other = given_.size() == 2 ? at<T>(given_[1]) : nullptr;
-        job.y = relu_ && adds() ? at<T>(outputs_[0]) : nullptr;
-        job.kept = kept_ ? at<T>(kept_) : nullptr;
+        job.x = address<T>(input(0));
+        job.given = address<T>(given_[0]);
+        job.other = given_.size() == 2 ? address<T>(given_[1]) : nullptr;
+        job.y = relu_ && adds() ? address<T>(outputs_[0]) : nullptr;
+        job.kept = kept_ ? address<T>(kept_) : nullptr;
         run_grid([&](int64_t part, int64_t first, int64_t last) { sum_gradient(kernels, job, part, first, last); },
                  [&](const ChannelSlice& slice) { gather_gradients(slice); }, [&] { add_ranks(); },
                  [&](const ChannelSlice& slice) { set_means(slice); },
@@ -376,7 +367,7 @@ private:
                  });
         if (job.kept) clear_padding(rows_, sizeof(T), job.kept);
         if (input_gradient(0) && input(0)->layout == layout_)  // else its blocks are a larger blob's
-            clear_padding(rows_, sizeof(T), at<T>(input(0)->diff));
+            clear_padding(rows_, sizeof(T), address<T>(input(0)->diff));
     }
 
     // The job, moved to where a panel begins. Whether a ReLU was open can be told from x unless something was added.
@@ -437,7 +428,7 @@ private:
     template <typename T>
     void write_gradient(const NormKernels<T>& kernels, Gradient<T> job, int64_t part, int64_t first,
                         int64_t last) const {
-        T* const wanted = at<T>(input(0)->diff);
+        T* const wanted = address<T>(input(0)->diff);
         const bool in_place = wanted == job.given || wanted == job.other || wanted == job.kept;
         const bool past_caches = !in_place && goes_past_caches(wanted), masked = job.kept;
         if (masked) job.given = job.kept;

@@ -58,9 +58,7 @@ private:
         int64_t offset, pitch, length, whole_pitch;
 
         RowCopy copy(const memory& mine, const memory& whole, bool forward) const {
-            char *const here = static_cast<char*>(mine.get_data_handle()), *const there = static_cast<char*>(
-                                                                                              whole.get_data_handle()) +
-                                                                                          offset;
+            char *const here = address<char>(mine), *const there = address<char>(whole) + offset;
             if (forward) return {{here, pitch}, {there, whole_pitch}, length};
             return {{there, whole_pitch}, {here, pitch}, length};
         }

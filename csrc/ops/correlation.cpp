@@ -99,7 +99,7 @@ private:
     int64_t offset(int64_t d) const { return (down_[d] * columns_ + across_[d]) * channels_; }
 
     const float* at(size_t side, int64_t n, int64_t row, int64_t column) const {
-        const float* const all = static_cast<const float*>(padded_[side].get_data_handle());
+        const float* const all = address<float>(padded_[side]);
         return all + ((n * rows_ + row) * columns_ + column) * channels_;
     }
 
@@ -123,7 +123,7 @@ private:
 
     // Samples in parallel, and bands of the padded rows: each writes to its own.
     void differentiate(size_t side) const {
-        float* const all = static_cast<float*>(wanted_.get_data_handle());
+        float* const all = address<float>(wanted_);
         const float scale = 1 / float(kernel_ * kernel_ * channels_);
         const int64_t run = kernel_ * channels_;
 #pragma omp parallel for collapse(2) schedule(static)

@@ -130,7 +130,7 @@ private:
     // The gradient of the bias, summed in an order that does not depend on the number of threads.
     template <typename T>
     void sum_bias() {
-        const T* const given = static_cast<const T*>(outputs_[0]->diff->buffer->address());
+        const T* const given = address<T>(outputs_[0]->diff);
         const int64_t blocks = rows_.blocks(), padded = rows_.padded_channels();
 #pragma omp parallel for schedule(static) if (!rows_.small())
         for (int64_t panel = 0; panel < rows_.panels(); panel++) {

@@ -38,7 +38,7 @@ public:
 
     // Where two are equal the gradient goes where Caffe sends it: to the second of the first two, else to the earlier.
     void forward(const dnnl::stream& stream) override {
-        uint8_t* const which = static_cast<uint8_t*>(which_->buffer->address());
+        uint8_t* const which = address<uint8_t>(which_);
         const auto higher = [&](size_t i, const float* a, const float* b, float* y, int64_t begin, int64_t length) {
             if (i == 1) std::memset(which + begin, 0, length);
             raise(a, b, i > 1, uint8_t(i), y, which + begin, length);
@@ -48,7 +48,7 @@ public:
     }
 
     void backward(const dnnl::stream& stream) override {
-        const uint8_t* const which = static_cast<const uint8_t*>(which_->buffer->address());
+        const uint8_t* const which = address<uint8_t>(which_);
         write_gradients(stream, [&](size_t i, const float* given, float* into, int64_t begin, int64_t length) {
             select(given, which + begin, uint8_t(i), into, length);
         });

@@ -42,8 +42,8 @@ public:
         }
         if (bias_ && param_gradient(1)) {
             const TensorPtr& diff = param(1)->diff;
-            sum_columns(given, int64_t(rows_.size()), width_, static_cast<float*>(of_blocks_.get_data_handle()),
-                        diff->data(), diff->accumulate);
+            sum_columns(given, int64_t(rows_.size()), width_, address<float>(of_blocks_), diff->data(),
+                        diff->accumulate);
         }
     }
 

@@ -167,10 +167,9 @@ private:
         call.own = [n, outputs, is_narrow, dy = gradient(), diff = param(1)->diff,
                     of_blocks = scratch(plain_layout({blocks_of(n), outputs}))] {
             const auto sum = [&](const auto* given) {
-                sum_columns(given, n, outputs, static_cast<float*>(of_blocks.get_data_handle()), diff->data(),
-                            diff->accumulate);
+                sum_columns(given, n, outputs, address<float>(of_blocks), diff->data(), diff->accumulate);
             };
-            is_narrow ? sum(static_cast<const bf16*>(dy->buffer->address())) : sum(dy->data());
+            is_narrow ? sum(address<bf16>(dy)) : sum(dy->data());
         };
         backward_calls_.push_back(std::move(call));
     }

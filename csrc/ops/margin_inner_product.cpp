@@ -95,7 +95,7 @@ public:
         if (touched(Pass::backward).empty()) return;
         if (margin_ == 1) return Op::backward(stream);
         const float* const given = outputs_[0]->diff->data();
-        float* const changed = static_cast<float*>(changed_.get_data_handle());
+        float* const changed = address<float>(changed_);
         const float lambda = float(this->lambda()), share = 1 / (1 + lambda);
 #pragma omp parallel for
         for (int64_t i = 0; i < samples_; i++) {

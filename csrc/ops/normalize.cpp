@@ -95,7 +95,7 @@ public:
 
 private:
     float scale(int64_t c) const { return param(0)->data()[shared_ ? 0 : c]; }
-    float* sums() const { return static_cast<float*>(sums_.get_data_handle()); }
+    float* sums() const { return address<float>(sums_); }
 
     Strips strips() const { return {outer_, channels_, inner_}; }
 

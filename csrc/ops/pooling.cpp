@@ -130,9 +130,9 @@ private:
     void scale_border(const memory& y) const {
         if (border_.empty()) return;
         if (y.get_desc().get_data_type() == memory::data_type::bf16)
-            scale_border(static_cast<bf16*>(y.get_data_handle()));
+            scale_border(address<bf16>(y));
         else
-            scale_border(static_cast<float*>(y.get_data_handle()));
+            scale_border(address<float>(y));
     }
 
     template <typename T>

@@ -95,11 +95,6 @@ public:
     }
 
 private:
-    template <typename T>
-    static T* at(const memory& memory) {
-        return static_cast<T*>(memory.get_data_handle());
-    }
-
     // Calls work(panel, its first element, its first channel, in padded ones).
     template <typename Work>
     void over_panels(const Work& work) const {
@@ -113,8 +108,8 @@ private:
 
     template <typename T>
     void values() const {
-        const T* const x = at<T>(input(0)->memory);
-        T* const y = at<T>(outputs_[0]->memory);
+        const T* const x = address<T>(input(0)->memory);
+        T* const y = address<T>(outputs_[0]->memory);
         over_panels([&](int64_t, int64_t begin, int64_t channel) {
             if (in_runs())
                 values_of_run(rows_.inner, x + begin, slopes_[channel], y + begin);
@@ -125,8 +120,8 @@ private:
 
     template <typename T>
     void gradients() {
-        const T *const x = at<T>(input(0)->memory), *const given = at<T>(outputs_[0]->diff->memory);
-        T* const wanted = at<T>(wanted_);
+        const T *const x = address<T>(input(0)->memory), *const given = address<T>(outputs_[0]->diff->memory);
+        T* const wanted = address<T>(wanted_);
         over_panels([&](int64_t panel, int64_t begin, int64_t channel) {
             double* const sums = &sums_[panel * rows_.lanes];
             std::fill_n(sums, rows_.lanes, 0.);

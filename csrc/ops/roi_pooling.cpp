@@ -114,7 +114,7 @@ public:
 private:
     static constexpr int32_t nothing = -1;
 
-    int32_t* picked() const { return static_cast<int32_t*>(which_->buffer->address()); }
+    int32_t* picked() const { return address<int32_t>(which_); }
     float* wanted(int64_t n, int64_t block, int64_t pixel) const {
         return input(0)->diff->data() + from_.offset(n, block) + pixel * from_.inner_stride;
     }

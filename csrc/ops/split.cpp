@@ -69,8 +69,7 @@ private:
     template <typename T>
     void add_to_kept() const {
         for (const memory& term : memories_)
-            add_rows({static_cast<const T*>(term.get_data_handle()), from_.pitch},
-                     {static_cast<T*>(input(0)->diff->buffer->address()), to_.pitch}, to_.length, to_.count);
+            add_rows({address<T>(term), from_.pitch}, {address<T>(input(0)->diff), to_.pitch}, to_.length, to_.count);
     }
 
     int64_t kept_;

@@ -29,7 +29,7 @@ public:
 
     void forward(const dnnl::stream& stream) override {
         run(forward_calls_, stream);
-        const float* const mask = static_cast<const float*>(mask_.get_data_handle());
+        const float* const mask = address<float>(mask_);
         const int64_t blocks = x_.blocks();
         bool fits = true;
 #pragma omp parallel for schedule(static) reduction(&& : fits)
@@ -53,7 +53,7 @@ public:
 
     void backward(const dnnl::stream& stream) override {
         run(backward_calls_, stream);
-        const float* const mask = static_cast<const float*>(backward_mask_.get_data_handle());
+        const float* const mask = address<float>(backward_mask_);
         const int64_t blocks = x_.blocks();
 #pragma omp parallel for schedule(static)
         for (int64_t panel = 0; panel < x_.panels(); panel++) {

@@ -77,7 +77,7 @@ void Affine::backward(const dnnl::stream&) {
     for (const Coefficient* each : {&scale_, &shift_}) {
         if (!each->wants_gradient()) continue;
         const float* const factor = each == &scale_ ? input(0)->data() : nullptr;
-        sum_channels(rows_, given, factor, static_cast<double*>(each->sums.get_data_handle()));
+        sum_channels(rows_, given, factor, address<double>(each->sums));
         write_gradient(*each);
     }
     // Last, because it may be written over `given`.
@@ -87,7 +87,7 @@ void Affine::backward(const dnnl::stream&) {
 }
 
 void Affine::write_gradient(const Coefficient& coefficient) const {
-    const double* sums = static_cast<const double*>(coefficient.sums.get_data_handle());
+    const double* sums = address<double>(coefficient.sums);
     const TensorPtr& diff = coefficient.tensor->diff;
     const int64_t padded = rows_.padded_channels(), terms = rows_.outer / copies_;
     float* into = diff->data();

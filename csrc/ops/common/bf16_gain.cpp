@@ -26,7 +26,7 @@ public:
              {std::pair{DNNL_ARG_SRC, pd.src_desc()}, std::pair{DNNL_ARG_WEIGHTS, pd.weights_desc()},
               std::pair{DNNL_ARG_DST, pd.dst_desc()}}) {
             memory blob(layout, cpu());
-            std::fill_n(static_cast<char*>(blob.get_data_handle()), layout.get_size(), 0);
+            std::fill_n(address<char>(blob), layout.get_size(), 0);
             arguments_.emplace(argument, blob);
         }
     }

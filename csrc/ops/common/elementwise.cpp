@@ -19,12 +19,12 @@ ENGINE_VECTORISED static void narrow(const float* x, bf16* y, int64_t length) {
 
 const float* Numbers::read(int64_t begin, int64_t length, float* buffer) const {
     if (!narrow_) return floats() + begin;
-    widen(static_cast<const bf16*>(memory_.get_data_handle()) + begin, buffer, length);
+    widen(address<bf16>(memory_) + begin, buffer, length);
     return buffer;
 }
 
 void Numbers::close(int64_t begin, int64_t length, const float* buffer) const {
-    if (narrow_) narrow(buffer, static_cast<bf16*>(memory_.get_data_handle()) + begin, length);
+    if (narrow_) narrow(buffer, address<bf16>(memory_) + begin, length);
 }
 
 void Numbers::clear() const { std::memset(memory_.get_data_handle(), 0, memory_.get_desc().get_size()); }

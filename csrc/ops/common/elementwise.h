@@ -29,7 +29,7 @@ public:
     void clear_padding(const ChannelRows& rows) const;
 
 private:
-    float* floats() const { return static_cast<float*>(memory_.get_data_handle()); }
+    float* floats() const { return address<float>(memory_); }
 
     dnnl::memory memory_;
     bool narrow_ = false;
@@ -59,6 +59,6 @@ void weighted_sum(const std::vector<Numbers>& x, const std::vector<float>& coeff
 // The same for one piece of one x.
 void scaled(const float* x, float coefficient, float* y, int64_t length);
 
-inline float* floats(const dnnl::memory& memory) { return static_cast<float*>(memory.get_data_handle()); }
+inline float* floats(const dnnl::memory& memory) { return address<float>(memory); }
 
 }  // namespace engine

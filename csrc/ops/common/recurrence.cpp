@@ -25,7 +25,7 @@ ENGINE_VECTORISED void clip_row(float limit, float* x, int64_t length) {
 // Rows of a memory that are `length` numbers long.
 template <typename Number>
 Number* row_of(const memory& rows, int64_t index, int64_t length) {
-    return static_cast<Number*>(rows.get_data_handle()) + index * length;
+    return address<Number>(rows) + index * length;
 }
 
 // Calls work(row) with row `index`, of bf16 or float.
@@ -39,7 +39,7 @@ void with_row(bool narrow, const memory& rows, int64_t index, int64_t length, co
 
 // Step t of rows of all steps, where a step has `count` numbers.
 void* at_step(bool narrow, const memory& rows, int64_t t, int64_t count) {
-    return static_cast<char*>(rows.get_data_handle()) + t * count * int64_t(narrow ? sizeof(bf16) : sizeof(float));
+    return address<char>(rows) + t * count * int64_t(narrow ? sizeof(bf16) : sizeof(float));
 }
 
 // For products that are added to what stands there.
@@ -87,7 +87,7 @@ memory Recurrence::matrix(const Product& product, const Layout& layout, Calls& c
     for (const size_t i : product.matrices) parts.push_back(param(i));
     Call call;
     call.own = [parts, whole] {
-        float* to = row_of<float>(whole, 0, 0);
+        float* to = address<float>(whole);
         for (const auto& part : parts) to = std::copy_n(part->data(), part->count(), to);
     };
     calls.push_back(std::move(call));
@@ -197,7 +197,7 @@ void Recurrence::sum_result_gradients(size_t k, size_t i) {
     call.own = [narrow = is_narrow(), rows, outputs = m.outputs, gradients = m.gradients, diff = param(i)->diff,
                 of_blocks = scratch(plain_layout({blocks_of(rows), m.outputs}))] {
         with_row(narrow, gradients, 0, outputs, [&](const auto* given) {
-            sum_columns(given, rows, outputs, row_of<float>(of_blocks, 0, 0), diff->data(), diff->accumulate);
+            sum_columns(given, rows, outputs, address<float>(of_blocks), diff->data(), diff->accumulate);
         });
     };
     finish_.push_back(std::move(call));

@@ -50,9 +50,7 @@ protected:
     float* after(size_t state, int64_t t, int64_t n) const {
         return states_[state]->data() + (t * batch_ + n) * hidden_;
     }
-    float* gradient(size_t state, int64_t n) const {
-        return static_cast<float*>(gradients_[state].get_data_handle()) + n * hidden_;
-    }
+    float* gradient(size_t state, int64_t n) const { return address<float>(gradients_[state]) + n * hidden_; }
     float cont(int64_t t, int64_t n) const { return input(1)->data()[t * batch_ + n]; }
 
     // Adds what the units get from x and the static input, from number `begin` of the drive on.

@@ -162,7 +162,7 @@ protected:
         }
         memory plain(plain_layout(kept_weights_.get_desc().get_dims()), cpu());
         dnnl::reorder(given_weights_, plain).execute(stream, given_weights_, plain);
-        fold(static_cast<float*>(plain.get_data_handle()), static_cast<float*>(kept_bias_.get_data_handle()));
+        fold(address<float>(plain), address<float>(kept_bias_));
         dnnl::reorder(plain, kept_weights_).execute(stream, plain, kept_weights_);
     }
 

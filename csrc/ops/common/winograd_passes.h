@@ -82,14 +82,14 @@ protected:
             add_own(forward_calls_, [=] {
                 if (!constant_ || transformed_ != writes()) transform_weights(room, weights, false);
                 transformed_ = writes();
-                const float* const bias = kept_bias_ ? values<float>(kept_bias_) : bias_ ? param(1)->data() : nullptr;
+                const float* const bias = kept_bias_ ? address<float>(kept_bias_) : bias_ ? param(1)->data() : nullptr;
                 const Dims &in = input(0)->shape, &seen = spec_.output_shapes[0];
                 for_chunks(seen, room, [&](int64_t group, const Tiles& tiles) {
-                    transform.input(images(in, group, x_channels()), values<T>(x), pad_, tiles, room.x.points());
+                    transform.input(images(in, group, x_channels()), address<T>(x), pad_, tiles, room.x.points());
                     run(products[size_t(group)], stream_);
                     transform.output(images(seen, group, y_channels()), room.y.points(), tiles, bias,
-                                     added ? values<T>(added) : nullptr, activation_ && activation_->is_relu(),
-                                     values<T>(outputs_[0]->memory));
+                                     added ? address<T>(added) : nullptr, activation_ && activation_->is_relu(),
+                                     address<T>(outputs_[0]->memory));
                 });
             });
         });
@@ -116,18 +116,19 @@ protected:
             add_own(backward_calls_, [=, first = products[0], next = products[1]] {
                 const Dims &in = input(0)->shape, &seen = spec_.output_shapes[0];
                 for_chunks(seen, room, [&](int64_t group, const Tiles& tiles) {
-                    transform.input(images(in, group, x_channels()), values<T>(x), pad_, tiles, room.x.points());
-                    transform.output_gradient(images(seen, group, y_channels()), values<T>(dy), tiles, room.y.points());
+                    transform.input(images(in, group, x_channels()), address<T>(x), pad_, tiles, room.x.points());
+                    transform.output_gradient(images(seen, group, y_channels()), address<T>(dy), tiles,
+                                              room.y.points());
                     clear_behind(room, tiles.count);
                     run((tiles.first > 0 ? next : first)[size_t(group)], stream_);
                 });
                 const int64_t size = y_channels() * x_channels() * 9;
                 for (int64_t group = 0; group < groups(); group++)
                     transform.weights_gradient(room.w[size_t(group)].points(), y_channels(), x_channels(),
-                                               values<float>(weights.memory) + group * size);
+                                               address<float>(weights.memory) + group * size);
                 if (bias_)
-                    transform.bias_gradient(images(seen, 0, seen[1]), seen[0], values<T>(dy),
-                                            values<float>(bias.memory));
+                    transform.bias_gradient(images(seen, 0, seen[1]), seen[0], address<T>(dy),
+                                            address<float>(bias.memory));
             });
         });
         finish(weights, backward_calls_);
@@ -152,10 +153,10 @@ protected:
                 const Dims &in = input(0)->shape, &out = spec_.output_shapes[0];
                 transform_weights(room, weights, true);
                 for_chunks(in, room, [&](int64_t group, const Tiles& tiles) {
-                    transform.input(images(out, group, y_channels()), values<T>(dy), 2 - pad_, tiles, room.y.points());
+                    transform.input(images(out, group, y_channels()), address<T>(dy), 2 - pad_, tiles, room.y.points());
                     run(products[size_t(group)], stream_);
                     transform.output(images(in, group, x_channels()), room.x.points(), tiles, nullptr, nullptr, false,
-                                     values<T>(dx.memory));
+                                     address<T>(dx.memory));
                 });
             });
         });
@@ -175,7 +176,7 @@ private:
         Layout transposed() const {
             return Layout({Points::count, columns, rows}, memory::data_type::f32, Dims{stride, 1, columns});
         }
-        Points points() const { return {values<float>(at), stride}; }
+        Points points() const { return {address<float>(at), stride}; }
 
         int64_t rows = 0, columns = 0, stride = 0;
         memory at;
@@ -187,11 +188,6 @@ private:
         Matrices x, y;
         std::vector<Matrices> w;
     };
-
-    template <typename T>
-    static T* values(const memory& from) {
-        return static_cast<T*>(from.get_data_handle());
-    }
 
     int64_t groups() const { return spec_.attributes.integer("group", 1); }
     int64_t x_channels() const { return input(0)->shape[1] / groups(); }
@@ -266,7 +262,7 @@ private:
     void transform_weights(const Room& room, const memory& weights, bool turned) const {
         const int64_t size = y_channels() * x_channels() * 9;
         for (int64_t group = 0; group < groups(); group++)
-            winograd_kernels<float>()->weights(values<float>(weights) + group * size, y_channels(), x_channels(),
+            winograd_kernels<float>()->weights(address<float>(weights) + group * size, y_channels(), x_channels(),
                                                turned, room.w[size_t(group)].points());
     }
 
@@ -283,7 +279,7 @@ private:
     static void clear_behind(const Room& room, int64_t count) {
         for (const Matrices* each : {&room.x, &room.y})
             for (int64_t point = 0; point < Points::count; point++)
-                std::fill_n(values<float>(each->at) + point * each->stride + count * each->columns,
+                std::fill_n(address<float>(each->at) + point * each->stride + count * each->columns,
                             (room.chunk - count) * each->columns, 0.f);
     }
 
