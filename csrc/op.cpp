@@ -66,6 +66,8 @@ void Op::place_scratch(char* base) const {
     for (auto [memory, offset] : scratch_) memory.set_data_handle(base + offset);
 }
 
+void Op::add_own(Calls& calls, std::function<void()> own) { calls.push_back({{}, {}, std::move(own)}); }
+
 void Op::run(const Calls& calls, const dnnl::stream& stream) {
     for (const auto& call : calls) {
         const auto begin = std::chrono::steady_clock::now();

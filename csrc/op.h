@@ -131,6 +131,7 @@ protected:
         mutable int64_t nanoseconds = 0;  // of the last run
     };
     using Calls = std::vector<Call>;
+    static void add_own(Calls& calls, std::function<void()> own);
     static void run(const Calls& calls, const dnnl::stream& stream);
     static void execute(const Call& call, const dnnl::stream& stream);
 

@@ -163,15 +163,13 @@ private:
     void add_bias_gradient(int64_t n, int64_t outputs) {
         const bool is_narrow = gradient()->layout.get_data_type() == memory::data_type::bf16;
         fresh_scratch();
-        Call call;
-        call.own = [n, outputs, is_narrow, dy = gradient(), diff = param(1)->diff,
-                    of_blocks = scratch(plain_layout({blocks_of(n), outputs}))] {
+        add_own(backward_calls_, [n, outputs, is_narrow, dy = gradient(), diff = param(1)->diff,
+                                  of_blocks = scratch(plain_layout({blocks_of(n), outputs}))] {
             const auto sum = [&](const auto* given) {
                 sum_columns(given, n, outputs, address<float>(of_blocks), diff->data(), diff->accumulate);
             };
             is_narrow ? sum(address<bf16>(dy)) : sum(dy->data());
-        };
-        backward_calls_.push_back(std::move(call));
+        });
     }
 
     // Whether the gradient of weights is a sum over more rows than anything else is long, in plain memory: there a

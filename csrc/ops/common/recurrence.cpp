@@ -85,12 +85,10 @@ memory Recurrence::matrix(const Product& product, const Layout& layout, Calls& c
     const memory whole = scratch(layout);
     std::vector<TensorPtr> parts;
     for (const size_t i : product.matrices) parts.push_back(param(i));
-    Call call;
-    call.own = [parts, whole] {
+    add_own(calls, [parts, whole] {
         float* to = address<float>(whole);
         for (const auto& part : parts) to = std::copy_n(part->data(), part->count(), to);
-    };
-    calls.push_back(std::move(call));
+    });
     return whole;
 }
 
@@ -177,30 +175,26 @@ void Recurrence::build_weight_gradient(Multiplication& m) {
                         {DNNL_ARG_DST, into},
                         {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
     if (alone) return;
-    Call call;
-    call.own = [wanted, into, size = m.outputs * hidden_ / int64_t(wanted.size())] {
+    add_own(finish_, [wanted, into, size = m.outputs * hidden_ / int64_t(wanted.size())] {
         for (size_t i = 0; i < wanted.size(); i++) {
             if (!wanted[i]) continue;
             const float* const from = row_of<float>(into, int64_t(i), size);
             wanted[i]->accumulate ? add_row(from, wanted[i]->data(), size)
                                   : void(std::copy_n(from, size, wanted[i]->data()));
         }
-    };
-    finish_.push_back(std::move(call));
+    });
 }
 
 void Recurrence::sum_result_gradients(size_t k, size_t i) {
     if (!param_gradient(i)) return;
     const Multiplication& m = multiplications_[k];
     const int64_t rows = steps_ * batch_;
-    Call call;
-    call.own = [narrow = is_narrow(), rows, outputs = m.outputs, gradients = m.gradients, diff = param(i)->diff,
-                of_blocks = scratch(plain_layout({blocks_of(rows), m.outputs}))] {
+    add_own(finish_, [narrow = is_narrow(), rows, outputs = m.outputs, gradients = m.gradients, diff = param(i)->diff,
+                      of_blocks = scratch(plain_layout({blocks_of(rows), m.outputs}))] {
         with_row(narrow, gradients, 0, outputs, [&](const auto* given) {
             sum_columns(given, rows, outputs, address<float>(of_blocks), diff->data(), diff->accumulate);
         });
-    };
-    finish_.push_back(std::move(call));
+    });
 }
 
 uint64_t Recurrence::writes() const {

@@ -208,12 +208,6 @@ private:
         is_bf16() ? add(bf16{}) : add(float{});
     }
 
-    static void add_own(Calls& calls, std::function<void()> own) {
-        Call call;
-        call.own = std::move(own);
-        calls.push_back(std::move(call));
-    }
-
     // A chunk fills half of the second-level caches, but has rows enough for weights to be read seldom.
     Room make_room(bool keeps_weights) {
         constexpr int64_t cache = 1 << 20, fewest = 256;
