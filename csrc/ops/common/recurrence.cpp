@@ -19,7 +19,7 @@ ENGINE_VECTORISED void scale_row(float factor, const float* x, Number* y, int64_
 
 ENGINE_VECTORISED void clip_row(float limit, float* x, int64_t length) {
 #pragma omp simd
-    for (int64_t i = 0; i < length; i++) x[i] = std::clamp(x[i], -limit, limit);
+    for (int64_t i = 0; i < length; i++) x[i] = x[i] < -limit ? -limit : x[i] > limit ? limit : x[i];
 }
 
 // Rows of a memory that are `length` numbers long.
