@@ -63,9 +63,10 @@ ENGINE_VECTORISED void pool_row(const float* x, float* y, float* mask, const Axi
 #pragma omp simd
             for (int64_t i = begin; i < end; i++) {
                 const float value = from[i * stride];
+                const float place = float(int32_t(base + i * stride));  // of 64 bits the loop would be scalar
                 const bool better = value > y[i];
                 y[i] = better ? value : y[i];
-                mask[i] = better ? float(base + i * stride) : mask[i];
+                mask[i] = better ? place : mask[i];
             }
         }
 }
