@@ -75,8 +75,8 @@ and FocalLoss by any of its names; [dialects.md](dialects.md#lossparameter) has 
 and SigmoidCrossEntropyLoss. Without it all labels count. |
 | `normalization` | NormalizationMode | VALID | What the softmax losses, SigmoidCrossEntropyLoss, MultiBoxLoss and \
 SmoothL1LossOHEM divide by. `FULL`: all labels. `VALID`: those that are not `ignore_label`. `BATCH_SIZE`: the samples. \
-`PRE_FIXED`: `pre_fixed_normalizer`. `NONE`: 1. A SigmoidCrossEntropyLoss that does not give it has `BATCH_SIZE`. On several \
-ranks it is of [each rank's own batch](cluster.md#what-a-rank-computes-of-its-own-batch). |
+`PRE_FIXED`: `pre_fixed_normalizer`. `NONE`: 1. A SigmoidCrossEntropyLoss that does not give it has `BATCH_SIZE`. On \
+several ranks it is of [each rank's own batch](cluster.md#what-a-rank-computes-of-its-own-batch). |
 | `normalize` | bool | | The older spelling: true is `VALID`, false `BATCH_SIZE`. Beside `normalization` it has no \
 effect. |
 | `pre_fixed_normalizer` | float | 1 | What `normalization: PRE_FIXED` divides by, above 0. |

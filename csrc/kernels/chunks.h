@@ -1,7 +1,10 @@
 // Long arrays are worked on in pieces, which threads share.
 #pragma once
 
+#include <omp.h>
+
 #include <algorithm>
+#include <climits>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -25,6 +28,7 @@ struct Strips {
     static constexpr int64_t widest = 1024;
 
     int64_t samples, channels, positions;
+    int most_threads = INT_MAX;  // that may work on them
 
     int64_t width() const { return std::clamp<int64_t>((1 << 16) / channels / 16 * 16, 16, widest); }
     int64_t of_sample() const { return (positions + width() - 1) / width(); }
@@ -34,7 +38,7 @@ struct Strips {
     template <typename Work>
     void each(const Work& work) const {
         const int64_t strips = of_sample(), all = count(), most = width();
-#pragma omp parallel for schedule(static) if (all > 1)
+#pragma omp parallel for schedule(static) num_threads(std::min(most_threads, omp_get_max_threads())) if (all > 1)
         for (int64_t strip = 0; strip < all; strip++) {
             const int64_t begin = strip % strips * most;
             work(strip, strip / strips, begin, std::min(most, positions - begin));

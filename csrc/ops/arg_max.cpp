@@ -46,7 +46,7 @@ public:
     }
 
     void forward(const dnnl::stream&) override {
-        if (top_k_ == 1) return find_largest();
+        if (top_k_ == 1 && inner_ > 1) return find_largest();
 #pragma omp parallel if (positions_ * classes_ > chunk_size)
         {
             std::vector<Entry> entries(classes_);
@@ -62,9 +62,7 @@ private:
         Strips{positions_ / inner_, classes_, inner_}.each([=, this](int64_t, int64_t n, int64_t begin, int64_t width) {
             alignas(64) float best[Strips::widest], place[Strips::widest];
             largest(x + n * classes_ * inner_ + begin, classes_, inner_, width, best, place);
-            float* const into = y + (pairs_ ? 2 : 1) * n * inner_ + begin;
-            std::copy_n(values_ ? best : place, width, into);
-            if (pairs_) into[1] = best[0];
+            std::copy_n(values_ ? best : place, width, y + n * inner_ + begin);
         });
     }
 

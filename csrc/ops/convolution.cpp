@@ -4,6 +4,7 @@
 // weights in bf16 is taken by AMX where it can be.
 #include <omp.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "kernels/amx_gradient.h"
@@ -110,21 +111,18 @@ private:
         return data_pd(cpu(), how, src_, weights_, dst_, stride_, dilation_, pads_, pads_, hint, user_scratchpad());
     }
 
-    // Whether blocks of 16 channels would have at least half as much padding as there is to compute, which costs more
-    // than to bring the blobs from them into channels last, where oneDNN's kernels have no padding: a float takes about
-    // as long to be brought as ten products.
+    // Whether blocks of 16 channels would be half padding in kernels of 5 x 5 and more: there oneDNN is faster with
+    // channels last, by more than it takes to bring the blobs into that layout. (With 3 x 3 or holes it is not.)
     bool wastes_lanes() const {
         const Dims &in = input(0)->shape, &out = spec_.output_shapes[0];
-        if (in.size() != 4 || !may_use(Isa::avx512) || adds_ || spec_.attributes.integer("group", 1) != 1) return false;
+        if (in.size() != 4 || in[1] < 16 || !may_use(Isa::avx512) || adds_ ||
+            spec_.attributes.integer("group", 1) != 1 || count_of(spec_.attributes.integers("kernel")) < 25 ||
+            std::any_of(dilation_.begin(), dilation_.end(), [](int64_t holes) { return holes > 0; }))
+            return false;
         for (const char* pass : {"forward", "data_gradient", "weight_gradient"})
             if (kernel(pass) == "winograd") return false;
         const auto padded = [](int64_t channels) { return (channels + 15) / 16 * 16; };
-        const int64_t read = in[1] < 4 ? in[1] : padded(in[1]);  // kernels of first layers have no blocks of these
-        const int64_t pixels = out[2] * out[3] * count_of(spec_.attributes.integers("kernel"));
-        const double products = double(in[1] * out[1] * pixels),
-                     wasted = double(read * padded(out[1]) * pixels) - products;
-        const auto floats = double(in[1] * in[2] * in[3] + out[1] * out[2] * out[3]);
-        return wasted > 0.5 * products && wasted > 40 * floats;
+        return 2 * padded(in[1]) * padded(out[1]) > 3 * in[1] * out[1];
     }
 
     // Of two axes.

@@ -41,8 +41,7 @@ public:
         const float* const x = input(0)->data();
         add_up([=, this](int64_t i) {
             const float* const row = x + i * row_;
-            const int32_t label = labels_[i];
-            if (label == Labels::ignored) return losses(row, row_, squared_);
+            const int64_t label = labels_[i];
             const float own = std::max(1 - row[label], 0.f);
             return losses(row, label, squared_) + losses(row + label + 1, row_ - label - 1, squared_) +
                    (squared_ ? own * own : own);
@@ -55,10 +54,10 @@ public:
         const float scale = gradient_scale();
 #pragma omp parallel for
         for (int64_t i = 0; i < rows_; i++) {
-            const int32_t label = labels_[i];
-            const float own = label == Labels::ignored ? 0 : 1 - x[i * row_ + label];  // diff may lie where x does
+            const int64_t label = i * row_ + labels_[i];
+            const float own = 1 - x[label];  // diff may lie where x does
             slopes(x + i * row_, row_, squared_, scale, diff + i * row_);
-            if (label != Labels::ignored) diff[i * row_ + label] = own > 0 ? -scale * (squared_ ? 2 * own : 1) : 0;
+            diff[label] = own > 0 ? -scale * (squared_ ? 2 * own : 1) : 0;
         }
     }
 

@@ -116,7 +116,7 @@ public:
         y_ = both.top;
         output(0, top);
         line_size_ = std::min(x_.lanes, widest) * std::max(in[3], out[3]);
-        lines_ = scratch(plain_layout({threads(), line_size_}));
+        lines_ = scratch(plain_layout({threads_, line_size_}));
         touch(Pass::forward, {input(0), outputs_[0]});
         if (input_gradient(0) && output_gradient(0)) touch(Pass::backward, {outputs_[0]->diff, input(0)->diff});
     }
@@ -140,7 +140,8 @@ private:
     // Rows are added up first, then columns.
     void resize(const Resize& how, const float* from, const ChannelRows& source, float* to,
                 const ChannelRows& target) const {
-#pragma omp parallel for collapse(2) schedule(static)
+        const int team = std::min(threads_, threads());
+#pragma omp parallel for collapse(2) schedule(static) num_threads(team)
         for (int64_t panel = 0; panel < source.panels(); panel++)
             for (int64_t row = 0; row < how.rows.size(); row++) {
                 float* const line = floats(lines_) + omp_get_thread_num() * line_size_;
@@ -159,7 +160,8 @@ private:
     Resize forward_, backward_;
     ChannelRows x_{}, y_{};
     int64_t line_size_;
-    memory lines_;  // one for each thread
+    memory lines_;  // one for each of threads_
+    int threads_ = threads();
 };
 
 static const RegisterOp<Resample> registered("Resample");

@@ -71,7 +71,9 @@ class Interp(Layer):
 
     def lower(self, builder: Builder) -> None:
         crop = (-self.param.pad_beg, -self.param.pad_end)
-        builder.op("Resample", self, [builder.tensor(self.bottoms[0])], aligned(self.shapes[0], self.tops[0].shape, crop))
+        builder.op(
+            "Resample", self, [builder.tensor(self.bottoms[0])], aligned(self.shapes[0], self.tops[0].shape, crop)
+        )
 
     def flops(self) -> int:
         return 9 * math.prod(self.tops[0].shape)

@@ -31,6 +31,15 @@ def test_along_an_axis(shape, axis, top_k):
     np.testing.assert_array_equal(run(layer(text + " out_max_val: true"), x=x).blobs["y"].data, values)
 
 
+def test_what_is_not_a_number_gives_way_to_the_next():
+    """And takes the place of the one before: also where many places are looked for side by side."""
+    nan = np.nan
+    rows = np.array([[nan, 1, nan], [2, nan, 1], [nan, 3, 1], [1, 2, nan]], np.float32)
+    places = [2, 2, 1, 2]
+    np.testing.assert_array_equal(run(layer("axis: 1"), x=rows).blobs["y"].data[:, 0], places)
+    np.testing.assert_array_equal(run(layer("axis: 1"), x=rows.T[None]).blobs["y"].data[0, 0], places)
+
+
 @pytest.mark.parametrize("top_k", [1, 3])
 @pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4), (2, 3, 4, 5), (2, 3, 4, 5, 2)])
 def test_of_each_sample(shape, top_k):

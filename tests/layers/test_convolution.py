@@ -79,11 +79,14 @@ def test_forward_and_gradients(shape, params, window):
 
 
 @pytest.mark.skipif(BLOCK < 16, reason="only AVX-512 has blocks of 16 channels")
-@pytest.mark.parametrize("channels, outputs, innermost", [(20, 50, True), (17, 70, True), (32, 64, False)])
-def test_few_channels_for_blocks_are_innermost(channels, outputs, innermost):
-    """Where blocks of 16 would be half padding; the results are the same."""
+@pytest.mark.parametrize(
+    "channels, outputs, kernel, innermost",
+    [(20, 50, 5, True), (17, 70, 5, True), (32, 64, 5, False), (20, 50, 3, False), (4, 20, 5, False)],
+)
+def test_few_channels_for_blocks_are_innermost(channels, outputs, kernel, innermost):
+    """Where blocks of 16 would be half padding, and the kernel is large; the results are the same."""
     x = RANDOM.normal(size=(2, channels, 12, 12)).astype(np.float32)
-    text = net_text(layer(f"num_output: {outputs} kernel_size: 5"), x=x.shape)
+    text = net_text(layer(f"num_output: {outputs} kernel_size: {kernel}"), x=x.shape)
     net = make_net(text)
     net.blobs["x"].set(x)
     weights, bias = (tensor.get() for tensor in net.params["layer"])
@@ -95,7 +98,7 @@ def test_few_channels_for_blocks_are_innermost(channels, outputs, innermost):
     set_top_diff(net, "y", given)
     net.backward()
     turned = np.ascontiguousarray(weights.transpose(1, 0, 2, 3)[:, :, ::-1, ::-1])
-    wanted = reference(given, turned, np.zeros(channels), [1, 1], [4, 4], [1, 1], 1)
+    wanted = reference(given, turned, np.zeros(channels), [1, 1], [kernel - 1] * 2, [1, 1], 1)
     np.testing.assert_allclose(net.blobs["x"].diff, wanted, rtol=1e-4, atol=1e-3)
     sums = reference(x.swapaxes(0, 1), given.swapaxes(0, 1), np.zeros(outputs), *window).swapaxes(0, 1)
     np.testing.assert_allclose(net.params["layer"][0].diff.get(), sums, rtol=1e-4, atol=1e-3)

@@ -20,7 +20,7 @@ def test_golden(case):
 
 
 @pytest.mark.parametrize("norm, power", [("L1", 1), ("L2", 2)])
-@pytest.mark.parametrize("shape", [(4, 3), (3, 2, 2, 1)])
+@pytest.mark.parametrize("shape", [(4, 3), (3, 2, 2, 1), (2, 70)])
 def test_forward_and_gradients(norm, power, shape):
     x = RANDOM.normal(size=shape).astype(np.float32)
     x[np.abs(np.abs(x) - 1) < 0.05] = 0.5  # away from the kinks

@@ -77,6 +77,7 @@ void SoftmaxOp::add_softmax(const TensorPtr& x, const TensorPtr& y, int axis) {
     x_ = x;
     y_ = y;
     axis_ = axis;
+    threads_ = threads();
     classes_ = x->shape.at(axis);
     outer_ = count_of(Dims(x->shape.begin(), x->shape.begin() + axis));
     inner_ = count_of(Dims(x->shape.begin() + axis + 1, x->shape.end()));
@@ -85,7 +86,7 @@ void SoftmaxOp::add_softmax(const TensorPtr& x, const TensorPtr& y, int axis) {
     touch(Pass::forward, {x, y});
     may_overwrite(Pass::forward, x, y);
     if (in_columns_) {
-        columns_ = scratch(plain_layout({threads(), classes_ * strips().width()}));
+        columns_ = scratch(plain_layout({threads_, classes_ * strips().width()}));
         return;
     }
     const dnnl::softmax_forward::primitive_desc pd(cpu(), forward_kind(spec_), algorithm::softmax_accurate, x->layout,

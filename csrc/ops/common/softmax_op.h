@@ -15,7 +15,7 @@ protected:
     // Its gradient, which backward() computes; `wanted` may lie in the memory of y->diff.
     void add_softmax_backward(const TensorPtr& wanted);
 
-    Strips strips() const { return {outer_, classes_, inner_}; }
+    Strips strips() const { return {outer_, classes_, inner_, threads_}; }
     // Of one strip, with in_columns_, instead of forward().
     void compute_strip(int64_t n, int64_t begin, int64_t width) const;
 
@@ -31,7 +31,8 @@ private:
     bool in_rows_ = false;  // a row-major (outer, classes)
     int axis_;
     TensorPtr x_, y_, wanted_;
-    memory columns_;  // a strip of each thread
+    memory columns_;  // a strip of each of threads_
+    int threads_ = 0;
 };
 
 }  // namespace engine
