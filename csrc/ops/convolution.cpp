@@ -173,8 +173,6 @@ private:
         return Layout(dims, memory::data_type::f32, memory::format_tag::ohwi);
     }
 
-    static bf16* numbers(const TensorPtr& tensor) { return static_cast<bf16*>(tensor->buffer->address()); }
-
     // For a kernel that can close a ReLU on its way; other activations are closed before it.
     std::function<ResultGradient()> closing() {
         const bool closes = leaves_activation() && activation_->is_relu();
@@ -184,13 +182,13 @@ private:
             close_activation();
         const TensorPtr dy = gradient(), given = closes ? outputs_[0]->diff : dy,
                         result = closes ? outputs_[0] : nullptr;
-        return [=]() -> ResultGradient { return {numbers(given), result ? numbers(result) : nullptr, numbers(dy)}; };
+        return [=]() -> ResultGradient {
+            return {address<bf16>(given), result ? address<bf16>(result) : nullptr, address<bf16>(dy)};
+        };
     }
 
     void add_own_gradient(std::function<void()> run) {
-        Call call;
-        call.own = std::move(run);
-        backward_calls_.push_back(std::move(call));
+        add_own(backward_calls_, std::move(run));
         touch(Pass::backward, {input(0), gradient()});
     }
 
@@ -202,9 +200,8 @@ private:
         const TensorPtr &x = input(0), &weights = param(0)->diff;
         const TensorPtr bias = bias_ && param_gradient(1) ? param(1)->diff : nullptr;
         add_own_gradient([=] {
-            job.run(numbers(x), dy(), {weights->data(), weights->accumulate},
-                    {bias ? bias->data() : nullptr, bias && bias->accumulate},
-                    static_cast<char*>(room.get_data_handle()));
+            job.run(address<bf16>(x), dy(), {weights->data(), weights->accumulate},
+                    {bias ? bias->data() : nullptr, bias && bias->accumulate}, address<char>(room));
         });
     }
 
@@ -217,9 +214,8 @@ private:
         const Target bias = bias_ ? writing_gradient(1, plain_layout({spec_.output_shapes[0][1]})) : Target{};
         const TensorPtr& x = input(0);
         add_own_gradient([=] {
-            const auto floats = [](const memory& at) { return static_cast<float*>(at.get_data_handle()); };
-            job.run(numbers(x), dy(), floats(weights.memory), bias_ ? floats(bias.memory) : nullptr,
-                    static_cast<char*>(room.get_data_handle()));
+            job.run(address<bf16>(x), dy(), address<float>(weights.memory),
+                    bias_ ? address<float>(bias.memory) : nullptr, address<char>(room));
         });
         finish(weights, backward_calls_);
         finish(bias, backward_calls_);

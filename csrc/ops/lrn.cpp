@@ -48,14 +48,15 @@ public:
     void forward(const dnnl::stream& stream) override {
         Op::forward(stream);
         if (kernels_.size == 0) return;
-        kernels_.values(floats(x_), scales_->data(), floats(y_.memory));
+        kernels_.values(address<float>(x_), scales_->data(), address<float>(y_.memory));
         run(after_forward_, stream);
     }
 
     void backward(const dnnl::stream& stream) override {
         Op::backward(stream);
         if (kernels_.size == 0) return;
-        kernels_.gradients(floats(seen_), scales_->data(), floats(given_), floats(ratios_), floats(wanted_.memory));
+        kernels_.gradients(address<float>(seen_), scales_->data(), address<float>(given_), address<float>(ratios_),
+                           address<float>(wanted_.memory));
         run(after_backward_, stream);
     }
 

@@ -144,7 +144,7 @@ private:
 #pragma omp parallel for collapse(2) schedule(static) num_threads(team)
         for (int64_t panel = 0; panel < source.panels(); panel++)
             for (int64_t row = 0; row < how.rows.size(); row++) {
-                float* const line = floats(lines_) + omp_get_thread_num() * line_size_;
+                float* const line = address<float>(lines_) + omp_get_thread_num() * line_size_;
                 const int64_t n = panel / source.blocks(), block = panel % source.blocks();
                 const float* const x = from + source.offset(n, block);
                 float* const y = to + target.offset(n, block) + row * how.columns.size() * target.inner_stride;

@@ -62,8 +62,8 @@ void Affine::build_backward() {
 }
 
 const float* Affine::pad(const memory& into, const TensorPtr& values, float missing) const {
-    pad_channels(rows_, values ? values->data() : nullptr, missing, copies_, floats(into));
-    return floats(into);
+    pad_channels(rows_, values ? values->data() : nullptr, missing, copies_, address<float>(into));
+    return address<float>(into);
 }
 
 void Affine::forward(const dnnl::stream&) {

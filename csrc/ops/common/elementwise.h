@@ -59,6 +59,4 @@ void weighted_sum(const std::vector<Numbers>& x, const std::vector<float>& coeff
 // The same for one piece of one x.
 void scaled(const float* x, float coefficient, float* y, int64_t length);
 
-inline float* floats(const dnnl::memory& memory) { return address<float>(memory); }
-
 }  // namespace engine

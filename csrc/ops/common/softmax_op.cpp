@@ -126,7 +126,7 @@ void SoftmaxOp::forward(const dnnl::stream& stream) {
 
 void SoftmaxOp::compute_strip(int64_t n, int64_t begin, int64_t width) const {
     const int64_t at = n * classes_ * inner_ + begin;
-    float* const strip = floats(columns_) + omp_get_thread_num() * classes_ * strips().width();
+    float* const strip = address<float>(columns_) + omp_get_thread_num() * classes_ * strips().width();
     values(x_->data() + at, y_->data() + at, classes_, inner_, width, strip);
 }
 
