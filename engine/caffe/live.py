@@ -45,10 +45,16 @@ class LiveNet:
         graph = net.graph.layers
         self._places = [i for i, layer in enumerate(graph) if layer.name in named]
         self.layers: list[Layer] = [graph[i] for i in self._places]
+        self._starts = [self._start_of(place) for place in self._places]
         self._splits = [
             (i, layer) for i, layer in enumerate(graph) if layer.type == "Split" and layer not in self.layers
         ]
-        self._reader_of = {blob: number for number, layer in enumerate(self.layers) for blob in layer.bottoms}
+        self._reader_of = {
+            blob: number
+            for number, (start, place) in enumerate(zip(self._starts, self._places))
+            for layer in graph[start : place + 1]
+            for blob in layer.bottoms
+        }
         self._versions = self._find_versions()
         self._data_of = {name: versions[-1] for name, versions in self._versions.items()}  # what the names stand for
         self._diff_of = dict(self._data_of)
@@ -58,6 +64,13 @@ class LiveNet:
         for layer in net.self_fed:  # constants stay as they are, unless somebody writes into them
             for blob, values in layer.feed(self.step, net.seed).items():
                 net.feed(blob, values)
+
+    def _start_of(self, place: int) -> int:
+        """Of the layer at `place`: the first of the hidden Casts right before it, which convert what it reads."""
+        start, graph = place, self.net.graph.layers
+        while start and graph[start - 1].type == "Cast" and start - 1 not in self._places:
+            start -= 1
+        return start
 
     def _find_versions(self) -> dict[str, list[_Version]]:
         versions: dict[str, list[_Version]] = {}
@@ -289,7 +302,7 @@ class LiveNet:
     def _slice(self, first: int, last: int) -> slice:
         if (first, last) == (0, len(self.layers) - 1):
             return ALL
-        return slice(self._places[first], self._places[last] + 1)
+        return slice(self._starts[first], self._places[last] + 1)
 
 
 def _in_order(net: Net) -> dict[tuple[str, int], Blob]:

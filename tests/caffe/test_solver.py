@@ -173,6 +173,47 @@ def test_bf16(tmp_path, monkeypatch):
     assert before.any()
 
 
+MIXED = """force_backward: true
+layer { name: "x" type: "Input" top: "x" top: "label"
+  input_param { shape { dim: 2 dim: 8 } shape { dim: 2 dim: 8 } } }
+layer { name: "ip" type: "InnerProduct" bottom: "x" top: "ip"
+  inner_product_param { num_output: 8 weight_filler { type: "xavier" } } }
+layer { name: "power" type: "Power" bottom: "ip" top: "power" power_param { scale: 2 } }
+layer { name: "a" type: "InnerProduct" bottom: "power" top: "a"
+  inner_product_param { num_output: 8 weight_filler { type: "xavier" } } }
+layer { name: "b" type: "InnerProduct" bottom: "power" top: "b"
+  inner_product_param { num_output: 8 weight_filler { type: "xavier" } } }
+layer { name: "sum" type: "Eltwise" bottom: "a" bottom: "b" top: "sum" }
+layer { name: "loss" type: "EuclideanLoss" bottom: "sum" bottom: "label" top: "loss" }
+"""
+
+
+@needs_bf16
+def test_parts_of_a_net_in_bf16_are_the_whole(tmp_path, monkeypatch):
+    """What converts the bottoms of a layer runs with it."""
+    monkeypatch.setattr("engine.host._core.bf16_gain", lambda: 2.0)  # some processors compute bf16 slower than fp32
+    net = caffe.SGDSolver(write(tmp_path, PLAIN_SGD + " precision: BF16", MIXED)).net
+    whole = [(net._layer_names[0], net._layer_names[-1])]
+
+    def run(parts):
+        for start, end in parts:
+            net.forward(start=start, end=end)
+        for start, end in reversed(parts):
+            net.backward(start=end, end=start)
+        return [net.blobs["loss"].data.copy(), net.blobs["power"].diff.copy(), net.blobs["x"].diff.copy()]
+
+    net.blobs["label"].data[...] = 3
+    found = {}
+    for parts in (whole, [(name, name) for name in net._layer_names]):
+        net.blobs["x"].data[...] = 1
+        run(whole)
+        net.blobs["x"].data[...] = 5
+        found[len(parts)] = run(parts)
+    for one, all_at_once in zip(*found.values()):
+        assert one.any()
+        np.testing.assert_array_equal(one, all_at_once)
+
+
 PICTURES = """
 import caffe
 
