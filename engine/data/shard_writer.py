@@ -33,8 +33,8 @@ def sharded(db: str, shards: int) -> str:
 
 
 def unsharded(name: str) -> str:
-    """x.tar of x-000000.tar; any other name as it is."""
-    return re.sub(r"-\d{6}(?=\.\w+$)", "", name)
+    """x.tar of x-000000.tar; any other name, x-202406.tar among them, as it is."""
+    return re.sub(r"-0\d{5}(?=\.\w+$)", "", name)
 
 
 def _tar(file: BinaryIO, number: int, name: str, datum: proto.Datum, classes: Sequence[str]) -> None:
