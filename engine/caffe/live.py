@@ -241,9 +241,6 @@ class LiveNet:
 
     def backward(self, start: int, end: int) -> None:
         """Layers start down to end, both included; gradients of parameters are added to what they are."""
-        for layer in self.layers[end : start + 1]:
-            if layer.misfit:
-                raise layer.misfit.error
         self._forget_gradients(start)
         written: dict[str, _Version] = {}
         for name, versions in self._versions.items():
@@ -263,6 +260,12 @@ class LiveNet:
         for name, version in written.items():
             self._let_diff_be(name, version)
         self.pull()
+
+    def refuse_misfits(self, first: int, last: int) -> None:
+        """Raises the ConfigError of the first layer among these, both included, that does not fit."""
+        for layer in self.layers[first : last + 1]:
+            if layer.misfit:
+                raise layer.misfit.error
 
     def _add_up_gradients(self, end: int) -> None:
         """Of the bottoms of the last layer that several layers read: the hidden Splits before it do that."""

@@ -295,6 +295,7 @@ class Net:
         """
         self._fill(self.outputs, tops, "output", lambda name: self.blobs[name].diff)
         first, last = self._layer_number(start, len(self.layers) - 1), self._layer_number(end, 0)
+        self._live.refuse_misfits(last, first)  # before gradients change
         if self._callbacks:
             self._backward_one_by_one(first, last)
         else:

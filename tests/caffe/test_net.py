@@ -405,6 +405,18 @@ def test_layers_above_the_end_need_not_fit(pooling, complaint, force, tmp_path):
     np.testing.assert_array_equal(prob, net.blobs["prob"].data)
 
 
+def test_a_backward_with_callbacks_changes_nothing_where_a_layer_does_not_fit(tmp_path):
+    net = caffe.Net(write(tmp_path, DEPLOY.replace("global_pooling: true", "kernel_size: 6")), caffe.TEST)
+    calls = []
+    net.before_backward(calls.append)
+    net.blobs["data"].reshape(2, 3, 5, 5)
+    net.forward(end="relu")
+    net.blobs["ip"].diff[...] = 1
+    with pytest.raises(ConfigError, match="layer 'pool' "):
+        net.backward()
+    assert not calls and not any(param.diff.any() for param in net.params["ip"])
+
+
 def test_weights_of_files(deploy, images, tmp_path):
     expected = deploy.forward(data=images)["prob"].copy()
     deploy.params["ip"][1].data[...] = [1, 2, 3, 4]
