@@ -334,11 +334,13 @@ class Net:
 
     def _forward_one_by_one(self, first: int, last: int, counters: Counters) -> None:
         step = self._live.step
-        for layer in range(first, last + 1):
-            self._call_back("before_forward", layer)
-            self._run_forward(layer, layer, counters)
-            self._call_back("after_forward", layer)
-        self._live.step = step + 1  # for it was one pass
+        try:
+            for layer in range(first, last + 1):
+                self._call_back("before_forward", layer)
+                self._run_forward(layer, layer, counters)
+                self._call_back("after_forward", layer)
+        finally:
+            self._live.step = step + 1  # for it is one pass, also where a callback ends it
 
     def _backward_one_by_one(self, first: int, last: int) -> None:
         for layer in range(first, last - 1, -1):

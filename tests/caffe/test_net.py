@@ -165,6 +165,23 @@ def test_callbacks_do_not_make_more_passes_of_one(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
+def test_a_callback_that_raises_ends_one_pass(tmp_path):
+    text = """layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 1 dim: 100 } } }
+              layer { name: "drop" type: "Dropout" bottom: "data" top: "drop" }
+              layer { name: "power" type: "Power" bottom: "drop" top: "power" }"""
+    nets = [caffe.Net(write(tmp_path, text), caffe.TRAIN) for _ in range(2)]
+    nets[1].after_forward(lambda layer: 1 / 0 if stop and layer == 2 else None)
+    for stop in (False, True, False):
+        for net in nets:
+            net.blobs["data"].data[...] = 1
+        one = nets[0].forward()["power"].copy()
+        if stop:
+            with pytest.raises(ZeroDivisionError):
+                nets[1].forward()
+        else:
+            np.testing.assert_array_equal(nets[1].forward()["power"], one)
+
+
 def test_arrays_of_a_blob_in_place_are_one_each(deploy, images):
     data, diff = deploy.blobs["conv"].data, deploy.blobs["conv"].diff
     for given in (images, -images):
