@@ -457,9 +457,11 @@ class Net:
 
     @whole()
     def reshape(self) -> None:
-        """Gives all blobs the shapes that follow from the inputs'. Also done by forward(), as far as layers fit: those
-        that do not keep the shapes they had. Raises ConfigErrors, of forward() where it comes to such a layer."""
+        """Gives all blobs the shapes that follow from the inputs'. Also done by forward(), as far as layers fit. Layers
+        that do not fit keep their shapes, and forward() raises when it comes to one. Raises ConfigErrors."""
         self._apply_pending(strict=True)
+        if isinstance(self._net, LiveNet):  # a fused one fits
+            self._net.refuse_misfits(0, len(self.layers) - 1)  # of a forward() before
 
     def _apply_pending(self, strict: bool) -> None:
         if not self._pending:

@@ -410,7 +410,7 @@ def test_layers_above_the_end_need_not_fit(pooling, complaint, force, tmp_path):
         assert net.blobs["data"].diff.any() == force
         for array in (prob, net.blobs["prob"].data):  # as it was
             np.testing.assert_array_equal(array, before)
-        for run in (net.forward, net.backward):
+        for run in (net.reshape, net.forward, net.backward):
             with pytest.raises(ConfigError, match=complaint):
                 run()
     net.blobs["data"].reshape(1, 3, 4, 4)
