@@ -48,6 +48,9 @@ def hold_global_batch(config: SolverConfig, world: World, snapshot: Snapshot) ->
     for layer in layers:
         set_batch_size(layer, batch_size_of(layer) * size // batch)
     set_iter_size(config.message, new_steps)
+    if not layers:  # how many rows a batch has only the net will tell
+        log(f"iter_size {steps} -> {new_steps}: {before} batches in an iteration, as before")
+        return
     log(
         f"Global batch {before} held: {product_text(world.size, size, new_steps)} (the files say {batch} x {steps}, "
         f"ranks of the snapshot: {snapshot.ranks})"

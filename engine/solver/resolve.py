@@ -111,8 +111,9 @@ def refuse_other_epochs(param: proto.SolverParameter, calendar: Calendar, before
     taken, in global batches of `before`."""
     if before not in (None, calendar.batch) and (counted := in_epochs(param)):
         raise WeightsError(
-            f"{path}: was trained in global batches of {before}, and this run's are of {calendar.batch}: {counted[0]} "
-            "would be another number of iterations; --resume auto holds the batch"
+            f"{path}: was trained in global batches of {before * calendar.rows}, and this run's are of "
+            f"{calendar.batch * calendar.rows}: {counted[0]} would be another number of iterations; --resume auto "
+            "holds the batch"
         )
 
 

@@ -163,6 +163,8 @@ def test_the_batch_of_a_net_without_a_data_layer(tmp_path, caplog):
     assert {path.name for path in tmp_path.glob("*.solverstate")} == {f"net_iter_{k}.solverstate" for k in (2, 4, 6)}
     solve(text.replace("3", "4"), DUMMY, tmp_path, restore=tmp_path / "net_iter_4.solverstate")
     assert "Iteration 4 begins with sample 32 (epoch 2)" in caplog.text and "8 iterations (4 epochs)" in caplog.text
+    with pytest.raises(WeightsError, match="trained in global batches of 8, and this run's are of 4: max_epoch"):
+        solve("max_epoch: 3 epoch_size: 16", DUMMY, restore=tmp_path / "net_iter_4.solverstate")
     (tmp_path / "solver.prototxt").write_text(f'base_lr: 1 lr_policy: "fixed" {text} net_param {{ {DUMMY} }}')
     report = check_file(str(tmp_path / "solver.prototxt"), ranks=2)
     assert report.batch == "16 = 2 ranks x 4 x iter_size 2" and report.outline.param.max_iter == 3

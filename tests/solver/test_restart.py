@@ -255,6 +255,16 @@ def test_the_batch_that_holds_it_is_one_that_the_net_takes(tmp_path, transform, 
     assert (batch_size_of(data_layers(config)[0]), config.message.iter_size) == expected
 
 
+def test_without_a_data_layer_iter_size_holds_the_batch(caplog):
+    """Whose rows nobody knows yet."""
+    caplog.set_level("INFO", "engine")
+    dummy = 'layer { name: "d" type: "DummyData" top: "d" dummy_data_param { shape { dim: 4 dim: 3 } } }'
+    config = parse_solver(f'net_param {{ {dummy} }} base_lr: 1 lr_policy: "fixed"', "solver.prototxt")
+    hold_global_batch(config, World(), Snapshot("", 1, ranks=2, global_batch=2))
+    assert config.message.iter_size == 2
+    assert caplog.messages == ["iter_size 1 -> 2: 2 batches in an iteration, as before"]
+
+
 def test_what_cannot_be_held_is_refused():
     with pytest.raises(
         ConfigError, match="3 ranks cannot share the snapshot's global batch of 128; ranks that can: 1, 2, 4, 8"
