@@ -28,7 +28,7 @@ from engine.layers.python import ModuleRefused
 from engine.layers.registry import layer_types
 from engine.solver.adversarial_param import describe, of_discriminator
 from engine.solver.elastic_param import require_ranks
-from engine.solver.global_batch import data_layers, other_batch, product_text
+from engine.solver.global_batch import data_layers, other_batch, product_text, shared_states, unshared_data
 from engine.solver.goals import check_goals
 from engine.solver.outline import Outline
 from engine.solver.resolve import in_epochs, resolve
@@ -52,6 +52,7 @@ class NetReport:
     memory: Memory
     batch: int  # of the first top, samples
     has_loss: bool
+    recurrent: list[str]  # layers that go on from batch to batch
     supposition: Supposition = SUPPOSITIONS[0]  # of data that are not here
 
     @property
@@ -239,6 +240,9 @@ def _check_adversarial(config: SolverConfig, report: FileReport, sets: float) ->
 def _add_outline(config: SolverConfig, source: SourceShapes, report: FileReport) -> None:
     """What the solver's numbers come to on so many ranks."""
     param, layers = config.message, data_layers(config)
+    recurrent = [name for net in report.nets for name in net.recurrent]
+    for told in (*shared_states(param, recurrent), *unshared_data(config, report.ranks)):
+        report.note(f"{config.path}: {told}")
     each, iter_size = batch_size_of(layers[0]) if layers else 1, max(1, param.iter_size)
     rows = 0 if layers else max(1, report.nets[0].batch if report.nets else 1)
     batch, size = report.ranks * each * iter_size, source.size * (report.ranks if source.own_items else 1)
@@ -470,4 +474,5 @@ def _net_report(config: NetConfig, graph: Graph) -> NetReport:
     mark_gradients(graph, graph.trains)
     batch = shapes[0][0] if shapes else 0
     has_loss = any(weight for layer in graph.layers for weight in layer.loss_weights)
-    return NetReport(graph.name, config.path, [PHASES[graph.phase]], layers, memory(graph), batch, has_loss)
+    recurrent, phases = [layer.name for layer in graph.recurrent], [PHASES[graph.phase]]
+    return NetReport(graph.name, config.path, phases, layers, memory(graph), batch, has_loss, recurrent)

@@ -17,7 +17,6 @@ from engine.report.log import log, warn
 
 if TYPE_CHECKING:
     from engine.comm.world import World
-    from engine.graph.build import Graph
     from engine.solver.resume import Snapshot
 
 
@@ -163,19 +162,30 @@ def other_batch(config: SolverConfig, batch: int, ranks: int) -> Iterator[str]:
     )
 
 
-def shared_states(param: proto.SolverParameter, graph: Graph) -> Iterator[str]:
+def shared_states(param: proto.SolverParameter, recurrent: Sequence[str]) -> Iterator[str]:
     """A warning, if it is due: of recurrent layers, which have one state of each sequence of a batch. With several
-    micro-batches in an iteration these go through it one after the other, where ranks have states of their own."""
+    micro-batches in an iteration these go through it one after the other, where ranks have states of their own.
+    recurrent: names of the train net's layers that go on from batch to batch."""
     elastic = param.comm_param.HasField("elastic") and param.comm_param.elastic.batch == proto.ElasticParameter.HOLD
     asked = {"iter_size": param.iter_size > 1, "batch_growth": param.HasField("batch_growth"), "elastic": elastic}
     causes = [field for field, is_there in asked.items() if is_there]
-    names = [layer.name for layer in graph.recurrent]
-    if causes and names:
+    if causes and recurrent:
         yield (
-            f"Layers that go on from batch to batch ({', '.join(names)}) do so from each micro-batch of an iteration "
-            f"to the next ({', '.join(causes)}): unless that continues its sequences, or all begin with a batch, "
-            "give each rank its samples in one batch"
+            f"Layers {', '.join(recurrent)} carry their states from each micro-batch of an iteration to the next "
+            f"({', '.join(causes)}). Unless each micro-batch continues the sequences of the one before, or every batch "
+            "begins new sequences, give each rank its samples in one batch"
         )
+
+
+def unshared_data(config: SolverConfig, ranks: int) -> Iterator[str]:
+    """A warning of each Python layer of the train net that reads data, which ranks do not share."""
+    train = net_of_solver(config, proto.TRAIN)
+    for layer in (train.message.layer[index] for index in kept_layers(train) if ranks > 1):
+        if layer.type == "Python" and not layer.bottom:
+            yield (
+                f"Layer '{layer.name}' (Python) reads data by itself, on each of {ranks} ranks: unless its code gives "
+                "each rank other samples (caffe.solver_rank(), caffe.solver_count()), all train the same"
+            )
 
 
 def _batch_size_setting(layer: proto.LayerParameter, factor: Fraction) -> str:

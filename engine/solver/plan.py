@@ -13,7 +13,7 @@ from engine.data.prefetch import data_threads
 from engine.data.side_by_side import same_samples, torn_pairs
 from engine.host.cores import clash, core_plan, host_and_cores, ignored_variables
 from engine.report.log import log, warn
-from engine.solver.global_batch import other_batch, shared_states
+from engine.solver.global_batch import other_batch, shared_states, unshared_data
 from engine.solver.outline import Outline
 from engine.solver.validate import notes
 
@@ -58,15 +58,10 @@ def _warnings(solver: Solver, outline: Outline) -> Iterator[str]:
     """What is probably not meant: of the solver's numbers, its nets and their data."""
     yield from other_batch(solver.config, solver.calendar.batch, solver.world.size)
     yield from outline.doubts()
-    yield from shared_states(solver.param, solver.net.graph)
+    yield from shared_states(solver.param, [layer.name for layer in solver.net.graph.recurrent])
+    yield from unshared_data(solver.config, solver.world.size)
     if solver.net.all_params() and not solver.net.parameters:
         yield "Nothing is learned: every parameter of the net has lr_mult: 0"
-    for layer in solver.net.graph.layers if solver.world.size > 1 else ():
-        if layer.type == "Python" and not layer.bottoms:
-            yield (
-                f"Layer '{layer.name}' (Python) reads data by itself, on each of {solver.world.size} ranks: unless its "
-                "code gives each rank other samples (caffe.solver_rank(), caffe.solver_count()), all train the same"
-            )
     trained = {(each.layer, each.index) for each in solver.net.all_params()}
     for number, evaluator in enumerate(solver.test_nets.evaluators):
         own = evaluator.net.own_params()

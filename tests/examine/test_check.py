@@ -321,6 +321,34 @@ def test_another_global_batch_than_is_meant_is_told(net_file, tmp_path, more, to
     assert all(each.startswith(f"{solver}:2:1: ") for each in found)
 
 
+@pytest.mark.parametrize("more", [["max_iter=9"], ["max_iter=9", "iter_size=2"], ["max_epoch=3", "iter_size=2"]])
+def test_states_that_micro_batches_share_are_told(tmp_path, more):
+    solver = tmp_path / "solver.prototxt"
+    solver.write_text("""base_lr: 1 lr_policy: "fixed" net_param {
+        layer { name: "x" type: "Input" top: "x" top: "cont"
+          input_param { shape { dim: 3 dim: 2 dim: 5 } shape { dim: 3 dim: 2 } } }
+        layer { name: "on" type: "LSTM" bottom: "x" bottom: "cont" top: "y" recurrent_param { num_output: 2 } }
+        layer { name: "ip" type: "InnerProduct" bottom: "y" top: "ip" inner_product_param { num_output: 1 } }
+        layer { name: "loss" type: "Reduction" bottom: "ip" top: "loss" loss_weight: 1 } }""")
+    report = check_file(str(solver), more)
+    told = f"{solver}: Layers on carry their states from each micro-batch of an iteration to the next (iter_size). "
+    assert [note.startswith(told) for note in report.notes if "carry" in note] == [True] * (len(more) - 1)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_python_layers_whose_data_ranks_do_not_share_are_told(tmp_path, ranks):
+    """Also where their code is not run."""
+    reader = """layer { name: "%s" type: "Python" top: "x" python_param { module: "none" layer: "R" }
+        include { phase: %s } }"""
+    solver = tmp_path / "solver.prototxt"
+    solver.write_text(f"""base_lr: 1 lr_policy: "fixed" max_iter: 9 net_param {{
+        {reader % ("data", "TRAIN")} {reader % ("test", "TEST")}
+        layer {{ name: "on" type: "Python" bottom: "x" top: "y" python_param {{ module: "none" layer: "C" }} }} }}""")
+    report = check_file(str(solver), ranks=ranks)
+    told = f"{solver}: Layer 'data' (Python) reads data by itself, on each of 2 ranks: unless its code gives each rank "
+    assert [note.startswith(told) for note in report.notes if "by itself" in note] == [True] * (ranks - 1)
+
+
 def test_the_curves_of_two_solvers(net_file, tmp_path):
     pytest.importorskip("matplotlib")
     reports = []

@@ -735,9 +735,7 @@ def test_micro_batches_that_share_states_are_told(caplog, fields, type_, cause):
         layer {{ name: "ip" type: "InnerProduct" bottom: "y" top: "ip" inner_product_param {{ num_output: 1 }} }}
         layer {{ name: "loss" type: "Reduction" bottom: "ip" top: "loss" loss_weight: 1 }}"""
     make_solver(f"max_iter: 0 {fields}", net).solve()
-    words = (
-        f"Layers that go on from batch to batch (on) do so from each micro-batch of an iteration to the next ({cause})"
-    )
+    words = f"Layers on carry their states from each micro-batch of an iteration to the next ({cause}). "
     assert (words in caplog.text) == ("each micro-batch" in caplog.text) == bool(cause)
 
 
