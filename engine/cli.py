@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options = parse(sys.argv[1:] if arguments is None else arguments)
         except SystemExit as left:  # after --help, and where the usage is wrong
             sys.stdout.flush()
-            return int(left.code or 0)
+            return _fail("", int(left.code)) if left.code else 0
         status = run(options)
         sys.stdout.flush()
         _close_world()

@@ -90,6 +90,15 @@ def test_a_group_of_the_launcher_is_not_divided_again(tmp_path):
 
 
 @pytest.mark.mpi
+def test_wrong_usage_of_one_group_ends_the_others(tmp_path):
+    """Which would wait for it in MPI_Init."""
+    train = ["train", "--solver", solver(tmp_path / "a", iterations=100_000)]
+    for wrong in (["nosuch"], ["check", "--nosuch"], []):
+        done = divided_by_launcher(wrong, train)
+        assert done.returncode != 0 and "usage: engine" in done.stderr, done.stderr
+
+
+@pytest.mark.mpi
 @pytest.mark.parametrize(
     "words, status, message",
     [
