@@ -16,7 +16,6 @@ from engine.errors import ConfigError, DataError
 from engine.proto import caffe_pb2
 
 __all__ = [
-    "ImageError",
     "Transformer",
     "array_to_blobproto",
     "array_to_datum",
@@ -34,17 +33,17 @@ __all__ = [
 _LUMINANCE = np.array([0.2125, 0.7154, 0.0721], np.float32)  # of R, G, B: ITU-R BT.709, as scikit-image has it
 
 
-class ImageError(DataError, OSError):
+class UnreadableImage(DataError, OSError):
     """An image file that cannot be read. An OSError, too, which scripts of Caffe's catch."""
 
 
 def load_image(filename: str | os.PathLike, color: bool = True) -> np.ndarray:
-    """float32 (h, w, 3) in [0, 1], RGB; (h, w, 1) of grey with color=False. Raises ImageError."""
+    """float32 (h, w, 3) in [0, 1], RGB; (h, w, 1) of grey with color=False. Raises UnreadableImage."""
     try:
         with open(filename, "rb") as file:
             pixels = np.asarray(decode_bytes(file.read(), COLOR), np.float32) / 255
     except (OSError, ValueError) as error:
-        raise ImageError(f"cannot read the image: {error}", str(filename)) from None
+        raise UnreadableImage(f"cannot read the image: {error}", str(filename)) from None
     return pixels if color else (pixels @ _LUMINANCE)[:, :, np.newaxis]
 
 
