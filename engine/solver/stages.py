@@ -119,7 +119,7 @@ def check_stages(configs: Sequence[SolverConfig], world: World, skip_bad_images:
             )
     if not errors:
         errors += [*_same_prefixes(configs, world), *_missing_weights(configs, world)]
-        errors += _misfits(configs, world, skip_bad_images)
+        errors += _bad_beginnings(configs, world, skip_bad_images)
     if errors:
         raise together(errors)
 
@@ -197,7 +197,7 @@ def _why_not_left(param: proto.SolverParameter, prefix: str, path: str) -> str |
     return f"takes snapshots {often}at its end, {last}"
 
 
-def _misfits(configs: Sequence[SolverConfig], world: World, skip_bad_images: bool) -> Iterator[ConfigError]:
+def _bad_beginnings(configs: Sequence[SolverConfig], world: World, skip_bad_images: bool) -> Iterator[ConfigError]:
     """Nets that cannot begin with the weights of the stage before, or of that from which they branch off."""
     prefixes = [snapshot_prefix(config, world) for config in configs]
     shapes: list[dict[str, list[tuple[int, ...]]]] = []
@@ -217,10 +217,10 @@ def _misfits(configs: Sequence[SolverConfig], world: World, skip_bad_images: boo
         begins_with = [index - 1] if not given else [_leaver(prefixes[:index], path) for path in given]
         for before in begins_with:
             if before is not None and before >= 0:
-                yield from _misfit(shapes[before], shapes[index], before + 1, index + 1, net.path)
+                yield from _bad_beginning(shapes[before], shapes[index], before + 1, index + 1, net.path)
 
 
-def _misfit(
+def _bad_beginning(
     theirs: dict[str, list[tuple[int, ...]]], ours: dict[str, list[tuple[int, ...]]], before: int, stage: int, path: str
 ) -> Iterator[ConfigError]:
     """The first layer of which the shapes differ. before, stage: numbers, for the message."""
