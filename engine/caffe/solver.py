@@ -184,7 +184,7 @@ class Solver:
 
     @param.setter
     def param(self, param: proto.SolverParameter) -> None:
-        """Takes over its base_lr: of a message that scripts have read, in Caffe, that is all that they can change."""
+        """Takes over base_lr alone: Caffe lets scripts change nothing else of a solver's parameters."""
         self._solver.param.base_lr = param.base_lr
 
     @watched()

@@ -204,8 +204,9 @@ def _draw_boxes(image: Image.Image, rows: np.ndarray, names: Sequence[str]) -> s
         text, place = _name(number, names), (corners[0] + 3, corners[1] + 1)
         draw.rectangle(draw.textbbox(place, text, _font()), fill=colour)
         draw.text(place, text, _INK if sum(colour) > 3 * 128 else _PAPER, _font())
-    bad = f", {len(rows) - len(boxes)} of them turned or not finite" if len(boxes) < len(rows) else ""
-    return f"{len(rows)} box{'es' if len(rows) != 1 else ''}{bad}"
+    bad = len(rows) - len(boxes)
+    told = f", {bad} of them with corners in the wrong order, or not finite" if bad else ""
+    return f"{len(rows)} box{'es' if len(rows) != 1 else ''}{told}"
 
 
 def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:

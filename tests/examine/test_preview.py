@@ -152,7 +152,7 @@ def test_boxes_that_cannot_be_drawn(tmp_path, monkeypatch):
         )[0]
 
     found, expected = first("y"), first("z")
-    assert found.lines[0] == f"{len(bad) + 2} boxes, {len(bad)} of them turned or not finite"
+    assert found.lines[0] == f"{len(bad) + 2} boxes, {len(bad)} of them with corners in the wrong order, or not finite"
     assert expected.lines[0] == f"{len(bad) + 2} boxes"
     assert np.array_equal(np.asarray(found.image)[20:100, 20:100], np.asarray(expected.image)[20:100, 20:100])
 
