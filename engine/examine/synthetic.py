@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,13 +46,17 @@ class SyntheticFeeder(Feeder):
         **_: object,
     ):
         super().__init__(config, phase, seed, world)
-        self._shapes = SourceShapes(config.message, phase, lambda text: None, batch_size, suppose)
+        self._shapes_for = partial(SourceShapes, config.message, phase, lambda text: None, suppose=suppose)
+        self._shapes = self._shapes_for(batch_size=batch_size)
         self._size, self._generator = batch_size or 1, np.random.default_rng(seed)
         if batch_size:
             shrink(config.message, batch_size)
 
     def shapes_of(self, message: proto.LayerParameter, where: str) -> list[Shape]:
         return self._shapes(message, where)
+
+    def shapes_for(self, size: int) -> SourceShapes:
+        return self._shapes_for(batch_size=size)
 
     @property
     def batch_size(self) -> int:

@@ -45,6 +45,12 @@ def test_a_net_is_trained_and_tested_in_small_batches(folder):
     assert train.outcome.outputs["loss"][0] > 0 and train.outcome.peak_bytes > 1 << 20
 
 
+def test_data_that_nobody_reads(folder):
+    """Outputs of a test net by sample."""
+    (folder / "net.prototxt").write_text(NET[: NET.index('layer { name: "ip"')])
+    assert [row.stage for row in run(folder / "net.prototxt")][-1] == "runs"
+
+
 @pytest.mark.parametrize("name", ["\U0001f600.prototxt", "\udcff.prototxt"])
 def test_a_net_of_any_path(folder, name):
     assert [row.stage for row in run((folder / "net.prototxt").rename(folder / name))] == ["runs", "runs"]
