@@ -59,24 +59,25 @@ Mix transposed(const Mix& mix, int64_t size) {
     return other;
 }
 
+// y = weight x for the first term of a sum, y += weight x for others.
+ENGINE_INLINE void add_term(bool first, float weight, const float* x, float* y, int64_t length) {
+    if (first)
+#pragma omp simd
+        for (int64_t i = 0; i < length; i++) y[i] = weight * x[i];
+    else
+#pragma omp simd
+        for (int64_t i = 0; i < length; i++) y[i] += weight * x[i];
+}
+
 // line = the sum of rows that lie `row_step` apart, each `pixels` of `lanes` numbers that begin `step` apart.
 ENGINE_VECTORISED void add_rows(const float* rows, int64_t row_step, const Term* begin, const Term* end, int64_t pixels,
                                 int64_t lanes, int64_t step, float* line) {
     if (begin == end) std::fill_n(line, pixels * lanes, 0.f);
     const int64_t runs = step == lanes ? 1 : pixels, length = pixels * lanes / runs;
-    for (const Term* term = begin; term != end; term++) {
-        const float weight = term->weight;
-        for (int64_t run = 0; run < runs; run++) {
-            const float* const x = rows + term->from * row_step + run * step;
-            float* const y = line + run * length;
-            if (term == begin)
-#pragma omp simd
-                for (int64_t i = 0; i < length; i++) y[i] = weight * x[i];
-            else
-#pragma omp simd
-                for (int64_t i = 0; i < length; i++) y[i] += weight * x[i];
-        }
-    }
+    for (const Term* term = begin; term != end; term++)
+        for (int64_t run = 0; run < runs; run++)
+            add_term(term == begin, term->weight, rows + term->from * row_step + run * step, line + run * length,
+                     length);
 }
 
 // Pixels that lie `step` apart, from those of a line, without gaps.
@@ -90,16 +91,8 @@ ENGINE_VECTORISED void add_columns(const float* line, const Mix& mix, int64_t la
             continue;
         }
         if (begin == end) std::fill_n(to, lanes, 0.f);
-        for (const Term* term = begin; term != end; term++) {
-            const float* const x = line + term->from * lanes;
-            const float weight = term->weight;
-            if (term == begin)
-#pragma omp simd
-                for (int64_t i = 0; i < lanes; i++) to[i] = weight * x[i];
-            else
-#pragma omp simd
-                for (int64_t i = 0; i < lanes; i++) to[i] += weight * x[i];
-        }
+        for (const Term* term = begin; term != end; term++)
+            add_term(term == begin, term->weight, line + term->from * lanes, to, lanes);
     }
 }
 

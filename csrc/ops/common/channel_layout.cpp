@@ -25,13 +25,6 @@ std::optional<ChannelRows> channel_rows(const Layout& layout) {
     return {};
 }
 
-std::optional<ChannelRows> padded_rows(const Layout& layout) {
-    if (layout.get_dims() == layout.get_padded_dims()) return {};
-    const auto rows = channel_rows(layout);
-    if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(layout));
-    return rows;
-}
-
 static ChannelRows known_rows(const Layout& layout, bool plain) {
     const Dims dims = layout.get_dims();
     if (plain) {
@@ -41,6 +34,11 @@ static ChannelRows known_rows(const Layout& layout, bool plain) {
     const auto rows = channel_rows(layout);
     if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(layout));
     return *rows;
+}
+
+std::optional<ChannelRows> padded_rows(const Layout& layout) {
+    if (layout.get_dims() == layout.get_padded_dims()) return {};
+    return known_rows(layout, false);
 }
 
 BottomAndTop rows_of_both(const Layout& bottom, const Layout& top) {
