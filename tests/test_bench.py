@@ -1,6 +1,7 @@
 """tools/bench: what counts as the kernel limit, PyTorch's twins of our nets, the table. Nothing here is about speed."""
 
 import importlib
+import json
 import math
 import os
 import random
@@ -15,7 +16,7 @@ import pytest
 
 from engine import proto
 from engine.config import parse_net
-from engine.net import Net
+from engine.graph.build import build
 from engine.report.observer import Observers
 from engine.solver.elastic import Elastic
 from tests.layers.harness import PRECISIONS, needs_bf16
@@ -30,7 +31,8 @@ def tool(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "tools/bench"))
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     yield importlib.import_module
-    names = "kernel_limit layers torch_nets train build_csrc data infer sequences slow_rank deaths autotune"
+    names = "kernel_limit layers describe_net public_nets torch_net torch_train train build_csrc data infer sequences "
+    names += "slow_rank deaths autotune"
     for name in names.split():
         sys.modules.pop(name, None)
 
@@ -86,16 +88,31 @@ def test_kernel_program_answers_every_line(tool, precision):
     assert 0 < result["core_seconds"] < result["seconds"] == pytest.approx(sum(result["by_kind"].values()))
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [("resnet50", 25_557_032), ("alexnet", 60_965_224), ("vgg16", 138_357_544), ("googlenet", 13_378_280)],
-)
-def test_pytorch_nets_have_our_parameters(tool, name, parameters):
+@pytest.mark.parametrize("phase", ["TRAIN", "TEST"])
+@pytest.mark.parametrize("name", ["resnet20", "alexnet", "shufflenet", "mobilenet_v2"])
+def test_pytorch_computes_what_engine_does(tool, tmp_path, name, phase):
     torch = pytest.importorskip("torch")
-    net = tool("torch_nets").NETS[name]()
-    assert sum(values.numel() for values in net.parameters()) == parameters
-    scores = net(torch.zeros(2, 3, *[tool("torch_nets").SIZES.get(name, 224)] * 2))
-    assert [values.shape for values, _ in scores] == [(2, 1000)] * len(scores)
+    model = tool("train").model_of(name, tmp_path)
+    tool("describe_net").describe(str(model), 2, phase, tmp_path)
+    net = tool("torch_net").TorchNet(tmp_path, torch.channels_last, phase == "TRAIN")
+    loss = net()
+    if name == "alexnet" and phase == "TRAIN":
+        assert net.wanted is None  # its Dropout draws other numbers
+    else:
+        assert loss.item() == pytest.approx(net.wanted, rel=1e-4)
+    if phase == "TRAIN":
+        loss.backward()
+        assert all(values.grad is not None for values in net.parameters())
+
+
+def test_a_loss_that_is_not_engines_ends_the_rival(tool, tmp_path):
+    torch_train = pytest.importorskip("torch") and tool("torch_train")
+    tool("describe_net").describe(str(ROOT / "nets/resnet20.prototxt"), 2, "TRAIN", tmp_path)
+    net = json.loads((tmp_path / "net.json").read_text())
+    (tmp_path / "net.json").write_text(json.dumps(net | {"loss": 1.01 * net["loss"]}))
+    training = torch_train.Training(SimpleNamespace(precision="fp32", phase="TRAIN", net=tmp_path), "contiguous")
+    with pytest.raises(SystemExit, match=r"the first loss is .* here and .* in engine"):
+        training.step()
 
 
 def test_table_has_medians_ranges_and_ratios_of_the_same_round(tool, capsys):
@@ -272,11 +289,21 @@ def test_the_table_of_pipelines(tool, capsys):
     assert lines[-1].endswith("| 490 (490-490) | 1.96 |")
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("mobilenet", 4_231_976), ("squeezenet", 1_235_496)])
-def test_nets_for_small_devices_have_their_papers_parameters(tool, name, parameters, tmp_path):
-    """Those of torchvision's SqueezeNet 1.1, and of MobileNet as Howard et al. count them, 4.2 million."""
-    net = Net(parse_net(str(tool("infer").MADE_HERE[name]())), proto.TEST)
-    assert sum(parameter.count for parameter in net.all_params() if parameter.learnable) == parameters
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("mobilenet", 4_231_976),
+        ("mobilenet_v2", 3_504_872),
+        ("squeezenet", 1_235_496),
+        ("shufflenet", 1_865_728),
+        ("resnext50", 25_028_904),
+        ("se_resnet50", 28_088_024),
+    ],
+)
+def test_public_nets_have_the_parameters_of_their_papers(tool, name, parameters):
+    config = parse_net(tool("public_nets").text_of(name))
+    graph = build(config, proto.TRAIN, shapes_of=lambda message, where: [(1, 3, 224, 224), (1,)])
+    assert sum(parameter.count for parameter in graph.all_params if parameter.learnable) == parameters
 
 
 def test_inference_is_compared_on_the_same_weights(tool, tmp_path):

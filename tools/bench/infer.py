@@ -25,6 +25,7 @@ from datetime import date
 from pathlib import Path
 
 import numpy as np
+import public_nets
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -35,7 +36,7 @@ SIDE = 224
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nets", default=NETS, help=f"mobilenet, squeezenet, and those of nets/ (default: {NETS})")
+    parser.add_argument("--nets", default=NETS, help=f"of nets/ and public_nets.py (default: {NETS})")
     parser.add_argument("--batches", default="1,32", help="(default: 1,32)")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="(default: one for each core)")
     parser.add_argument("--rounds", type=int, default=3, help="0: print what --json FILE holds (default: 3)")
@@ -90,17 +91,15 @@ def prepare(name: str, folder: Path) -> None:
     from google.protobuf import text_format
 
     import engine.caffe as caffe
-    from engine.config import read_net
+    from engine.config import parse_net, read_net
     from engine.exchange.onnx_export import export_onnx
     from engine.inference.deploy import deploy
 
     folder.mkdir()
     text, weights = folder / "net.prototxt", folder / "net.caffemodel"
-    if name in MADE_HERE:
-        text.write_text(str(MADE_HERE[name]()))
-    else:
-        deployed = deploy(read_net(ROOT / "nets" / f"{name}.prototxt"), (1, 3, SIDE, SIDE))
-        text.write_text(text_format.MessageToString(deployed.message))
+    public = name in public_nets.NETS
+    trained = parse_net(public_nets.text_of(name)) if public else read_net(ROOT / "nets" / f"{name}.prototxt")
+    text.write_text(text_format.MessageToString(deploy(trained, (1, 3, SIDE, SIDE)).message))
     net = caffe.Net(text, caffe.TEST)
     for layer, blobs in net.params.items():
         if net.layer_dict[layer].type == "BatchNorm":  # as after training: something to divide by
@@ -164,72 +163,6 @@ def by_onnx(folder: Path, images: np.ndarray, threads: int):
     session = onnxruntime.InferenceSession(folder / "net.onnx", options, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
     return lambda: session.run(None, {name: images})[0]
-
-
-# Nets that nets/ does not have: for inference on small devices.
-
-
-def mobilenet():
-    """MobileNet (Howard et al., 2017): table 1."""
-    import engine.caffe as caffe
-
-    layers = caffe.layers
-    net = caffe.NetSpec()
-    net.data = x = layers.Input(shape={"dim": [1, 3, SIDE, SIDE]})
-
-    def convolution(x, name: str, channels: int, kernel: int, stride: int = 1, group: int = 1):
-        top = layers.Convolution(
-            x, num_output=channels, kernel_size=kernel, pad=kernel // 2, stride=stride, group=group, bias_term=False,
-            weight_filler={"type": "msra"},
-        )  # fmt: skip
-        norm = layers.BatchNorm(top, in_place=True)
-        scale = layers.Scale(norm, in_place=True, bias_term=True)
-        relu = layers.ReLU(scale, in_place=True)
-        for kind, layer in (("", top), ("/bn", norm), ("/scale", scale), ("/relu", relu)):
-            net[name + kind] = layer
-        return relu
-
-    x = convolution(x, "conv1", 32, 3, 2)
-    widths = [(32, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1), (256, 512, 2)]
-    widths += [(512, 512, 1)] * 5 + [(512, 1024, 2), (1024, 1024, 1)]
-    for number, (before, after, stride) in enumerate(widths, 2):
-        x = convolution(x, f"conv{number}/dw", before, 3, stride, before)
-        x = convolution(x, f"conv{number}/sep", after, 1)
-    net.pool = layers.Pooling(x, pool=1, global_pooling=True)
-    net.fc = layers.InnerProduct(net.pool, num_output=1000, weight_filler={"type": "xavier"})
-    net.prob = layers.Softmax(net.fc)
-    return net.to_proto()
-
-
-def squeezenet():
-    """SqueezeNet 1.1 (Iandola et al., 2016)."""
-    import engine.caffe as caffe
-
-    layers = caffe.layers
-    net = caffe.NetSpec()
-    net.data = x = layers.Input(shape={"dim": [1, 3, SIDE, SIDE]})
-
-    def convolution(x, name: str, channels: int, kernel: int, stride: int = 1):
-        net[name] = layers.Convolution(
-            x, num_output=channels, kernel_size=kernel, pad=kernel // 2, stride=stride, weight_filler={"type": "msra"}
-        )
-        net[f"{name}/relu"] = layers.ReLU(net[name], in_place=True)
-        return net[f"{name}/relu"]
-
-    x = convolution(x, "conv1", 64, 3, 2)
-    for number, width in enumerate((16, 16, 32, 32, 48, 48, 64, 64), 2):
-        if number in (2, 4, 6):
-            net[f"pool{number}"] = x = layers.Pooling(x, kernel_size=3, stride=2)
-        squeezed = convolution(x, f"fire{number}/squeeze", width, 1)
-        wide = [convolution(squeezed, f"fire{number}/expand{side}", 4 * width, side) for side in (1, 3)]
-        net[f"fire{number}"] = x = layers.Concat(*wide)
-    x = convolution(x, "conv10", 1000, 1)
-    net.pool10 = layers.Pooling(x, pool=1, global_pooling=True)
-    net.prob = layers.Softmax(net.pool10)
-    return net.to_proto()
-
-
-MADE_HERE = {"mobilenet": mobilenet, "squeezenet": squeezenet}
 
 
 # The table

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""PyTorch training a net of torch_nets.py: the rival that tools/bench/train.py runs. Prints one line of JSON.
+"""PyTorch training a net of engine: the rival that tools/bench/train.py runs. Prints one line of JSON.
 
-    python tools/bench/torch_train.py --net resnet50 --batch_size 32 --threads 2 --precision bf16
+    python tools/bench/torch_train.py --net FOLDER --threads 2 --precision bf16     # of describe_net.py
     python -m torch.distributed.run --standalone --nproc-per-node 2 tools/bench/torch_train.py ...    # DDP over gloo
 
 A step is forward, loss, backward and SGD with momentum and weight decay, in phase TEST forward and loss alone, in
-inference mode; bf16 is torch.autocast. --layout best tries channels last and contiguous and keeps the faster; under
-torch.distributed.run the batch is per rank.
+inference mode; bf16 is torch.autocast. The first loss has to be the one that engine computes from the same weights and
+batch. --layout best tries channels last and contiguous and keeps the faster; under torch.distributed.run the batch is
+per rank.
 """
 
 import argparse
@@ -14,13 +15,15 @@ import json
 import os
 import statistics
 import time
+from pathlib import Path
 
 import torch
 from own_process import peak_memory, process_age
 from torch import nn
-from torch_nets import NETS, SIZES
+from torch_net import TorchNet
 
 LAYOUTS = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
+TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2}  # of the first loss
 
 
 class Training:
@@ -28,32 +31,37 @@ class Training:
 
     def __init__(self, options, layout):
         self.bf16, self.trains = options.precision == "bf16", options.phase == "TRAIN"
-        size = SIZES.get(options.net, 224)
-        net = NETS[options.net]().to(memory_format=LAYOUTS[layout])
-        self.images = torch.randn(options.batch_size, 3, size, size).to(memory_format=LAYOUTS[layout])
-        self.labels = torch.randint(0, 1000, (options.batch_size,))
+        net = TorchNet(Path(options.net), LAYOUTS[layout], self.trains)
+        self.wanted, self.batch_size = net.wanted, net.batch_size
         ranks = int(os.environ.get("WORLD_SIZE", 1))
-        net.train(self.trains)
         self.net = nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True) if ranks > 1 else net
-        self.update = torch.optim.SGD(net.parameters(), lr=1e-4, momentum=0.9, weight_decay=1e-4, foreach=True)
+        self.update = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9, weight_decay=1e-4, foreach=True)
 
     def step(self) -> float:
         """Its seconds."""
         begin = time.perf_counter()
         if self.trains:
             self.update.zero_grad(set_to_none=True)
-            self.loss().backward()
+            loss = self.loss()
+            loss.backward()
             self.update.step()
         else:
             with torch.inference_mode():
-                self.loss()
-        return time.perf_counter() - begin
+                loss = self.loss()
+        seconds = time.perf_counter() - begin
+        if self.wanted is not None:
+            self._compare(loss.item())
+        return seconds
 
     def loss(self):
         with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
-            scores = self.net(self.images)
-            first, *rest = (weight * nn.functional.cross_entropy(values, self.labels) for values, weight in scores)
-            return sum(rest, first)
+            return self.net()
+
+    def _compare(self, first: float) -> None:
+        tolerance = TOLERANCE["bf16" if self.bf16 else "fp32"]
+        if abs(first - self.wanted) > tolerance * max(1, abs(self.wanted)):
+            raise SystemExit(f"the first loss is {first:.6g} here and {self.wanted:.6g} in engine")
+        self.wanted = None
 
 
 def chosen_layout(options) -> str:
@@ -67,8 +75,7 @@ def chosen_layout(options) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--net", choices=NETS, default="resnet50")
-    parser.add_argument("--batch_size", type=int, default=32)
+    parser.add_argument("--net", required=True, metavar="FOLDER", help="what describe_net.py has written")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--phase", choices=["TRAIN", "TEST"], default="TRAIN")
@@ -88,7 +95,7 @@ def main() -> None:
     steps = [training.step() for _ in range(options.iterations)]
     if int(os.environ.get("RANK", 0)) == 0:
         result = {
-            "images_per_second": ranks * options.batch_size / statistics.median(steps),
+            "images_per_second": ranks * training.batch_size / statistics.median(steps),
             "peak_memory_bytes": peak_memory(),
             "to_first_iteration_s": to_first_iteration,
             "layout": layout,

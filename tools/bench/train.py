@@ -9,11 +9,11 @@ within one session, and with TensorFlow's: on a shared machine only ratios are m
 
 Every round runs, for each net, precision and topology (ranks x threads x batch per rank), `engine time`, PyTorch as
 installed, PyTorch with tcmalloc, TensorFlow as installed, and the sum of oneDNN's kernels (kernel_limit.py, one rank
-only). A step is forward, backward and update; in phase TEST (inference) forward alone. PyTorch trains the nets that
-torch_nets.py has, in the faster of its two memory layouts; several ranks are DDP over gloo. TensorFlow trains those of
-keras.applications that tensorflow_train.py has, on one rank. The table has medians and ranges; a ratio is the median of
-the rounds' ratios; memory is the peak of rank 0; "first iteration": the time from the start of the process to its end.
-Runs are added to those in --json FILE.
+only). A step is forward, backward and update; in phase TEST (inference) forward alone. PyTorch trains the same layers
+from the same weights (torch_net.py), in the faster of its two memory layouts; another first loss is an error; several
+ranks are DDP over gloo. TensorFlow trains those of keras.applications that tensorflow_train.py has, on one rank. The
+table has medians and ranges; a ratio is the median of the rounds' ratios; memory is the peak of rank 0; "first
+iteration": the time from the start of the process to its end. Runs are added to those in --json FILE.
 """
 
 import argparse
@@ -27,10 +27,11 @@ import tempfile
 from datetime import date
 from pathlib import Path
 
+import public_nets
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 NETS = "resnet50,alexnet,vgg16,googlenet,inception_v2,inception_v3,inception_resnet_v2,densenet121"
-TORCH_NETS = ("resnet50", "alexnet", "vgg16", "googlenet")  # of torch_nets.py, which needs torch to be read
 TENSORFLOW_NETS = ("resnet50", "vgg16", "inception_v3", "inception_resnet_v2", "densenet121")  # of tensorflow_train.py
 ENGINE, TORCH, TCMALLOC, TENSORFLOW, LIMIT = "engine", "PyTorch", "PyTorch, tcmalloc", "TensorFlow", "kernel limit"
 CONTENDERS = (ENGINE, TORCH, TCMALLOC, TENSORFLOW, LIMIT)
@@ -58,12 +59,20 @@ def launcher() -> str:
     return found
 
 
-def run_engine(case: dict, options) -> dict:
+def model_of(net: str, folder: Path) -> Path:
+    """Its prototxt: a file, of nets/, or of public_nets.py, then written into the folder."""
+    if net not in public_nets.NETS:
+        return Path(net) if net.endswith(".prototxt") else ROOT / f"nets/{net}.prototxt"
+    (model := folder / f"{net}.prototxt").write_text(public_nets.text_of(net))
+    return model
+
+
+def run_engine(case: dict, model: Path, options) -> dict:
     ranks, threads, batch = case["topology"]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "time.json"
         command = [launcher(), "-n", ranks] if ranks > 1 else []
-        command += [sys.executable, "-m", "engine", "time", "--model", f"nets/{case['net']}.prototxt"]
+        command += [sys.executable, "-m", "engine", "time", "--model", model]
         command += ["--iterations", options.iterations, "--precision", case["precision"], "--json", report]
         command += ["--phase", case["phase"], "--set", f"layer[data].data_param.batch_size={batch}"]
         run(command, OMP_NUM_THREADS=str(threads))
@@ -76,12 +85,13 @@ def run_engine(case: dict, options) -> dict:
     }
 
 
-def run_torch(case: dict, options, layout: str, iterations: int, preload: str = "") -> dict:
-    ranks, threads, batch = case["topology"]
+def run_torch(case: dict, net: Path, options, layout: str, iterations: int, preload: str = "") -> dict:
+    """net: what describe_net.py has written."""
+    ranks, threads, _ = case["topology"]
     command = [options.torch_python]
     if ranks > 1:
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
-    command += [HERE / "torch_train.py", "--net", case["net"], "--batch_size", batch, "--threads", threads]
+    command += [HERE / "torch_train.py", "--net", net, "--threads", threads]
     command += ["--precision", case["precision"], "--phase", case["phase"]]
     command += ["--iterations", iterations, "--layout", layout]
     environ = {"OMP_NUM_THREADS": str(threads)} | ({"LD_PRELOAD": preload} if preload else {})
@@ -96,18 +106,11 @@ def run_tensorflow(case: dict, options) -> dict:
     return json.loads(run(command).splitlines()[-1])
 
 
-def run_limit(case: dict, options) -> dict:
+def run_limit(case: dict, model: Path) -> dict:
     _, threads, batch = case["topology"]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "limit.json"
-        command = [
-            sys.executable,
-            HERE / "kernel_limit.py",
-            "--model",
-            f"nets/{case['net']}.prototxt",
-            "--json",
-            report,
-        ]
+        command = [sys.executable, HERE / "kernel_limit.py", "--model", model, "--json", report]
         command += ["--batch_size", batch, "--precision", case["precision"], "--phase", case["phase"]]
         run(command, OMP_NUM_THREADS=str(threads))
         result = json.loads(report.read_text())
@@ -122,8 +125,10 @@ def tcmalloc() -> str:
 
 
 class Bench:
-    def __init__(self, options):
-        self.options = options
+    """folder: for nets, and what PyTorch is told of them."""
+
+    def __init__(self, options, folder: Path):
+        self.options, self.folder = options, folder
         self.runs: list[dict] = []
         if options.json and Path(options.json).exists():
             self.runs = json.loads(Path(options.json).read_text())
@@ -146,22 +151,27 @@ class Bench:
 
     def contenders(self, case: dict):
         """(name, function that measures it)."""
-        yield ENGINE, lambda: run_engine(case, self.options)
-        if self.has_torch and case["net"] in TORCH_NETS:
+        model = model_of(case["net"], self.folder)
+        yield ENGINE, lambda: run_engine(case, model, self.options)
+        if self.has_torch:
             for name, preload in ((TORCH, ""), (TCMALLOC, self.preload)):
                 if name == TORCH or preload:
-                    yield name, lambda preload=preload: self._torch(case, preload)
+                    yield name, lambda preload=preload: self._torch(case, model, preload)
         if self.options.tensorflow_python and case["net"] in TENSORFLOW_NETS and case["topology"][0] == 1:
             yield TENSORFLOW, lambda: run_tensorflow(case, self.options)
         if case["topology"][0] == 1:
-            yield LIMIT, lambda: run_limit(case, self.options)
+            yield LIMIT, lambda: run_limit(case, model)
 
-    def _torch(self, case: dict, preload: str) -> dict:
+    def _torch(self, case: dict, model: Path, preload: str) -> dict:
+        net = self.folder / "-".join([model.stem, case["phase"], str(case["topology"][2])])
+        if not net.exists():
+            net.mkdir()
+            run([sys.executable, HERE / "describe_net.py", model, case["topology"][2], case["phase"], net])
         key = (case["net"], case["precision"], case["phase"])
         if key not in self.layouts:
             alone = {**case, "topology": [1, *case["topology"][1:]]}
-            self.layouts[key] = run_torch(alone, self.options, "best", 1, self.preload)["layout"]
-        return run_torch(case, self.options, self.layouts[key], self.options.iterations, preload)
+            self.layouts[key] = run_torch(alone, net, self.options, "best", 1, self.preload)["layout"]
+        return run_torch(case, net, self.options, self.layouts[key], self.options.iterations, preload)
 
     def rounds(self, cases: list[dict]) -> None:
         for number in range(self.options.rounds):
@@ -259,7 +269,10 @@ def print_table(runs: list[dict]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nets", default=NETS, help=f"of nets/, separated by commas (default: {NETS})")
+    more = ", ".join(public_nets.NETS)
+    parser.add_argument(
+        "--nets", default=NETS, help=f"of nets/; {more}; or files, separated by commas (default: {NETS})"
+    )
     parser.add_argument("--precisions", default="fp32,bf16", help="(default: fp32,bf16)")
     parser.add_argument("--phases", default="TRAIN", help="TRAIN,TEST for inference, too (default: TRAIN)")
     topologies = "1x2x32,2x1x16"
@@ -279,8 +292,9 @@ def main() -> None:
         for topology in shapes
         if phase == "TRAIN" or topology[0] == 1
     ]
-    bench = Bench(options)
-    bench.rounds(cases)
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(options, Path(folder))
+        bench.rounds(cases)
     if not bench.runs:
         raise SystemExit("nothing was measured")
     print_table(bench.runs)

@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""Writes what PyTorch needs to train a net of engine: its layers, start values and one batch. torch_net.py reads it.
+
+python tools/bench/describe_net.py nets/resnet50.prototxt 32 TRAIN FOLDER
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from google.protobuf.json_format import MessageToDict
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT))
+
+from engine.config import read_net  # noqa: E402
+from engine.config.phases import PHASES  # noqa: E402
+from engine.data.source_shapes import SourceShapes  # noqa: E402
+from engine.examine.synthetic import feed_synthetic  # noqa: E402
+from engine.graph.build import build  # noqa: E402
+from engine.layers.base import Layer  # noqa: E402
+from engine.net import Net, NetOptions  # noqa: E402
+
+
+def describe(model: str, batch: int, phase: str, folder: Path) -> None:
+    """Writes into folder: net.json, and arrays.npz with inputs by name and parameters as LAYER/NUMBER.
+
+    net.json has the layers of the phase in order, the names of the inputs, and the sum of the weighted losses that
+    engine computes in float32; null where there is none, or where Dropout draws other numbers in each program.
+    """
+    config = read_net(model, [f"layer[data].data_param.batch_size={batch}"])
+
+    def made(name: str, share: Net | None = None) -> tuple[Net, list[Layer]]:
+        shapes_of = SourceShapes(config.message, PHASES[name], lambda note: None)
+        layers = build(config, PHASES[name], shapes_of=shapes_of).layers  # Net rewrites those of its own graph
+        net = Net(config, PHASES[name], NetOptions(shapes_of=shapes_of), share=share)
+        feed_synthetic(net)
+        return net, layers
+
+    net, layers = made("TRAIN")
+    net.run_forward()
+    if phase == "TEST":  # with the running statistics of the other
+        net, layers = made("TEST", share=net)
+    arrays = {blob.name: values for blob, values in net.fed.items()}
+    arrays |= {f"{name}/{i}": tensor.get() for name, own in net.params.items() for i, tensor in enumerate(own)}
+    np.savez(folder / "arrays.npz", **arrays)
+    net.run_forward()
+    random = phase == "TRAIN" and any(layer.type == "Dropout" for layer in layers)
+    losses = [] if random else [weight * float(values.get().sum()) for values, weight in net.loss_tensors()]
+    told = {
+        "layers": [described(layer) for layer in layers if layer.bottoms],
+        "inputs": [blob.name for blob in net.inputs],
+        "loss": sum(losses) if losses else None,
+    }
+    (folder / "net.json").write_text(json.dumps(told))
+
+
+def described(layer: Layer) -> dict:
+    """Its text, with the fields of all its messages as one, and the shapes of its blobs."""
+    text = MessageToDict(layer.message, preserving_proto_field_name=True)
+    params = [value for name, value in text.items() if name.endswith("_param")]
+    return {
+        "name": layer.name,
+        "type": layer.type,
+        "bottoms": [blob.name for blob in layer.bottoms],
+        "tops": [blob.name for blob in layer.tops],
+        "shapes": [blob.shape for blob in (*layer.bottoms, *layer.tops)],
+        "loss_weights": layer.loss_weights,
+        "param": {name: value for each in params for name, value in each.items()},
+    }
+
+
+if __name__ == "__main__":
+    describe(sys.argv[1], int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))
