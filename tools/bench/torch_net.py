@@ -205,6 +205,11 @@ def softmax_loss(step: Step, scores, labels):
     return F.cross_entropy(scores, labels.reshape(shape).long(), ignore_index=ignored)
 
 
+def power(step: Step, x):
+    x = step.get("scale", 1.0) * x + step.get("shift", 0.0)
+    return x ** step.text["power"] if step.get("power", 1.0) != 1 else x
+
+
 OPS = {
     "Axpy": lambda step, a, x, y: torch.addcmul(y, a, x),
     "BatchNorm": batch_norm,
@@ -222,6 +227,7 @@ OPS = {
     "LRN": lrn,
     "Permute": lambda step, x: x.permute(step.get("order", [])),
     "Pooling": pooling,
+    "Power": power,
     "PReLU": lambda step, x: F.prelu(x, step.params[0]),
     "ReLU": relu,
     "ReLU6": lambda step, x: F.relu6(x, inplace=step.in_place),
