@@ -10,13 +10,14 @@ from engine.errors import EngineError, shape_text
 from engine.layers.python_layer import Blob, Shape, dims
 
 if TYPE_CHECKING:
-    from engine.caffe.net import Net
+    from engine.caffe.changing import ChangingNet
+    from engine.layers.base import Parameter
 
 
 class NetBlob(Blob):
     """A blob by name: `data` and `diff` are what the last run left, and are used by the next."""
 
-    def __init__(self, net: Net, name: str):
+    def __init__(self, net: ChangingNet, name: str):
         self._net, self._name = net, name
 
     def __repr__(self) -> str:
@@ -24,40 +25,40 @@ class NetBlob(Blob):
 
     @property
     def data(self) -> np.ndarray:
-        return self._net._data(self._name)
+        return self._net.data(self._name)
 
     @property
     def diff(self) -> np.ndarray:
-        return self._net._live.diff(self._name)
+        return self._net.live.diff(self._name)
 
     @property
     def shape(self) -> Shape:
-        return self._net._shape(self._name)
+        return self._net.shape(self._name)
 
     def reshape(self, *shape: int) -> None:
         """Of an input of the net; the others follow at net.reshape() or the next forward."""
-        self._net._reshape_input(self._name, dims(shape))
+        self._net.reshape_input(self._name, dims(shape))
 
 
 class ParamBlob(Blob):
     """Blob `index` of a layer's parameters."""
 
-    def __init__(self, net: Net, layer: str, index: int):
+    def __init__(self, net: ChangingNet, layer: str, index: int):
         self._net, self._layer, self._index = net, layer, index
 
     def __repr__(self) -> str:
         return f"<parameter {self._index} of layer '{self._layer}': {shape_text(self.shape)}>"
 
-    def _parameter(self):
-        return self._net._parameters[self._layer][self._index]
+    def _parameter(self) -> Parameter:
+        return self._net.params_of[self._layer][self._index]
 
     @property
     def data(self) -> np.ndarray:
-        return self._net._parameter_data(self._layer, self._index)
+        return self._net.parameter(self._parameter())
 
     @property
     def diff(self) -> np.ndarray:
-        return self._net._live.parameter_diff(self._parameter())
+        return self._net.live.parameter_diff(self._parameter())
 
     @property
     def shape(self) -> Shape:

@@ -8,27 +8,23 @@ probabilities = net.forward()["prob"]
 from __future__ import annotations
 
 import os
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from engine import proto
 from engine.caffe import mode
 from engine.caffe.blobs import NetBlob, ParamBlob
-from engine.caffe.fused import FusedNet, may_fuse
-from engine.caffe.inputs import FedBySolver, Inputs
-from engine.caffe.live import LiveNet
-from engine.config import NetConfig, read_net
+from engine.caffe.changing import ChangingNet
+from engine.config import read_net
 from engine.errors import ConfigError, EngineError
 from engine.host.interrupts import whole
 from engine.inference.trained import has_none, none_of
-from engine.layers.base import Layer, Parameter
-from engine.layers.python import Python, ShapesChanged, allow_modules
-from engine.layers.python_layer import PythonLayer, Shape
-from engine.net import Counters, NetOptions
+from engine.layers.base import Layer
+from engine.layers.python import Python, allow_modules
+from engine.layers.python_layer import PythonLayer
 from engine.net import Net as EngineNet
 from engine.report.log import warn
 from engine.weights import hdf5, read_caffemodel, write_caffemodel
@@ -85,87 +81,27 @@ class Net:
         state = config.message.state
         state.phase, state.level = phase, given.get("level", level)
         state.stage.extend(given.get("stages", stages) or ())
-        self._config = config
-        self._seed = mode.seed()  # also of the same net in other shapes
-        self._inputs_of = Inputs(config, phase, self._seed)
-        self._rebuild: Callable[[NetConfig, bool], EngineNet] | None = None  # a solver's
-        self._parts = ""  # see _of_solver()
-        self._callbacks: dict[str, list[Callback]] = {}
-        self._looking = threading.RLock()
-        fused = may_fuse(config, phase)
-        net = self._build(config, fused)
-        self._open(FusedNet(net) if fused else LiveNet(net))
+        self._take_up(ChangingNet(config, mode.seed()))
         weights = given.get("weights", weights)
         if weights is not None:
             self.copy_from(weights)
 
     @classmethod
-    def _of_solver(
-        cls,
-        net: EngineNet,
-        config: NetConfig,
-        inputs: FedBySolver,
-        rebuild: Callable[[NetConfig, bool], EngineNet],
-        train: Net | None = None,
-        parts: str = "",
-    ) -> Net:
-        """A net that a solver has built and builds again: rebuild(config, strict). `train`: the net whose parameters a
-        test net reads. parts: the layers that ranks hold in parts, for messages."""
+    def _of_solver(cls, net: ChangingNet, parts: str) -> Net:
+        """parts: the layers that ranks hold in parts, for messages."""
         self = cls.__new__(cls)
-        self._config, self._inputs_of, self._rebuild, self._parts = config, inputs, rebuild, parts
-        self._callbacks = {}
-        self._looking = threading.RLock()
-        self._open(LiveNet(net, train and train._live))
+        self._take_up(net, parts)
         return self
 
-    def _build(
-        self,
-        config: NetConfig,
-        fused: bool,
-        share: EngineNet | None = None,
-        before: EngineNet | None = None,
-        strict: bool = True,
-    ) -> EngineNet:
-        options = NetOptions(seed=self._seed, shapes_of=self._inputs_of.shapes_of, accumulate=True, gradients=False)
-        if not fused:
-            options = options.replace(gradients=True).watched()
-        net = EngineNet(config, config.message.state.phase, options, share=share, before=before, strict=strict)
-        self._inputs_of.connect(net)
-        return net
-
-    @property
-    def _live(self) -> LiveNet:
-        """The net with every blob."""
-        self._look_inside()
-        return cast(LiveNet, self._net)
-
-    def _look_inside(self) -> None:
-        """Ends the fused net, if it still is one."""
-        if isinstance(self._net, LiveNet):
-            return
-        with self._looking, whole():
-            fused = self._net
-            if isinstance(fused, LiveNet):  # another thread has been here
-                return
-            live = LiveNet(self._build(self._config, False, fused.net, fused.net), fused)
-            live.take_place_of(fused)
-            pending, blobs, params = self._pending, self.blobs, self.params
-            self._open(live)
-            self._pending, self.blobs, self.params = pending, blobs, params
-
-    def _open(self, net: LiveNet | FusedNet) -> None:
-        self._net = net
-        self._pending: dict[str, np.ndarray] = {}  # inputs of another shape than the net's: name -> values
-        self._parameters: dict[str, list[Parameter]] = {}
-        for parameter in net.net.all_params():
-            self._parameters.setdefault(parameter.layer, []).append(parameter)
+    def _take_up(self, net: ChangingNet, parts: str = "") -> None:
+        self._net, self._parts = net, parts
+        self._callbacks: dict[str, list[Callback]] = {}
         self.params = OrderedDict(
-            (layer, [ParamBlob(self, layer, parameter.index) for parameter in parameters])
-            for layer, parameters in self._parameters.items()
+            (layer, [ParamBlob(net, layer, index) for index in range(len(parameters))])
+            for layer, parameters in net.params_of.items()
         )
-        self.blobs = OrderedDict((name, NetBlob(self, name)) for name in net.names())
+        self.blobs = OrderedDict((name, NetBlob(net, name)) for name in net.names())
         self.layers = [self._layer_view(layer) for layer in net.layers]
-        self._input_names = [top.name for layer in net.layers if layer.type == "Input" for top in layer.tops]
         self._layer_names = [layer.name for layer in net.layers]
         self._blob_names = list(self.blobs)
 
@@ -186,7 +122,7 @@ class Net:
     @property
     def inputs(self) -> list[str]:
         """Names of the blobs of Input layers."""
-        return list(self._input_names)
+        return self._net.input_names()
 
     @property
     def outputs(self) -> list[str]:
@@ -250,40 +186,10 @@ class Net:
         self._fill(self.inputs, inputs, "input", lambda name: self.blobs[name].data)
         first, last = self._layer_number(start, 0), self._layer_number(end, len(self.layers) - 1)
         outputs = self.top_names[end] if end is not None else self.outputs
-        inside = (first, last) != (0, len(self.layers) - 1) or not all(map(self._shows, (*outputs, *(blobs or ()))))
-        if inside or self._callbacks:
-            self._look_inside()
-        self._apply_pending(strict=False)
-        net = self._net
-        counters = self._inputs_of.next(net.net, self._layer_names[first : last + 1])
-        if isinstance(net, FusedNet):
-            net.forward()
-        elif self._callbacks:
-            self._forward_one_by_one(first, last, counters or Counters(net.step))
-        else:
-            self._run_forward(first, last, counters)
-        return {name: self.blobs[name].data for name in dict.fromkeys([*outputs, *(blobs or ())])}
-
-    def _shows(self, name: str) -> bool:
-        """Whether a fused net has that blob, too."""
-        return not isinstance(self._net, FusedNet) or name not in self.blobs or self._net.shows(name)
-
-    def _run_forward(self, first: int, last: int, counters: Counters | None) -> None:
-        """Builds the net again where a layer written in Python gives its tops other shapes."""
-        while True:
-            try:
-                return self._live.forward(first, last, counters)
-            except ShapesChanged as change:
-                self._follow(change, first)
-
-    def _follow(self, change: ShapesChanged, first: int = 0) -> None:
-        """Builds the net for the shapes that a forward from layer `first` on has found. The next one repeats what
-        layers written in Python have computed, so that those that read data do not skip any."""
-        culprit = self._live.layers.index(change.layer)
-        for layer in self._live.layers[first : culprit + 1]:
-            if isinstance(layer, Python):
-                layer.repeat()
-        self._replace(self._config, self._live)
+        wanted = list(dict.fromkeys([*outputs, *(blobs or ())]))
+        known = [name for name in wanted if name in self.blobs]
+        self._net.forward(first, last, known, self._call_back if self._callbacks else None)
+        return {name: self.blobs[name].data for name in wanted}
 
     @whole()
     def backward(self, diffs: Sequence[str] | None = None, start: str | None = None, end: str | None = None, **tops):
@@ -295,11 +201,7 @@ class Net:
         """
         self._fill(self.outputs, tops, "output", lambda name: self.blobs[name].diff)
         first, last = self._layer_number(start, len(self.layers) - 1), self._layer_number(end, 0)
-        self._live.refuse_misfits(last, first)  # before gradients change
-        if self._callbacks:
-            self._backward_one_by_one(first, last)
-        else:
-            self._live.backward(first, last)
+        self._net.backward(first, last, self._call_back if self._callbacks else None)
         bottoms = self.bottom_names[end] if end is not None else self.inputs
         return {name: self.blobs[name].diff for name in dict.fromkeys([*bottoms, *(diffs or ())])}
 
@@ -321,7 +223,7 @@ class Net:
         self._add_callback("after_backward", callback)
 
     def _add_callback(self, when: str, callback: Callback) -> None:
-        if self._rebuild:
+        if self._net.is_of_solver:
             raise EngineError(
                 f"{when}() is for nets that a script makes itself, for a solver's step() does not run layer by layer; "
                 "`engine time` and `engine train --timeline` show what each layer takes"
@@ -331,22 +233,6 @@ class Net:
     def _call_back(self, when: str, layer: int) -> None:
         for callback in self._callbacks.get(when, ()):
             callback(layer)
-
-    def _forward_one_by_one(self, first: int, last: int, counters: Counters) -> None:
-        step = self._live.step
-        try:
-            for layer in range(first, last + 1):
-                self._call_back("before_forward", layer)
-                self._run_forward(layer, layer, counters)
-                self._call_back("after_forward", layer)
-        finally:
-            self._live.step = step + 1  # for it is one pass, also where a callback ends it
-
-    def _backward_one_by_one(self, first: int, last: int) -> None:
-        for layer in range(first, last - 1, -1):
-            self._call_back("before_backward", layer)
-            self._live.backward(layer, layer)
-            self._call_back("after_backward", layer)
 
     def _forward(self, first: int, last: int) -> float:
         """Runs the layers of these numbers, both included; returns what they have lost."""
@@ -408,7 +294,7 @@ class Net:
 
     def _none_of(self, names: Sequence[str]) -> Arrays:
         """What no sample gives for each of these blobs."""
-        return {name: np.empty((0, *self._shape(name)[1:]), np.float32) for name in names}
+        return {name: np.empty((0, *self.blobs[name].shape[1:]), np.float32) for name in names}
 
     def _samples(self, given: Arrays) -> int:
         if not given:
@@ -427,78 +313,19 @@ class Net:
 
     @whole()
     def clear_param_diffs(self) -> None:
-        self._live.clear_parameter_diffs()
+        self._net.live.clear_parameter_diffs()
 
     def set_input_arrays(self, data: np.ndarray, labels: np.ndarray) -> None:
         """What the first MemoryData layer takes its batches from: (N, C, H, W) and N labels, read in place. On several
         ranks each calls it with the arrays of all, and takes its share of every global batch. Raises DataError for
         other shapes."""
-        self._inputs_of.set_arrays(self._net.net, data, labels)
-
-    # Shapes
-
-    def _data(self, name: str) -> np.ndarray:
-        if name in self._pending:
-            return self._pending[name]
-        return self._net.data(name) if self._shows(name) else self._live.data(name)
-
-    def _parameter_data(self, layer: str, index: int) -> np.ndarray:
-        return self._net.parameter(self._parameters[layer][index])
-
-    def _shape(self, name: str) -> Shape:
-        return self._pending[name].shape if name in self._pending else self._net.shape(name)
-
-    def _reshape_input(self, name: str, shape: Shape) -> None:
-        if shape == self._shape(name):
-            return
-        if name not in self.inputs:
-            raise EngineError(f"blob '{name}': only inputs ({', '.join(self.inputs)}) can be reshaped; others follow")
-        self._pending[name] = np.zeros(shape, np.float32)
+        self._net.set_arrays(data, labels)
 
     @whole()
     def reshape(self) -> None:
         """Gives all blobs the shapes that follow from the inputs'. Also done by forward(), as far as layers fit. Layers
         that do not fit keep their shapes, and forward() raises when it comes to one. Raises ConfigErrors."""
-        self._apply_pending(strict=True)
-        if isinstance(self._net, LiveNet):  # a fused one fits
-            self._net.refuse_misfits(0, len(self.layers) - 1)  # of a forward() before
-
-    def _apply_pending(self, strict: bool) -> None:
-        if not self._pending:
-            return
-        message = proto.NetParameter()
-        message.CopyFrom(self._config.message)
-        for layer in message.layer:
-            if layer.type == "Input":
-                del layer.input_param.shape[:]
-                for top in layer.top:
-                    layer.input_param.shape.add(dim=self._shape(top) if top in self.blobs else ())
-        self._replace(self._config.with_message(message), self._net, strict)
-
-    def _replace(self, config: NetConfig, share: LiveNet | FusedNet, strict: bool = False) -> None:
-        """Builds the net again, with the weights of `share`, and the arrays of blobs whose shapes stay. strict: all
-        layers have to fit, as in a fused net."""
-        before, pending = self._net, self._pending
-        before.push()
-        share.push()
-        fused = isinstance(before, FusedNet)
-        if self._rebuild:
-            net = self._rebuild(config, strict)
-        else:
-            net = self._build(config, fused, share.net, before.net, strict or fused)
-        self._config = config
-        blobs, params = self.blobs, self.params
-        after = FusedNet(net, share) if fused else LiveNet(net, share)
-        self._open(after)
-        after.keep_parameters_of(before)
-        after.keep_arrays_of(cast(Any, before))  # a net of the same kind
-        after.step = before.step
-        self.blobs, self.params = blobs, params  # those that the caller may hold
-        arrays = {blob.name: before.net.fed[blob] for blob in before.net.inputs} | pending
-        for blob in net.inputs:
-            if blob.name in arrays and arrays[blob.name].shape == blob.shape:
-                net.feed(blob, arrays[blob.name])
-        self._pending = {name: array for name, array in pending.items() if array.shape != after.shape(name)}
+        self._net.reshape()
 
     # Weights
 
@@ -508,29 +335,16 @@ class Net:
 
         Raises EngineError for a net of a solver, unless it does so already (a test net, of the solver's net).
         """
-        if self._rebuild:
-            mine, its = ({tensor.origin for tensor in net._live.net.tensor_of.values()} for net in (self, other))
-            if mine <= its:
-                return
-            raise EngineError("a solver has built this net with its own weights; copy them with copy_from()")
-        self._look_inside()  # neither net could tell when the other changes the weights
-        self._replace(self._config, other._live)
-
-    def _before_weights_change(self) -> LiveNet | FusedNet:
-        """The net, once it has taken what was written into parameters. A fused one ends if it has run: with other
-        weights the inner blobs of its last forward could not be computed any more."""
-        net = self._live if isinstance(self._net, FusedNet) and self._net.has_run else self._net
-        net.push()
-        return net
+        self._net.share_with(other._net)
 
     @whole()
     def copy_from(self, path: str | os.PathLike) -> None:
         """Takes weights by layer name from a caffemodel, binary or HDF5; other layers keep theirs. Raises WeightsError
         where shapes differ. Of a file that has none of the net's layers, as Caffe takes it, too, the log warns."""
-        net = self._before_weights_change()
-        if has_none(net.net, net.net.load_weights(read_caffemodel(path), str(path))):
-            warn(f"{path}: {none_of(net.net)}")
-        net.pull()
+        net = self._net.before_weights_change()
+        if has_none(net, net.load_weights(read_caffemodel(path), str(path))):
+            warn(f"{path}: {none_of(net)}")
+        self._net.pull()
 
     load_hdf5 = copy_from
 
@@ -553,7 +367,7 @@ class Net:
                 f"ranks hold {self._parts}, and save() would write what one of them has: use solver.snapshot(), which "
                 "gathers the parts"
             )
-        return self._before_weights_change().net
+        return self._net.before_weights_change()
 
 
 def _copies(arrays: Arrays) -> Arrays:

@@ -21,6 +21,7 @@ import numpy as np
 
 from engine import proto
 from engine.caffe import mode
+from engine.caffe.changing import ChangingNet
 from engine.caffe.inputs import FedBySolver
 from engine.caffe.net import Net
 from engine.caffe.ranks import close_with, ranks, unwatched, watched
@@ -161,12 +162,12 @@ class Solver:
         solver, train = self._solver, net_of_solver(config, proto.TRAIN)
         fed = FedBySolver(solver.feeder, self._start, lambda: solver.state.samples_seen, count=solver.count_pass)
         parts = solver.model_parallel.describe()
-        self.net = Net._of_solver(solver.net, train, fed, solver.rebuild_net, parts=parts)
-        self.test_nets = []
+        self._nets = [ChangingNet.of_solver(solver.net, train, fed, solver.rebuild_net)]  # the train net comes first
         for each, net_config in zip(solver.test_nets.evaluators, nets_of_solver(config).tests):
             # Tests end the stream: it then begins where the next will.
             fed = FedBySolver(each.feeder, each.start, lambda each=each: each.samples, _refusal(solver.model_parallel))
-            self.test_nets.append(Net._of_solver(each.net, net_config, fed, each.rebuild_net, self.net, parts))
+            self._nets.append(ChangingNet.of_solver(each.net, net_config, fed, each.rebuild_net, train=self._nets[0]))
+        self.net, *self.test_nets = (Net._of_solver(net, parts) for net in self._nets)
         close_with(self, solver.close)
 
     def __repr__(self) -> str:
@@ -197,9 +198,9 @@ class Solver:
     # What was written into arrays goes into a run, and what the run has done comes back.
 
     def _push(self) -> None:
-        for net in (self.net, *self.test_nets):
+        for net in self._nets:
             net.reshape()
-            net._live.push()
+            net.live.push()
         if self._solver.replica.is_shared:
             self._solver.optimizer.take_over_weights()
 
@@ -237,13 +238,13 @@ class Solver:
 
     def _pull(self) -> None:
         self._solver.optimizer.wait()
-        for net in (self.net, *self.test_nets):
-            net._live.pull()
+        for net in self._nets:
+            net.live.pull()
 
     def _follow(self, change: ShapesChanged) -> None:
         self._solver.optimizer.wait()
-        self.net._live.pull()  # what the steps so far have made of the weights
-        self.net._follow(change)
+        self._nets[0].live.pull()  # what the steps so far have made of the weights
+        self._nets[0].follow(change)
 
     # Running
 
@@ -316,8 +317,8 @@ class Solver:
     def _call_back(self, which: int) -> None:
         if which == 0:
             self._solver.optimizer.wait()
-        for net in (self.net, *self.test_nets):
-            net._live.pull()
+        for net in self._nets:
+            net.live.pull()
         with unwatched():
             for callbacks in self._callbacks:
                 callbacks[which]()

@@ -55,7 +55,7 @@ def plain(tmp_path):
 
 
 def is_fused(net):
-    return isinstance(net._net, FusedNet)
+    return isinstance(net._net._now, FusedNet)
 
 
 def images(seed=1, shape=(2, 3, 8, 8)):
@@ -312,18 +312,18 @@ def test_a_loss_can_be_gone_back_from(tmp_path):
 def test_two_threads_that_look_at_once(net, plain):
     net.forward(data=images())
     plain.forward(data=images())
-    fused, seen, start = net._net, [], threading.Barrier(2)
+    fused, seen, start = net._net._now, [], threading.Barrier(2)
 
     def look():
         start.wait()
-        seen.append((net.blobs["conv"].data, net._net))
+        seen.append((net.blobs["conv"].data, net._net._now))
 
     threads = [threading.Thread(target=look) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert seen[0][1] is seen[1][1] is net._net is not fused
+    assert seen[0][1] is seen[1][1] is net._net._now is not fused
     for values, _ in seen:
         np.testing.assert_allclose(values, plain.blobs["conv"].data, **SMALL)
 

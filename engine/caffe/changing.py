@@ -1,0 +1,267 @@
+"""The net behind a caffe.Net, which changes under the script's hands: other shapes, other weights, a look inside.
+
+It is built for what is known at first, and built again when that changes. Arrays that scripts hold stay live.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+import numpy as np
+
+from engine import proto
+from engine.caffe.fused import FusedNet, may_fuse
+from engine.caffe.inputs import FedBySolver, Inputs
+from engine.caffe.live import LiveNet
+from engine.config import NetConfig
+from engine.errors import EngineError
+from engine.host.interrupts import whole
+from engine.layers.base import Layer, Parameter
+from engine.layers.python import Python, ShapesChanged
+from engine.layers.python_layer import Shape
+from engine.net import Counters, Net, NetOptions
+
+Rebuild = Callable[[NetConfig, bool], Net]
+CallBack = Callable[[str, int], None]
+
+
+class ChangingNet:
+    """What a LiveNet does, it does under the same name. As long as a FusedNet will do, it is one.
+
+    config: as it is built now, by a script. seed: also of the same net in other shapes.
+    """
+
+    def __init__(self, config: NetConfig, seed: int):
+        phase = config.message.state.phase
+        self._seed, self._rebuild = seed, None
+        self._begin(config, Inputs(config, phase, seed))
+        fused = may_fuse(config, phase)
+        net = self._build(config, fused)
+        self._become(FusedNet(net) if fused else LiveNet(net))
+
+    @classmethod
+    def of_solver(
+        cls, net: Net, config: NetConfig, inputs: FedBySolver, rebuild: Rebuild, train: ChangingNet | None = None
+    ) -> ChangingNet:
+        """A net that a solver has built and builds again: rebuild(config, strict). `train`: the net whose parameters a
+        test net reads."""
+        self = cls.__new__(cls)
+        self._rebuild = rebuild
+        self._begin(config, inputs)
+        self._become(LiveNet(net, train and train.live))
+        return self
+
+    def _begin(self, config: NetConfig, inputs: Inputs | FedBySolver) -> None:
+        self.config, self._inputs = config, inputs
+        self._pending: dict[str, np.ndarray] = {}  # inputs of another shape than the net's: name -> values
+        self._looking = threading.RLock()
+
+    def _become(self, now: LiveNet | FusedNet) -> None:
+        self._now = now
+        self.params_of: dict[str, list[Parameter]] = {}  # by the name of the layer
+        for parameter in now.net.all_params():
+            self.params_of.setdefault(parameter.layer, []).append(parameter)
+
+    # What it is now
+
+    @property
+    def net(self) -> Net:
+        return self._now.net
+
+    @property
+    def live(self) -> LiveNet:
+        """The net with every blob."""
+        self._look_inside()
+        return cast(LiveNet, self._now)
+
+    @property
+    def layers(self) -> list[Layer]:
+        """Those of the file, in order."""
+        return self._now.layers
+
+    @property
+    def is_of_solver(self) -> bool:
+        return self._rebuild is not None
+
+    def names(self) -> list[str]:
+        """Of its blobs."""
+        return self._now.names()
+
+    def input_names(self) -> list[str]:
+        """Of the blobs of Input layers."""
+        return [top.name for layer in self.layers if layer.type == "Input" for top in layer.tops]
+
+    def shape(self, name: str) -> Shape:
+        return self._pending[name].shape if name in self._pending else self._now.shape(name)
+
+    def data(self, name: str) -> np.ndarray:
+        if name in self._pending:
+            return self._pending[name]
+        return self._now.data(name) if self._shows(name) else self.live.data(name)
+
+    def _shows(self, name: str) -> bool:
+        """Whether a fused net has that blob, too."""
+        return not isinstance(self._now, FusedNet) or self._now.shows(name)
+
+    def parameter(self, parameter: Parameter) -> np.ndarray:
+        return self._now.parameter(parameter)
+
+    # Running
+
+    def set_arrays(self, data: np.ndarray, labels: np.ndarray) -> None:
+        """As Inputs'."""
+        self._inputs.set_arrays(self.net, data, labels)
+
+    def forward(self, first: int, last: int, wanted: Iterable[str], call_back: CallBack | None) -> None:
+        """Layers first to last, both included, on the next batch of what feeds them, in the shapes that the inputs have
+        by then. wanted: blobs that somebody looks at afterwards. call_back: called around each layer."""
+        if call_back or (first, last) != (0, len(self.layers) - 1) or not all(map(self._shows, wanted)):
+            self._look_inside()
+        self._apply_pending(strict=False)
+        now = self._now
+        counters = self._inputs.next(now.net, [layer.name for layer in self.layers[first : last + 1]])
+        if isinstance(now, FusedNet):
+            now.forward()
+        elif call_back:
+            self._forward_one_by_one(first, last, counters or Counters(now.step), call_back)
+        else:
+            self._forward(first, last, counters)
+
+    def _forward(self, first: int, last: int, counters: Counters | None) -> None:
+        """Builds the net again where a layer written in Python gives its tops other shapes."""
+        while True:
+            try:
+                return self.live.forward(first, last, counters)
+            except ShapesChanged as change:
+                self.follow(change, first)
+
+    def _forward_one_by_one(self, first: int, last: int, counters: Counters, call_back: CallBack) -> None:
+        step = self.live.step
+        try:
+            for layer in range(first, last + 1):
+                call_back("before_forward", layer)
+                self._forward(layer, layer, counters)
+                call_back("after_forward", layer)
+        finally:
+            self.live.step = step + 1  # for it is one pass, also where a callback ends it
+
+    def backward(self, first: int, last: int, call_back: CallBack | None) -> None:
+        """Layers first down to last, both included. call_back: as forward()'s."""
+        self.live.refuse_misfits(last, first)  # before gradients change
+        if not call_back:
+            return self.live.backward(first, last)
+        for layer in range(first, last - 1, -1):
+            call_back("before_backward", layer)
+            self.live.backward(layer, layer)
+            call_back("after_backward", layer)
+
+    # Changes
+
+    def reshape_input(self, name: str, shape: Shape) -> None:
+        """From the next reshape() or forward() on. Raises EngineError for a blob of another layer."""
+        if shape == self.shape(name):
+            return
+        inputs = self.input_names()
+        if name not in inputs:
+            raise EngineError(f"blob '{name}': only inputs ({', '.join(inputs)}) can be reshaped; others follow")
+        self._pending[name] = np.zeros(shape, np.float32)
+
+    def reshape(self) -> None:
+        """Raises the ConfigErrors of layers that do not fit what the inputs have become."""
+        self._apply_pending(strict=True)
+        if isinstance(self._now, LiveNet):  # a fused one fits
+            self._now.refuse_misfits(0, len(self.layers) - 1)  # of a forward() before
+
+    def _apply_pending(self, strict: bool) -> None:
+        if not self._pending:
+            return
+        message = proto.NetParameter()
+        message.CopyFrom(self.config.message)
+        names = self.names()
+        for layer in message.layer:
+            if layer.type == "Input":
+                del layer.input_param.shape[:]
+                for top in layer.top:
+                    layer.input_param.shape.add(dim=self.shape(top) if top in names else ())
+        self._replace(self.config.with_message(message), self._now, strict)
+
+    def follow(self, change: ShapesChanged, first: int = 0) -> None:
+        """Builds the net for the shapes that a forward from layer `first` on has found. The next one repeats what
+        layers written in Python have computed, so that those that read data do not skip any."""
+        culprit = self.live.layers.index(change.layer)
+        for layer in self.live.layers[first : culprit + 1]:
+            if isinstance(layer, Python):
+                layer.repeat()
+        self._replace(self.config, self.live)
+
+    def share_with(self, other: ChangingNet) -> None:
+        """Reads the weights of `other`'s layers of the same names from now on. Raises EngineError for a net of a solver
+        that does not do so already."""
+        if self._rebuild:
+            mine, its = ({tensor.origin for tensor in net.live.net.tensor_of.values()} for net in (self, other))
+            if mine <= its:
+                return
+            raise EngineError("a solver has built this net with its own weights; copy them with copy_from()")
+        self._look_inside()  # neither net could tell when the other changes the weights
+        self._replace(self.config, other.live)
+
+    def before_weights_change(self) -> Net:
+        """The net, once it has taken what was written into parameters. A fused one ends if it has run: with other
+        weights the inner blobs of its last forward could not be computed any more."""
+        if isinstance(self._now, FusedNet) and self._now.has_run:
+            self._look_inside()
+        self._now.push()
+        return self.net
+
+    def pull(self) -> None:
+        """After the weights have changed."""
+        self._now.pull()
+
+    def _look_inside(self) -> None:
+        """Ends the fused net, if it still is one."""
+        if isinstance(self._now, LiveNet):
+            return
+        with self._looking, whole():
+            fused = self._now
+            if isinstance(fused, LiveNet):  # another thread has been here
+                return
+            live = LiveNet(self._build(self.config, False, fused.net, fused.net), fused)
+            live.take_place_of(fused)
+            self._become(live)
+
+    def _replace(self, config: NetConfig, share: LiveNet | FusedNet, strict: bool = False) -> None:
+        """Builds the net again, with the weights of `share`, and the arrays of blobs whose shapes stay. strict: all
+        layers have to fit, as in a fused net."""
+        before, pending = self._now, self._pending
+        before.push()
+        share.push()
+        fused = isinstance(before, FusedNet)
+        if self._rebuild:
+            net = self._rebuild(config, strict)
+        else:
+            net = self._build(config, fused, share.net, before.net, strict or fused)
+        self.config = config
+        after = FusedNet(net, share) if fused else LiveNet(net, share)
+        self._become(after)
+        after.keep_parameters_of(before)
+        after.keep_arrays_of(cast(Any, before))  # a net of the same kind
+        after.step = before.step
+        arrays = {blob.name: before.net.fed[blob] for blob in before.net.inputs} | pending
+        for blob in net.inputs:
+            if blob.name in arrays and arrays[blob.name].shape == blob.shape:
+                net.feed(blob, arrays[blob.name])
+        self._pending = {name: array for name, array in pending.items() if array.shape != after.shape(name)}
+
+    def _build(
+        self, config: NetConfig, fused: bool, share: Net | None = None, before: Net | None = None, strict: bool = True
+    ) -> Net:
+        """A script's."""
+        inputs = cast(Inputs, self._inputs)
+        options = NetOptions(seed=self._seed, shapes_of=inputs.shapes_of, accumulate=True, gradients=False)
+        if not fused:
+            options = options.replace(gradients=True).watched()
+        net = Net(config, config.message.state.phase, options, share=share, before=before, strict=strict)
+        inputs.connect(net)
+        return net
