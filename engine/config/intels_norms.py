@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from engine import proto
 from engine.config.phases import PHASES, kept_in
-from engine.config.prototext import Node
+from engine.config.prototext import Node, where_of
 from engine.errors import ConfigError
 from engine.weights.intel import STATISTICS, keeps_scale, scale_behind
 
@@ -32,7 +32,7 @@ def upgrade_intels_norms(message: proto.NetParameter, origins: Sequence[Node | N
         if not param.bias_term:
             raise ConfigError(
                 f"layer '{layer.name}': bias_term: false: expected scale and shift, or use_weight_bias: false",
-                origin.where if (origin := origins[index]) else None,
+                where_of(origins[index]),
             )
         param.scale_bias = True
         if param.HasField("filler"):

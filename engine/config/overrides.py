@@ -20,8 +20,8 @@ from engine.config.idle_fields import DATA_PARAMS, MOVED_TO_TRANSFORM
 from engine.config.numbers import position
 from engine.config.phases import PHASES, kept_in
 from engine.config.prototext import fields_of, fill, scalar, scan
+from engine.config.renamed import RENAMED_OF_LAYERS, RENAMED_OF_SOLVERS, Renamed
 from engine.config.suggestions import suggestion
-from engine.config.upgrade import RENAMED_OF_LAYERS, RENAMED_OF_SOLVERS, Renamed
 from engine.errors import ConfigError, shortened
 
 _PART = re.compile(r"\s*(\w+)(?:\[([^\]]*)\])?\s*([.=])")

@@ -70,6 +70,11 @@ class Node:
         return None
 
 
+def where_of(node: Node | None) -> str | None:
+    """Where it stands, for error messages; None if that is unknown."""
+    return node.where if node else None
+
+
 class _Scanner:
     """Recursive descent over the tokens of one text; .kind, .text and .start are those of the current token."""
 

@@ -1,0 +1,139 @@
+"""What forks of Caffe say otherwise of a layer, where that is more than another name of a field."""
+
+from __future__ import annotations
+
+from engine import proto
+from engine.config.prototext import Node, where_of
+from engine.config.renamed import copy_field
+from engine.errors import ConfigError
+
+# Fields of TransformationParameter that only layers of pairs of pictures read (PSPNet's and yjxiong's forks).
+_SEGMENTATION = ("crop_width", "crop_height", "stride", "upper_size", "upper_height", "upper_width")
+_SEGMENTATION_LAYERS = ("DenseImageData", "ImageLabelmapData", "ImageSegData", "SegData", "VideoData")
+
+
+def upgrade_forks(layer: proto.LayerParameter, origin: Node | None) -> None:
+    """Says it in our fields. Raises ConfigError where a layer says both, or what its type does not read."""
+    for upgrade in _UPGRADES:
+        upgrade(layer, origin)
+
+
+def _upgrade_ceil_mode(layer: proto.LayerParameter, origin: Node | None) -> None:
+    """soeaver's name of round_mode."""
+    pooling = layer.pooling_param
+    if not pooling.HasField("ceil_mode"):
+        return
+    mode = pooling.CEIL if pooling.ceil_mode else pooling.FLOOR
+    if pooling.HasField("round_mode") and pooling.round_mode != mode:
+        raise ConfigError(
+            f"layer '{layer.name}': round_mode and soeaver's ceil_mode contradict each other; keep round_mode",
+            where_of(origin),
+        )
+    pooling.round_mode = mode
+    pooling.ClearField("ceil_mode")
+
+
+def _upgrade_transpose(layer: proto.LayerParameter, origin: Node | None) -> None:
+    """CTPN's name of Permute."""
+    if layer.type == "Transpose":
+        layer.type = "Permute"
+        copy_field(layer, "permute_param.order", layer.transpose_param.dim, f"layer '{layer.name}': ", origin)
+        layer.ClearField("transpose_param")
+
+
+def _upgrade_short_side(layer: proto.LayerParameter, origin: Node | None) -> None:
+    """NVIDIA's name of a random_resize_param of one size."""
+    images = layer.image_data_param
+    if not images.HasField("short_side"):
+        return
+    if images.short_side:
+        resize = layer.transform_param.random_resize_param
+        if resize.ListFields():
+            raise ConfigError(
+                f"layer '{layer.name}': both random_resize_param and NVIDIA's short_side are given; keep one",
+                where_of(origin),
+            )
+        resize.min_size = resize.max_size = images.short_side
+    images.ClearField("short_side")
+
+
+def _refuse_fields_of_others(layer: proto.LayerParameter, origin: Node | None) -> None:
+    """Fields of data layers that only some types have, whatever the message says."""
+    if layer.image_data_param.face_transform and layer.type != "MultiLabelImageData":
+        raise ConfigError(
+            f"layer '{layer.name}': face_transform is for MultiLabelImageData, not for {layer.type}", where_of(origin)
+        )
+    for field in _SEGMENTATION:
+        if layer.transform_param.HasField(field) and layer.type not in _SEGMENTATION_LAYERS:
+            raise ConfigError(
+                f"layer '{layer.name}': transform_param.{field} is for {', '.join(_SEGMENTATION_LAYERS)}, not for "
+                f"{layer.type}; instead: crop_h and crop_w, or random_resize_param",
+                where_of(origin),
+            )
+
+
+def _upgrade_dilation(layer: proto.LayerParameter, origin: Node | None) -> None:
+    """yjxiong's two names of dilation."""
+    convolution = layer.convolution_param
+    if convolution.HasField("dilation_h") or convolution.HasField("dilation_w"):
+        if convolution.dilation:
+            raise ConfigError(
+                f"layer '{layer.name}': both 'dilation' and yjxiong's dilation_h and dilation_w are given; keep "
+                "'dilation', which can be given twice",
+                where_of(origin),
+            )
+        convolution.dilation.extend([convolution.dilation_h or 1, convolution.dilation_w or 1])
+        convolution.ClearField("dilation_h")
+        convolution.ClearField("dilation_w")
+
+
+def _upgrade_holes(layer: proto.LayerParameter, origin: Node | None) -> None:
+    """DeepLab's name of dilation."""
+    convolution = layer.convolution_param
+    given = [name for name in ("hole", "hole_h", "hole_w") if convolution.HasField(name)]
+    if not given:
+        return
+    if convolution.dilation or (len(given) > 1 and "hole" in given):
+        raise ConfigError(
+            f"layer '{layer.name}': both {given[0]} and {'dilation' if convolution.dilation else given[1]} are given; "
+            "keep 'dilation', which can be given twice",
+            where_of(origin),
+        )
+    both = convolution.hole if "hole" in given else 1
+    convolution.dilation.extend([convolution.hole_h or both, convolution.hole_w or both])
+    for name in given:
+        convolution.ClearField(name)
+
+
+def _upgrade_given_weights(layer: proto.LayerParameter, origin: Node | None) -> None:
+    """happynear's InnerProduct with its weights as a second bottom."""
+    if layer.type != "InnerProduct" or len(layer.bottom) != 2:
+        return
+    param = layer.inner_product_param
+    wrong = [
+        f"{name}: {str(wanted).lower()}"
+        for name, wanted in (("bias_term", False), ("transpose", False), ("normalize", False), ("relu", False))
+        if getattr(param, name) != wanted
+    ]
+    if wrong:
+        raise ConfigError(
+            f"layer '{layer.name}': an InnerProduct whose weights are a bottom needs {', '.join(wrong)}",
+            where_of(origin),
+        )
+    layer.inner_distance_param.Clear()
+    layer.inner_distance_param.axis = param.axis
+    layer.inner_distance_param.distance_type = "product"
+    layer.type = "InnerDistance"
+    layer.ClearField("inner_product_param")
+
+
+# In dialects.tsv such fields are "same".
+_UPGRADES = (
+    _upgrade_ceil_mode,
+    _upgrade_transpose,
+    _upgrade_short_side,
+    _refuse_fields_of_others,
+    _upgrade_given_weights,
+    _upgrade_holes,
+    _upgrade_dilation,
+)
