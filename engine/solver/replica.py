@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 class Replica:
     """This rank's copy of it. is_shared: all ranks have begun with rank 0's; False again after files were read, which
-    rank 0 does."""
+    rank 0 does. check_every: iterations, 0 for never."""
 
     def __init__(
         self,
@@ -26,10 +26,12 @@ class Replica:
         optimizers: Sequence[Optimizer],
         average: WeightAverage | None,
         model_parallel: ModelParallel,
+        check_every: int,
     ):
         self._world, self._optimizers, self._average = world, optimizers, average
         self._model_parallel = model_parallel
         self.is_shared = False
+        self._check_every, self._check_is_due = check_every, False
 
     def share(self) -> None:
         """Collective. Broadcasts rank 0's, except for the parts of layers that are a rank's own. Only where that is not
@@ -76,8 +78,16 @@ class Replica:
                 self._world.allreduce(self._average.weights)
                 self._average.weights /= self._world.size
 
+    def check_if_due(self, iteration: int) -> None:
+        """Collective. check() after every so many iterations; where ranks update by themselves, as soon as they have
+        averaged."""
+        self._check_is_due |= self._check_every > 0 and iteration % self._check_every == 0
+        if self._check_is_due and not self._optimizers[0].apart:
+            self.check(iteration)
+
     def check(self, iteration: int) -> None:
         """Collective. Raises CommError when weights or optimizer state of two ranks are not the same bits."""
+        self._check_is_due = False
         for optimizer in self._optimizers:
             optimizer.wait()
             histories = {} if optimizer.sharding else optimizer.history.named  # each rank has another share

@@ -101,7 +101,8 @@ class Solver:
         self.snapshots = Snapshots(
             self.config, world, self.optimizer, self.model_parallel, self.average, needed, self.optimizers[1:]
         )
-        self.replica = Replica(world, self.optimizers, self.average, self.model_parallel)
+        drift_check = self.param.comm_param.drift_check
+        self.replica = Replica(world, self.optimizers, self.average, self.model_parallel, drift_check)
         options = NetOptions(seed=self.seed, precision=self.precision)
         if every_blob:
             options = options.watched().replace(gradients=True)
@@ -114,7 +115,6 @@ class Solver:
         self._saved_at: int | None = None
         self._stops_by = ""  # what is said of it, by another thread, which may be late; "": the end of an iteration
         self._asks_in = 0  # the iteration in which a signal that comes now is seen, at the earliest
-        self._drift_check_is_due = False  # as soon as ranks average, where they update by themselves
         self._before = -1  # the last iteration of this rank, where it is not in step with the others
         self._recorder = Recorder(self.observers, self.feeder, self.optimizers, groups)
         self._last_trace: Trace | None = None  # what observers have not seen at the end of the training
@@ -314,14 +314,11 @@ class Solver:
 
     def _advance(self) -> Agreement | None:
         """One iteration. Returns what signals ask for, where the ranks have met to say so."""
-        meets, every = self.optimizer.meets(self.iteration), self.param.comm_param.drift_check
-        asked = self.world.agree(lambda: self.signals.flags) if meets else None
+        asked = self.world.agree(lambda: self.signals.flags) if self.optimizer.meets(self.iteration) else None
         self._asks_in = self.iteration + (self.world.size > 1)  # one rank is asked at the end
         with self._tuner.iteration() if self._tuner and not self._tuner.is_done else nullcontext():
             self.step()
-        self._drift_check_is_due |= every > 0 and self.iteration % every == 0
-        if self._drift_check_is_due and not self.optimizer.apart:
-            self._check_drift()
+        self.replica.check_if_due(self.iteration)
         return asked
 
     def _advance_apart(self, until: int) -> Agreement:
@@ -499,7 +496,7 @@ class Solver:
         """Raises, before anything is written, NumericalError if the last update has made weights infinite or NaN,
         CommError if ranks differ (weights are never sent again, which would hide a difference)."""
         self.replica.settle()
-        self._check_drift()
+        self.replica.check(self.iteration)
         self._check_weights()
         saved = self.state.save(self._recent_loss())
         saved.random_seed, saved.ranks, saved.global_batch = self.seed, self.world.size, self.global_batch
@@ -526,11 +523,6 @@ class Solver:
         self.observers.saved(self.iteration, str(path))
         for old in removed:
             self.observers.removed(old)
-
-    def _check_drift(self) -> None:
-        """Raises CommError when ranks differ."""
-        self._drift_check_is_due = False
-        self.replica.check(self.iteration)
 
     def _check_weights(self) -> None:
         """Raises NumericalError."""

@@ -261,12 +261,12 @@ from tests.solver.harness import *
 world = world()
 solver = make_solver("", {net!r}, world=world)
 solver.replica.share()
-solver._check_drift()
+solver.replica.check(solver.iteration)
 if world.rank == 3:
     placed = solver.model_parallel.divided[0]
     solver.optimizer.weights[placed.offset] += 1
 try:
-    solver._check_drift()
+    solver.replica.check(solver.iteration)
 except CommError as error:
     print(error, flush=True)
 solver.close()
