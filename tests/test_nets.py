@@ -165,7 +165,7 @@ def test_nets_train(name):
         before = solver.optimizer.weights.copy()
         assert solver.solve()
         solver.optimizer.wait()
-        losses = [float(tensor.get().ravel()[0]) for tensor, _ in solver._losses]
+        losses = [float(tensor.get().ravel()[0]) for tensor, _ in solver.net.loss_tensors()]
         assert losses and np.isfinite(losses).all() and min(losses) > 1
         assert np.isfinite(solver.optimizer.weights).all() and (before != solver.optimizer.weights).any()
     finally:

@@ -90,7 +90,7 @@ class _Solver(EngineSolver):
             self._find_first_sample()
 
     def _apply_update(self) -> None:
-        self.state.recent_loss.append(self._loss())
+        self.state.recent_loss.append(self.net.loss())
         if self.average:
             self.optimizer.wait()
             self.average.catch_up()

@@ -445,6 +445,10 @@ class Net:
         """(values, weight) of the same. A blob of the top's name may be what a later layer made of it in place."""
         return [(self.tensors[top], weight) for _, top, weight in self._weighted_tops()]
 
+    def loss(self) -> float:
+        """The weighted sum of them, of the last forward."""
+        return float(sum(weight * tensor.get().sum() for tensor, weight in self.loss_tensors()))
+
     def _weighted_tops(self) -> list[tuple[Layer, Blob, float]]:
         return [
             (layer, top, weight)

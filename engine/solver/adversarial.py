@@ -113,7 +113,7 @@ class AdversarialSolver(Solver):
         self.world.board.net(0)
         with self.feeder.naming(f"iteration {self.iteration}"):
             self.net.run_forward(counters, self._judging)
-        loss = self._loss()
+        loss = self.net.loss()
         self._require_finite(loss, self.optimizer)
         return loss
 

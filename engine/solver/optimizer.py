@@ -190,7 +190,7 @@ class Optimizer:
 
     def begin(self, state: TrainingState) -> float:
         """Collective. Opens the step with the rate and momentum of this iteration; returns the rate."""
-        loss = self.mean_loss(state) if self.rate.reads_loss else None
+        loss = state.mean_loss(self.world) if self.rate.reads_loss else None
         rate = self.rate(state.iteration, loss, state.plateau) * self.rate_share
         correction = 1.0
         if self.param.momentum_correction and state.last_rate:
@@ -287,14 +287,6 @@ class Optimizer:
         self.asynchronous.settle()
         state.iteration = self.asynchronous.settled
         return self.asynchronous.report()
-
-    def mean_loss(self, state: TrainingState) -> float:
-        """Collective. The smoothed loss, averaged over the ranks that have one: in mode ASYNC not all may have come to
-        a step. NaN before the first."""
-        has_one = bool(state.recent_loss)
-        total = np.array([state.loss if has_one else 0.0, float(has_one)])
-        self.world.allreduce(total)
-        return float(total[0] / total[1]) if total[1] else float("nan")
 
     # What observers are told
 

@@ -93,9 +93,8 @@ class Solver:
         self.optimizers = [self.optimizer, *self._other_optimizers()]
         if every_blob:
             self.optimizer.keep_gradients()
-        self._find_losses()
         if not every_blob:  # or a program may set gradients
-            require_loss(self.net.name, bool(self._losses), train.path)
+            require_loss(self.net.name, bool(self.net.losses()), train.path)
         averaged = self.net, self.optimizer.weights, self.param.ema, self.optimizer.sharding
         self.average = WeightAverage(*averaged) if self.param.ema else None
         self.snapshots = Snapshots(
@@ -151,9 +150,6 @@ class Solver:
         if self.param is not self.given:
             check_schedules(self.param, self.config.place)
 
-    def _find_losses(self) -> None:
-        self._losses = self.net.loss_tensors()
-
     def _make_tuner(self) -> tuner.Tuner | None:
         """If the solver asks for one, and there is communication to tune."""
         if not self.param.comm_param.autotune or self.world.size == 1:
@@ -166,7 +162,6 @@ class Solver:
         self.net = net
         self.feeder.connect(net)
         self.optimizer.attach(net)
-        self._find_losses()
 
     @property
     def feeders(self) -> list[Feeder]:
@@ -432,7 +427,7 @@ class Solver:
             samples = self.first_sample + self.calendar.samples(self.iteration)
             before = samples * max(1, self.param.iter_size) // self.calendar.batch
             self.net.run_forward(Counters(self.iteration, first_sample, before + micro))
-        loss = self._loss()
+        loss = self.net.loss()
         self._require_finite(loss, self.optimizer)
         return loss
 
@@ -441,10 +436,6 @@ class Solver:
         if not np.isfinite(loss):
             optimizer.wait()
             blame_loss(loss, self.iteration, optimizer.net, self.feeder.describe_batch)
-
-    def _loss(self) -> float:
-        """Of this rank, in the last forward."""
-        return float(sum(weight * tensor.get().sum() for tensor, weight in self._losses))
 
     def _figures(self) -> Figures:
         """What the last iteration showed. Collective, but where ranks do not wait for each other: then of this one."""
@@ -457,7 +448,7 @@ class Solver:
             if all(each[name] == shown[name].shape for each in shapes):  # or each rank has what it has found
                 self.world.allreduce(values)
                 values /= self.world.size
-        return Figures(self.optimizer.mean_loss(self.state), outputs, weights)
+        return Figures(self.state.mean_loss(self.world), outputs, weights)
 
     # Tests and snapshots
 
@@ -498,7 +489,8 @@ class Solver:
         self.replica.settle()
         self.replica.check(self.iteration)
         self._check_weights()
-        saved = self.state.save(self._recent_loss())
+        losses = self.state.mean_recent_loss(self.world, in_step=self.optimizer.asynchronous is None)
+        saved = self.state.save(losses)
         saved.random_seed, saved.ranks, saved.global_batch = self.seed, self.world.size, self.global_batch
         saved.kernels, saved.tuned = self.kernels.saved(), self._tuner.chosen if self._tuner else None
         saved.max_iter, saved.begun_from = self.param.max_iter, self.begun_from or None
@@ -507,17 +499,6 @@ class Solver:
             saved.current_step = current_step(self.param, self.iteration)
         self._tell_saved(self.snapshots.names(self.iteration)[0], self.snapshots.write(saved))
         self._saved_at = self.iteration
-
-    def _recent_loss(self) -> list[float]:
-        """Collective. The window of losses, averaged over the ranks; for rank 0 alone where they are not in step, and
-        have windows of different lengths."""
-        if not self.optimizer.asynchronous:
-            losses = np.array(self.state.recent_loss)
-            self.world.allreduce(losses)
-            return (losses / self.world.size).tolist()
-        windows = self.world.gather(list(self.state.recent_loss)) or []
-        longest = max(map(len, windows), default=0)
-        return [float(np.mean([each[-k] for each in windows if len(each) >= k])) for k in range(longest, 0, -1)]
 
     def _tell_saved(self, path: Path, removed: Sequence[str]) -> None:
         self.observers.saved(self.iteration, str(path))
@@ -545,7 +526,7 @@ class Solver:
         # What early_stopping has seen by now is not in a snapshot that was due before the test.
         if self.param.snapshot_after_train and (lost or self._saved_at != self.iteration):
             self.snapshot()
-        loss = self.optimizer.mean_loss(self.state)
+        loss = self.state.mean_loss(self.world)
         if not np.isnan(loss):
             log(f"Iteration {self.iteration}, loss = {loss:.6g}")
             self.observers.finished(self.iteration, loss)

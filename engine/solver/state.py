@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from engine.weights import SolverState
+
+if TYPE_CHECKING:
+    from engine.comm.world import World
 
 
 @dataclass
@@ -51,6 +57,25 @@ class TrainingState:
     def loss(self) -> float:
         """The smoothed loss of this rank; NaN before the first."""
         return sum(self.recent_loss) / len(self.recent_loss) if self.recent_loss else float("nan")
+
+    def mean_loss(self, world: World) -> float:
+        """Collective. The smoothed loss, averaged over the ranks that have one: in mode ASYNC not all may have come to
+        a step. NaN before the first."""
+        has_one = bool(self.recent_loss)
+        total = np.array([self.loss if has_one else 0.0, float(has_one)])
+        world.allreduce(total)
+        return float(total[0] / total[1]) if total[1] else float("nan")
+
+    def mean_recent_loss(self, world: World, in_step: bool) -> list[float]:
+        """Collective. The window of losses, averaged over the ranks; for rank 0 alone where they are not in step, and
+        have windows of different lengths."""
+        if in_step:
+            losses = np.array(self.recent_loss)
+            world.allreduce(losses)
+            return (losses / world.size).tolist()
+        windows = world.gather(list(self.recent_loss)) or []
+        longest = max(map(len, windows), default=0)
+        return [float(np.mean([each[-k] for each in windows if len(each) >= k])) for k in range(longest, 0, -1)]
 
     def copy(self) -> TrainingState:
         """One that does not change with it."""

@@ -89,7 +89,7 @@ def test_our_own_log(tmp_path, capfd):
     assert [row.iteration for row in run.tests[0]] == [0, 6, 12]
     assert set(run.tests[0][0].outputs) == {"loss", "accuracy"}
     assert run.train[1].seconds >= run.train[0].seconds >= 0
-    assert run.train[2].loss == pytest.approx(solver.optimizer.mean_loss(solver.state), rel=1e-5)
+    assert run.train[2].loss == pytest.approx(solver.state.mean_loss(solver.world), rel=1e-5)
 
 
 def test_curves(tmp_path):
