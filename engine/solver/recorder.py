@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engine.host.ranks import gather_everywhere
 from engine.report.observer import Figures, Observers, StepRecord, Trace, Wait
 
 if TYPE_CHECKING:
     from engine.comm.mpi_group import MpiGroup
+    from engine.comm.world import World
     from engine.data.feeder import Feeder
     from engine.net import Net
     from engine.solver.optimizer import Optimizer
+    from engine.solver.state import TrainingState
 
 
 class Recorder:
@@ -90,3 +93,17 @@ class Recorder:
         """Nanoseconds that this rank has waited so far: for data; for reduced gradients, and for other ranks' parts."""
         exchanged = sum(group.waited_ns for group in self._groups)
         return int(self._feeder.wait_seconds * 1e9), sum(each.waited_ns() for each in self._optimizers) + exchanged
+
+
+def figures_of(net: Net, state: TrainingState, world: World, in_step: bool) -> Figures:
+    """What the last iteration showed. Collective, but where ranks are not in step: then of this one."""
+    shown, weights = net.outputs(), {top: weight for _, top, weight in net.losses()}
+    outputs = {name: values.astype(np.float64).ravel() for name, values in shown.items()}
+    if not in_step:
+        return Figures(state.loss, outputs, weights)
+    shapes = gather_everywhere(world, {name: values.shape for name, values in shown.items()})
+    for name, values in outputs.items():
+        if all(each[name] == shown[name].shape for each in shapes):  # or each rank has what it has found
+            world.allreduce(values)
+            values /= world.size
+    return Figures(state.mean_loss(world), outputs, weights)

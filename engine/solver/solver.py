@@ -16,7 +16,6 @@ from engine.comm.world import Agreement, World
 from engine.config import NetConfig, SolverConfig, net_of_solver, seed_of
 from engine.data.feeder import Feeder
 from engine.errors import ConfigError, WeightsError
-from engine.host.ranks import gather_everywhere
 from engine.inference.evaluator import TestInterrupted
 from engine.net import Counters, Net, NetOptions
 from engine.net.kernel_table import Kernels
@@ -31,7 +30,7 @@ from engine.solver.finite import blame_loss, check_weights
 from engine.solver.model_parallel import ModelParallel
 from engine.solver.optimizer import Optimizer
 from engine.solver.plan import log_own_skipped, log_plan, log_skipped
-from engine.solver.recorder import Recorder
+from engine.solver.recorder import Recorder, figures_of
 from engine.solver.replica import Replica
 from engine.solver.resolve import refuse_other_epochs, resolve
 from engine.solver.schedules import current_step
@@ -438,17 +437,7 @@ class Solver:
             blame_loss(loss, self.iteration, optimizer.net, self.feeder.describe_batch)
 
     def _figures(self) -> Figures:
-        """What the last iteration showed. Collective, but where ranks do not wait for each other: then of this one."""
-        shown, weights = self.net.outputs(), {top: weight for _, top, weight in self.net.losses()}
-        outputs = {name: values.astype(np.float64).ravel() for name, values in shown.items()}
-        if self.optimizer.asynchronous:
-            return Figures(self.state.loss, outputs, weights)
-        shapes = gather_everywhere(self.world, {name: values.shape for name, values in shown.items()})
-        for name, values in outputs.items():
-            if all(each[name] == shown[name].shape for each in shapes):  # or each rank has what it has found
-                self.world.allreduce(values)
-                values /= self.world.size
-        return Figures(self.state.mean_loss(self.world), outputs, weights)
+        return figures_of(self.net, self.state, self.world, in_step=self.optimizer.asynchronous is None)
 
     # Tests and snapshots
 
