@@ -90,9 +90,9 @@ class Solver:
         where = self.config.place("lr_policy")
         self.optimizer = Optimizer(self.net, self.param, world, where=where, sources=self.feeder.sources)
         self.optimizers = [self.optimizer, *self._other_optimizers()]
-        if every_blob:
+        if every_blob:  # and a program may set gradients
             self.optimizer.keep_gradients()
-        if not every_blob:  # or a program may set gradients
+        else:
             require_loss(self.net.name, bool(self.net.losses()), train.path)
         averaged = self.net, self.optimizer.weights, self.param.ema, self.optimizer.sharding
         self.average = WeightAverage(*averaged) if self.param.ema else None
