@@ -28,9 +28,9 @@ CallBack = Callable[[str, int], None]
 
 
 class ChangingNet:
-    """What a LiveNet does, it does under the same name. As long as a FusedNet will do, it is one.
+    """A FusedNet as long as that will do, else a LiveNet. What these do, it does under the same names.
 
-    config: as it is built now, by a script. seed: also of the same net in other shapes.
+    config: what it is built from now. seed: also of the same net in other shapes.
     """
 
     def __init__(self, config: NetConfig, seed: int):
@@ -169,7 +169,7 @@ class ChangingNet:
         self._pending[name] = np.zeros(shape, np.float32)
 
     def reshape(self) -> None:
-        """Raises the ConfigErrors of layers that do not fit what the inputs have become."""
+        """Gives all blobs the shapes that follow from the inputs'. Raises ConfigErrors of layers that do not fit."""
         self._apply_pending(strict=True)
         if isinstance(self._now, LiveNet):  # a fused one fits
             self._now.refuse_misfits(0, len(self.layers) - 1)  # of a forward() before
