@@ -51,6 +51,17 @@ of Intel's is taken apart.
   (iteration / `max_iter`)^`momentum_power`; or `"opt"`, (1 - sqrt(rate) / 2)^2, at most `max_momentum` if it is given.
 - `weight_decay_policy`: `"fixed"`, or `"poly"`, from `weight_decay` to `max_weight_decay` likewise.
 
+## One name, several layers
+
+Forks have layers of these names that compute different things. Here they are what most of them are; a net of another
+fork runs, with other numbers, where its text says nothing else.
+
+- `ROIAlign`, `RoIAlign`: the average of `sampling_ratio` squared samples in each cell, as in Mask R-CNN; without it, or
+  with 0 or less, of one for each pixel that the cell is long, rounded up, in both directions. A region ends at its last
+  two numbers, without one more pixel, and no half pixel is taken off. Forks whose
+  `roi_align_param` has no `sampling_ratio` take the greatest of four samples. `roi_pooling_param` is refused: forks
+  that read it mean four things by it.
+
 ## Fields
 """
 SECTION = """

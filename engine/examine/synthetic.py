@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from engine import proto
     from engine.comm.world import World
     from engine.config import NetConfig
+    from engine.layers.roi_pooling import RegionPooling
     from engine.net import Net
 
 PIXELS = 50.0  # standard deviation of synthetic pictures, about that of a picture less its mean
@@ -203,8 +204,8 @@ def _sample_count(layer: Layer) -> int:
 def _regions(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.ndarray:
     """(regions, 5, ...): sample, x1, y1, x2, y2 in pixels of the picture that the features come from."""
     samples, _, height, width = layer.bottoms[0].shape
-    param = layer.message.roi_pooling_param if layer.type == "ROIPooling" else layer.message.psroi_pooling_param
-    corners = _corners(shape[0], generator) * np.array([width, height] * 2) / param.spatial_scale
+    scale = cast("RegionPooling", layer).param.spatial_scale
+    corners = _corners(shape[0], generator) * np.array([width, height] * 2) / scale
     rows = np.column_stack([np.arange(shape[0]) % samples, corners])
     return rows.reshape(shape)
 
@@ -231,5 +232,7 @@ _MAKERS: dict[tuple[str, int], Maker] = {
     ("EvalDetection", 1): _boxes,
     ("ROIPooling", 1): _regions,
     ("PSROIPooling", 1): _regions,
+    ("ROIAlign", 1): _regions,
+    ("RoIAlign", 1): _regions,
     ("Proposal", 2): _picture_size,
 }

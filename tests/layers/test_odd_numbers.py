@@ -10,17 +10,23 @@ from tests.layers import test_box_annotator_ohem as box_annotator_ohem
 from tests.layers import test_contrastive_loss as contrastive_loss
 from tests.layers import test_detection_evaluate as detection_evaluate
 from tests.layers import test_psroi_pooling as psroi_pooling
+from tests.layers import test_roi_align as roi_align
 from tests.layers import test_roi_pooling as roi_pooling
 from tests.layers.boxes import truth_blob
 from tests.layers.harness import run
 
 ODD = pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 1e30, -1e30, 2.0**31, 2.0**63, -(2.0**63)])
 RANDOM = np.random.default_rng(17)
+REGION_LAYERS = pytest.mark.parametrize(
+    "layer",
+    [roi_pooling.layer(), psroi_pooling.layer(), roi_align.layer("pooled_h: 2 pooled_w: 3"), roi_align.layer()],
+    ids=["ROIPooling", "PSROIPooling", "ROIAlign", "ROIAlign with sampling_ratio"],
+)
 
 
 @ODD
 @pytest.mark.parametrize("column", [1, 2, 3, 4])
-@pytest.mark.parametrize("layer", [roi_pooling.layer(), psroi_pooling.layer()], ids=["ROIPooling", "PSROIPooling"])
+@REGION_LAYERS
 def test_pixels(layer, column, number):
     rois = np.array([[0, 2, 2, 20, 20], [1, 2, 2, 20, 20]], np.float32)
     rois[0, column] = number
@@ -30,7 +36,7 @@ def test_pixels(layer, column, number):
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, 2.0**31, 2.0**63])
-@pytest.mark.parametrize("layer", [roi_pooling.layer(), psroi_pooling.layer()], ids=["ROIPooling", "PSROIPooling"])
+@REGION_LAYERS
 def test_images(layer, number):
     rois = np.array([[number, 2, 2, 20, 20]], np.float32)
     with pytest.raises(DataError, match="row 0 of the regions names image"):
