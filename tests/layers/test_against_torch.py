@@ -182,9 +182,21 @@ OF_SEVERAL = [
     Case("Crop crop_param { axis: 2 offset: 1 offset: 3 }", (IMAGES, normal(1, 1, 6, 4)),
          lambda x, like: x[:, :, 1:7, 3:7]),
     Case("BatchReindex", (IMAGES, np.array([1, 0, 1], np.float32)), lambda x, rows: x.index_select(0, rows.long())),
+    Case("SpatialTransformer st_param { output_H: 7 output_W: 5 }", (IMAGES, normal(2, 6)),
+         lambda x, theta: transformed(x, theta, 7, 5)),
     Case("Filter", (normal(4, 3), np.array([1, 0, 1, 1], np.float32)),
          lambda x, chosen: F.pad(x[chosen != 0], (0, 0, 0, 1))),
 ]  # fmt: skip
+
+
+def transformed(x, theta, height, width):
+    """PyTorch has columns before rows, and its -1 and 1 are the outer borders of the first and the last pixel."""
+    rows = (2 * torch.arange(height, dtype=x.dtype) / height - 1).reshape(-1, 1).expand(height, width)
+    columns = (2 * torch.arange(width, dtype=x.dtype) / width - 1).expand(height, width)
+    places = torch.stack([rows, columns, torch.ones_like(rows)], -1) @ theta.reshape(-1, 1, 2, 3).transpose(-1, -2)
+    half = torch.tensor([1 / x.shape[3], 1 / x.shape[2]], dtype=x.dtype)
+    return F.grid_sample(x, places.flip(-1) + half, align_corners=False)
+
 
 SCORES, LABELS = normal(6, 5), whole(5, 6)
 MAPS, LABEL_MAPS = normal(2, 5, 4, 3), whole(5, 2, 4, 3)
