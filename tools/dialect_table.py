@@ -64,6 +64,14 @@ fork runs, with other numbers, where its text says nothing else.
 - `SpatialTransformer`: theta is two rows of three numbers, of which `st_param` may give some, and leads from (row,
   column, 1) to a row and a column: -1 is the first, and 1 the height or the width, one beyond the last. Around the
   bottom are zeros. Some forks, most of them without `st_param`, put columns first, and 1 is their last one.
+- `CTCLoss`, `WarpCTCLoss`, `CtcLoss`: scores (steps, sequences, classes) before the softmax, then, for `CTCLoss` and
+  `WarpCTCLoss`, indicators (steps, sequences) and labels (most, sequences), which a negative one ends; for `CtcLoss`
+  and `WarpCTCLoss`, labels (sequences, most), filled up with blanks; for `WarpCTCLoss`, lengths, numbers of labels, and
+  labels (most, sequences). The loss is the mean over the sequences, its gradient that of their sum, as in the forks: a
+  rank's, or a micro-batch's. Labels that leave no step for the blanks between those that are alike add nothing, as in
+  warp-ctc; more labels than steps are an error. `WarpCTCLoss` without `blank_index` has blank 0, and beside indicators
+  labels that count from 0 for class 1; some forks do that with `blank_index: 0`, too. A `CTCLoss` of two bottoms is
+  another fork's, and refused.
 
 ## Fields
 """

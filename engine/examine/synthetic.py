@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from engine import proto
     from engine.comm.world import World
     from engine.config import NetConfig
+    from engine.layers.ctc_loss import CTCLoss
     from engine.layers.roi_pooling import RegionPooling
     from engine.net import Net
 
@@ -210,6 +211,23 @@ def _regions(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.n
     return rows.reshape(shape)
 
 
+def _of_ctc(i: int) -> Maker:
+    """Bottom i of a CTC loss: labels, which come last, indicators, or lengths and numbers of labels."""
+
+    def make(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.ndarray:
+        bottoms, (steps, _, classes) = layer.bottoms, layer.bottoms[0].shape[:3]
+        if i == len(bottoms) - 1:
+            labels = generator.integers(0, classes - cast("CTCLoss", layer).shift, shape)
+            if len(bottoms) == 3:
+                labels[(shape[0] + 1) // 2 :] = -1  # or no step is left for the blanks between them
+            return labels
+        if len(bottoms) == 3:
+            return _sequences(layer, shape, generator)
+        return np.full(shape, steps if i == 1 else min(steps, bottoms[3].shape[0]))
+
+    return make
+
+
 def _picture_size(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.ndarray:
     """(1, 3): height, width and scale of the picture that a Proposal layer's scores come from."""
     _, _, height, width = layer.bottoms[0].shape
@@ -235,4 +253,5 @@ _MAKERS: dict[tuple[str, int], Maker] = {
     ("ROIAlign", 1): _regions,
     ("RoIAlign", 1): _regions,
     ("Proposal", 2): _picture_size,
+    **{(kind, i): _of_ctc(i) for kind in ("CTCLoss", "WarpCTCLoss", "CtcLoss") for i in (1, 2, 3)},
 }

@@ -33,6 +33,22 @@ def test_sequences_have_classes_on_their_own_axis_and_begin_once():
     assert (found["cont"] == (np.arange(5) > 0)[:, None]).all()
 
 
+@pytest.mark.parametrize(
+    ("kind", "shapes"),
+    [
+        ("CTCLoss", {"i": (9, 2), "l": (9, 2)}),
+        ("CtcLoss", {"l": (2, 3)}),
+        ("WarpCTCLoss", {"l": (2, 3)}),
+        ("WarpCTCLoss", {"i": (9, 2), "l": (9, 2)}),
+        ("WarpCTCLoss", {"t": (2,), "n": (2,), "l": (4, 2)}),
+    ],
+)
+def test_labels_of_sequences(kind, shapes):
+    bottoms = " ".join(f'bottom: "{name}"' for name in ("x", *shapes))
+    found = fed(f'layer {{ name: "l" type: "{kind}" {bottoms} top: "loss" }}', x=(9, 2, 4), **shapes)
+    assert len(set(found["l"].ravel())) > 1  # and none is refused
+
+
 def test_targets_of_a_sigmoid_are_0_or_1():
     loss = 'layer { name: "l" type: "SigmoidCrossEntropyLoss" bottom: "scores" bottom: "targets" top: "loss" }'
     values = fed(loss, scores=(6, 5), targets=(6, 5))

@@ -202,6 +202,16 @@ SCORES, LABELS = normal(6, 5), whole(5, 6)
 MAPS, LABEL_MAPS = normal(2, 5, 4, 3), whole(5, 2, 4, 3)
 SIGNS = 2.0 * np.eye(5)[LABELS.astype(int)] - 1
 
+TEXT = np.array([[3, 3, 1, 0], [5, 0, 0, 0], [1, 2, 6, 2], [4, 4, 4, 0]], np.float32)
+STARTS = (np.arange(12)[:, None] < np.array([12, 12, 9, 6])).astype(np.float32)
+
+
+def spelt(x, labels, times=(12,) * 4):
+    """The mean of the sequences' losses, with the gradient of their sum, as forks have it."""
+    counts = (labels > 0).sum(1)
+    losses = F.ctc_loss(F.log_softmax(x, 2), labels.long(), torch.tensor(times), counts, reduction="none")
+    return losses.sum() - (losses.sum() - losses.mean()).detach()
+
 
 def hinge(squared: bool):
     """PyTorch's is that of distances; scores times the labels' signs are such."""
@@ -229,6 +239,9 @@ LOSSES = [
          lambda x, t: F.smooth_l1_loss(x, t, beta=0.25, reduction="sum") / 6),
     Case("HingeLoss", (SCORES, LABELS), hinge(squared=False)),
     Case("HingeLoss hinge_loss_param { norm: L2 }", (SCORES, LABELS), hinge(squared=True)),
+    Case("CtcLoss", (normal(12, 4, 7), TEXT), lambda x, t: spelt(x, t)),
+    Case("CTCLoss", (normal(12, 4, 7), STARTS, np.where(TEXT > 0, TEXT - 1, -1).T),
+         lambda x, starts, t: spelt(x.roll(1, 2), t.T + 1, [12, 12, 9, 6])),
     Case("ContrastiveLoss contrastive_loss_param { margin: 3 }", (SCORES, normal(6, 5), whole(2, 6)),
          lambda a, b, same: contrastive(F.pairwise_distance(a, b, eps=0), same)),
 ]  # fmt: skip

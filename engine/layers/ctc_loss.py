@@ -1,0 +1,117 @@
+"""The loss of sequences of labels whose places are not known (CTC, Graves et al. 2006), as forks of Caffe have it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from engine.layers.base import Attributes, Shape
+from engine.layers.loss import LossLayer
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.layers.builder import Builder
+
+
+@register("CTCLoss")
+class CTCLoss(LossLayer):
+    """Bottoms: scores (T, N, C), before the softmax; indicators (T, N), 0 where a sequence begins and 1 within it, the
+    first row apart; labels (L, N), which a negative one ends. Top: the mean over the sequences of -log(probability that
+    they spell their labels); the gradient is that of the sum."""
+
+    bottom_range = (3, 3)
+    constant_bottoms = frozenset({1, 2, 3})
+
+    @property
+    def blank(self) -> int:
+        """The class that stands for no label: by default the last."""
+        given = self.message.ctc_loss_param.blank_index
+        return given if given >= 0 else self.shapes[0][2] - 1
+
+    @property
+    def shift(self) -> int:
+        """What is added to labels, where the blank is before them."""
+        return 0
+
+    @property
+    def time(self) -> int:
+        """The length of all sequences, where no bottom tells."""
+        return self.shapes[0][0]
+
+    def infer(self) -> list[Shape]:
+        scores = self.shapes[0]
+        if len(scores) < 3 or math.prod(scores[3:]) != 1:
+            raise self.error(f"expected scores (T, N, C), of steps of time, sequences and classes, got {scores}")
+        steps, count, classes = scores[:3]
+        if not 0 <= self.blank < classes:
+            raise self.error(f"expected a blank in [0, {classes}), the classes of the scores, got {self.blank}")
+        expected = {
+            2: [("labels", (count, ...))],
+            3: [("indicators", (steps, count)), ("labels", (..., count))],
+            4: [("lengths", (count,)), ("numbers of labels", (count,)), ("labels", (..., count))],
+        }[len(self.bottoms)]
+        for (what, wanted), shape in zip(expected, self.shapes[1:]):
+            if not _fits(wanted, shape):
+                axes = ", ".join("L" if size is ... else str(size) for size in wanted)
+                raise self.error(f"expected {what} ({axes}{',' if len(wanted) == 1 else ''}), got {shape}")
+        return [()]
+
+    def attributes(self) -> Attributes:
+        return super().attributes() | {"blank": self.blank, "shift": self.shift, "time": self.time}
+
+    def lower(self, builder: Builder) -> None:
+        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        builder.op("CTCLoss", self, inputs, self.attributes())
+
+    def flops(self) -> int:
+        return 4 * math.prod(self.shapes[0])
+
+
+def _fits(wanted: tuple, shape: Shape) -> bool:
+    """Whether a shape is that, but for more axes of size 1 at its end, and ... for any size."""
+    if len(wanted) == 1:
+        return math.prod(shape) == wanted[0]
+    return len(shape) >= 2 and math.prod(shape[2:]) == 1 and all(w in (..., s) for w, s in zip(wanted, shape))
+
+
+@register("WarpCTCLoss")
+class WarpCTCLoss(CTCLoss):
+    """Bottoms: those of CTCLoss; or scores and labels (N, L), where blanks are no labels; or scores, lengths (N),
+    numbers of labels (N) and labels (L, N). The blank is class 0 where the text gives none, and labels beside
+    indicators then begin at 0 for class 1."""
+
+    bottom_range = (2, 4)
+
+    @property
+    def blank(self) -> int:
+        return max(self.message.ctc_loss_param.blank_index, 0)
+
+    @property
+    def shift(self) -> int:
+        return int(len(self.bottoms) == 3 and self.message.ctc_loss_param.blank_index < 0)
+
+
+@register("CtcLoss")
+class CtcLoss(CTCLoss):
+    """Bottoms: scores (T, N, C), before the softmax, and labels (N, L), where those that are `blank_label` are none.
+    Top: as of CTCLoss."""
+
+    bottom_range = (2, 2)
+
+    @property
+    def blank(self) -> int:
+        return self.message.ctc_loss_param.blank_label
+
+    @property
+    def time(self) -> int:
+        param = self.message.ctc_loss_param
+        return param.time_step if param.HasField("time_step") else self.shapes[0][0]
+
+    def infer(self) -> list[Shape]:
+        tops, param = super().infer(), self.message.ctc_loss_param
+        steps, _, classes = self.shapes[0][:3]
+        if param.HasField("alphabet_size") and param.alphabet_size != classes:
+            raise self.error(f"expected alphabet_size {classes}, the classes of the scores, got {param.alphabet_size}")
+        if not 1 <= self.time <= steps:
+            raise self.error(f"expected a time_step from 1 to {steps}, the steps of the scores, got {self.time}")
+        return tops
