@@ -1,0 +1,34 @@
+"""What recurrent layers read beside sequences that all begin at the first step, of CRNN's forks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.layers.base import Layer, Shape
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.layers.builder import Builder
+
+
+@register("ContinuationIndicator")
+class ContinuationIndicator(Layer):
+    """Top (time_step, batch_size): 0 at the first step, 1 at the others."""
+
+    bottom_range = (0, 0)
+    differentiable = False
+
+    def infer(self) -> list[Shape]:
+        param = self.message.continuation_indicator_param
+        if param.time_step < 1 or param.batch_size < 1:
+            raise self.error(
+                f"expected time_step and batch_size of at least 1, got {param.time_step} and {param.batch_size}"
+            )
+        return [(param.time_step, param.batch_size)]
+
+    def lower(self, builder: Builder) -> None:
+        values = np.ones(self.tops[0].shape)
+        values[0] = 0
+        builder.op("Constant", self, [], {"values": values.ravel().tolist()})
