@@ -102,6 +102,7 @@ the mean of both, `AVERAGE`.
 | `gaussian_unitball` | Gaussian, of L2 norm 1 for every output |
 | `bilinear` | the kernel of bilinear interpolation, for a Deconvolution that enlarges |
 | `diagonal` | `diag_val` (1) where output and input have the same number, else 0 |
+| `file` | numbers of the text that `file` names, as many as the blob has |
 | `gabor` | gratings under a Gaussian window, of standard deviation `std`, for a first convolution |
 """
 _PRIMITIVE = re.compile(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from engine.config.config import read_text
 from engine.config.suggestions import suggestion
 from engine.errors import ConfigError, shape_text
 
@@ -133,6 +134,15 @@ def diagonal(shape: Shape, message: proto.FillerParameter, generator: np.random.
     for i in range(min(shape[:2])):
         values[i, i] = given[min(i, len(given) - 1)]
     return values
+
+
+@filler("file")
+def file(shape: Shape, message: proto.FillerParameter, generator: np.random.Generator) -> np.ndarray:
+    """The first numbers of a text, of the Spatial Transformer's fork, whose nets begin with a map that copies so."""
+    words, count = read_text(message.file).split(), math.prod(shape)
+    if len(words) < count:
+        raise ValueError(f"{message.file} has {len(words)} numbers, the blob {count}")
+    return np.array([float(word) for word in words[:count]], np.float32).reshape(shape)
 
 
 @filler("uniform", "min up to max", lambda shape, message: message.min <= message.max)

@@ -1231,7 +1231,7 @@ class ParamSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., share_mode: _Optional[_Union[int, str]] = ..., lr_mult: _Optional[float] = ..., decay_mult: _Optional[float] = ...) -> None: ...
 
 class FillerParameter(_message.Message):
-    __slots__ = ("type", "value", "min", "max", "mean", "std", "sparse", "variance_norm", "scale", "alpha", "diag_val")
+    __slots__ = ("type", "value", "min", "max", "mean", "std", "sparse", "variance_norm", "scale", "alpha", "diag_val", "file")
     class VarianceNorm(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         FAN_IN: _ClassVar[int]
@@ -1251,6 +1251,7 @@ class FillerParameter(_message.Message):
     SCALE_FIELD_NUMBER: _ClassVar[int]
     ALPHA_FIELD_NUMBER: _ClassVar[int]
     DIAG_VAL_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
     type: str
     value: float
     min: float
@@ -1262,7 +1263,8 @@ class FillerParameter(_message.Message):
     scale: float
     alpha: float
     diag_val: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, type: _Optional[str] = ..., value: _Optional[float] = ..., min: _Optional[float] = ..., max: _Optional[float] = ..., mean: _Optional[float] = ..., std: _Optional[float] = ..., sparse: _Optional[int] = ..., variance_norm: _Optional[_Union[int, str]] = ..., scale: _Optional[float] = ..., alpha: _Optional[float] = ..., diag_val: _Optional[_Iterable[float]] = ...) -> None: ...
+    file: str
+    def __init__(self, type: _Optional[str] = ..., value: _Optional[float] = ..., min: _Optional[float] = ..., max: _Optional[float] = ..., mean: _Optional[float] = ..., std: _Optional[float] = ..., sparse: _Optional[int] = ..., variance_norm: _Optional[_Union[int, str]] = ..., scale: _Optional[float] = ..., alpha: _Optional[float] = ..., diag_val: _Optional[_Iterable[float]] = ..., file: _Optional[str] = ...) -> None: ...
 
 class MultinodeLayerParameter(_message.Message):
     __slots__ = ("num_nodes", "model_parts")
