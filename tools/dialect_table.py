@@ -58,9 +58,9 @@ fork runs, with other numbers, where its text says nothing else.
 
 - `ROIAlign`, `RoIAlign`: the average of `sampling_ratio` squared samples in each cell, as in Mask R-CNN; without it, or
   with 0 or less, of one for each pixel that the cell is long, rounded up, in both directions. A region ends at its last
-  two numbers, without one more pixel, and no half pixel is taken off. Forks whose
-  `roi_align_param` has no `sampling_ratio` take the greatest of four samples. `roi_pooling_param` is refused: forks
-  that read it mean four things by it.
+  two numbers, without one more pixel, and no half pixel is taken off. Forks whose `roi_align_param` has no
+  `sampling_ratio` take the greatest of four samples. `roi_pooling_param` is refused: by it, forks mean
+  four things.
 - `SpatialTransformer`: theta is two rows of three numbers, of which `st_param` may give some, and leads from (row,
   column, 1) to a row and a column: -1 is the first, and 1 the height or the width, one beyond the last. Around the
   bottom are zeros. Some forks, most of them without `st_param`, put columns first, and 1 is their last one.
