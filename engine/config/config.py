@@ -208,7 +208,7 @@ def _parse(text: str, name: str, message: MessageT) -> Config[MessageT]:
     errors = fill(message, nodes, name, notes=twice)
     review = Review()
     review.look(message, nodes)
-    errors += review.errors
+    errors = review.with_types(errors)
     config.notes += [*twice.values(), *review.notes.values()]
     if errors:
         if (kind := _kind(nodes, config.kind)) != config.kind:

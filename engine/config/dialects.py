@@ -7,7 +7,7 @@ here say `layer`. docs/dialects.md is made of the same file.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -57,28 +57,41 @@ def rows() -> dict[tuple[str, str], Row]:
 
 @dataclass
 class Review:
-    """What the texts of a net or a solver ask for in other dialects. notes: one for each field, at its first place."""
+    """What the texts of a net or a solver ask for in other dialects. notes: one for each field, at its first place.
+    unknown_types: an error for each layer of a type that is not here, and idle: the places of fields that only such a
+    type could read."""
 
     notes: dict[tuple[str, str], str] = field(default_factory=dict)
     errors: list[ConfigError] = field(default_factory=list)
+    unknown_types: list[ConfigError] = field(default_factory=list)
+    idle: set[str] = field(default_factory=set)
 
     def look(self, message: Message, nodes: Iterable[Node]) -> None:
         """Looks at the text of a message, of which only the type counts."""
         # The stubs of protobuf tell two implementations of one class apart.
         self._message(cast("Descriptor", message.DESCRIPTOR), nodes)
 
-    def _message(self, descriptor: Descriptor, nodes: Iterable[Node], label: str = "") -> None:
-        """label: what comes first in error messages."""
+    def with_types(self, errors: list[ConfigError]) -> list[ConfigError]:
+        """All errors of a text, of which `errors` are those of its fields: unknown types first, without what their own
+        fields bring. Types alone are none: who builds the net finds those, too."""
+        others = [error for error in errors if error.where not in self.idle] + self.errors
+        return [*self.unknown_types, *others] if others or self.idle else []
+
+    def _message(self, descriptor: Descriptor, nodes: Iterable[Node], label: str = "", unknown: bool = False) -> None:
+        """label: what comes first in error messages. unknown: it is in a layer of a type that is not here."""
         known, fields = rows(), descriptor.fields_by_name
         name = _name(descriptor)
         nodes = list(nodes)
         kind = next((str(node.value) for node in nodes if node.name == "type"), "")
-        if name == "LayerParameter" and any(node.name not in fields for node in nodes):
-            self._layer(nodes, label)
+        if name == "LayerParameter":
+            unknown = self._is_unknown(nodes, label)
         for node in nodes:
             if len(self.errors) > MOST_ERRORS:
                 return
             described = fields.get(node.name)
+            if unknown and (described is None or refusal(described, node.value)):
+                self.idle.add(node.where)
+                continue
             if described is None or (kind and not any(word in kind for word in _READERS.get(node.name, ("",)))):
                 continue
             row = known.get((name, node.name))
@@ -89,15 +102,17 @@ class Review:
                 note = f"{node.where}: {node.name} is ignored ({possessive(row.forks)}): {row.meaning}"
                 self.notes.setdefault((row.message, row.field), note)
             elif isinstance(node.value, list) and described.message_type is not None:
-                self._message(described.message_type, node.value, layer_label(node) or label)
+                self._message(described.message_type, node.value, layer_label(node) or label, unknown)
 
-    def _layer(self, nodes: list[Node], label: str) -> None:
-        """What is known of the type of a layer that has fields which nobody here knows."""
+    def _is_unknown(self, nodes: list[Node], label: str) -> bool:
+        """Whether the layer has a type that is not here."""
         for node in nodes:
             if node.name == "type" and isinstance(node.value, bytes):
-                kind = node.value.decode(errors="replace")
-                if known := unknown_layer(kind):
-                    self.errors.append(ConfigError(f"{label}type '{kind}'{known}", node.where))
+                error = unknown_type(node.value.decode(errors="replace"))
+                if error:
+                    self.unknown_types.append(ConfigError(f"{label}{error}", node.where))
+                return bool(error)
+        return False
 
 
 def refusal(described: FieldDescriptor, value: list[Node] | bytes | str) -> str:
@@ -121,7 +136,30 @@ def _value_name(enum: EnumDescriptor, value: str) -> str:
 def unknown_layer(name: str) -> str:
     """What is known of a layer type that is not here: a tail for an error message, or ""."""
     row = rows().get(("layer", name))
-    return f": it is {possessive(row.forks)} and is not supported; instead: {row.meaning}" if row else ""
+    if row is None or row.disposition != "refused":
+        return ""
+    return f": it is {possessive(row.forks)} and is not supported; instead: {row.meaning}"
+
+
+def unknown_type(name: str) -> str:
+    """What is wrong with a layer's type in a text; "" for one that is here, or that another becomes."""
+    row = rows().get(("layer", name))
+    return "" if row is not None and row.disposition != "refused" else _unknown_type(name)
+
+
+def _by_rows(name: str) -> str:
+    known = unknown_layer(name)
+    return f"unknown layer type '{name}'{known}" if known else ""
+
+
+_unknown_type: Callable[[str], str] = _by_rows
+
+
+def ask_of_types(unknown_type: Callable[[str], str]) -> None:
+    """Takes what tells the error of a type, "" for one that is here: the layers' registry gives it, for texts lie below
+    the layers. Without it, types are unknown that a row refuses."""
+    global _unknown_type
+    _unknown_type = unknown_type
 
 
 def possessive(forks: str) -> str:

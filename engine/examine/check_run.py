@@ -21,7 +21,7 @@ TIME_LIMIT = 600  # seconds
 # What an error says -> the reason that it is counted under. The first that matches.
 _REASONS = (
     (r"VideoData", "reads a video"),
-    (r"unknown layer type '(\w+)'", "layer type {} is not there"),
+    (r"unknown layer type '([^']*)'", "layer type {} is not there"),
     (r"--python_layers", "Python layer that may not be imported"),
     (r"[Pp]ython layer|python_param|module '", "Python layer whose code is not there"),
     (r"its shape is not given", "input without a shape"),

@@ -8,7 +8,7 @@ import pkgutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from engine.config.dialects import unknown_layer
+from engine.config.dialects import ask_of_types, unknown_layer
 from engine.config.suggestions import suggestion
 from engine.errors import CODE, ConfigError
 
@@ -59,5 +59,15 @@ def layer_type(name: str, layer: str, where: str) -> type[Layer]:
             where,
             absent=CODE,
         )
-    known = unknown_layer(name) or suggestion(name, types)
-    raise ConfigError(f"layer '{layer}': unknown layer type '{name}'{known}", where)
+    raise ConfigError(f"layer '{layer}': {_unknown_type(name)}", where)
+
+
+def _unknown_type(name: str) -> str:
+    """What is wrong with a type that is not here; "" for others."""
+    types = layer_types()
+    if name in types or name in _PLUGINS:
+        return ""
+    return f"unknown layer type '{name}'{unknown_layer(name) or suggestion(name, types)}"
+
+
+ask_of_types(_unknown_type)

@@ -168,16 +168,44 @@ def test_faces_are_turned_by_one_type_of_layer():
         net('type: "ImageData" image_data_param { face_transform: true }')
 
 
-def test_an_unknown_field_of_a_known_fork_s_layer():
-    """Both are told: the field, which nobody here knows, and the layer."""
+def refused_lines(text):
     with pytest.raises(ConfigError) as error:
-        net('type: "Yolov3" yolov3_param { side: 13 }')
-    assert "unknown field 'yolov3_param'" in str(error.value)
-    wanted = "layer 'l': type 'Yolov3': it is MobileNet-YOLO's and is not supported; instead: RegionLoss"
-    assert wanted in str(error.value)
-    with pytest.raises(ConfigError) as error:
-        net('type: "ReLU" relo_param { }')
-    assert len(str(error.value).splitlines()) == 1
+        parse_net(text, "n")
+    return str(error.value).splitlines()
+
+
+def test_an_unknown_type_comes_before_its_own_fields():
+    """Which are left out: nobody here could read them."""
+    own = 'layer { name: "l" type: "Xyzzy" xyzzy_param { x: 1 } pooling_param { strange: 2 } }'
+    assert refused_lines(own) == ["n:1:19: layer 'l': unknown layer type 'Xyzzy'"]
+    wrong = 'layer { name: "w" type: "ReLU" relo_param { } }'
+    plain = 'layer { name: "v" type: "Quuxes" bottom: "x" }'
+    assert refused_lines("\n".join([wrong, own, plain])) == [
+        "n:2:19: layer 'l': unknown layer type 'Xyzzy'",
+        "n:3:19: layer 'v': unknown layer type 'Quuxes'",
+        "n:1:32: layer 'w': unknown field 'relo_param' in LayerParameter; did you mean 'relu_param'?",
+    ]
+    assert parse_net(plain, "n").message.layer[0].type == "Quuxes"  # who builds the net tells
+
+
+@pytest.mark.parametrize(
+    ("layer", "hint"),
+    [
+        ('type: "Yolov3" yolov3_param { side: 13 }', "MobileNet-YOLO's and is not supported; instead: RegionLoss"),
+        ('type: "Pooling3D" pooling_param { kernel_depth: 2 }', "C3D's and is not supported; instead: Pooling with"),
+        ('type: "OrdinalRegressionLoss" ordinal_regression_loss_param { k: 3 }', "happynear's and is not supported"),
+    ],
+)
+def test_an_unknown_type_of_a_known_fork(layer, hint):
+    (line,) = refused_lines(f'layer {{ name: "l" {layer} }}')
+    kind = layer.split('"')[1]
+    assert line.startswith(f"n:1:19: layer 'l': unknown layer type '{kind}': it is {hint}")
+
+
+@pytest.mark.parametrize("kind", ["Transpose", "MatWrite", "IPlugin"])
+def test_types_that_others_become_are_not_unknown(kind):
+    (line,) = refused_lines(f'layer {{ name: "l" type: "{kind}" strange: 3 }}')
+    assert "unknown field 'strange'" in line
 
 
 def test_holes_are_dilation():

@@ -121,6 +121,13 @@ def test_reasons_of_those_that_do_not_run(folder, monkeypatch):
     assert {row.reason for row in run(folder / "net.prototxt")} == {"time"}
 
 
+def test_a_type_is_counted_whatever_its_fields(folder):
+    strange = 'layer { name: "m" type: "PDB-LSTM" bottom: "ip" top: "m" pdb_param { x: 1 } relu_param { y: 2 } }'
+    (folder / "net.prototxt").write_text(NET + strange)
+    (row,) = run(folder / "net.prototxt")
+    assert row.reason == "layer type PDB-LSTM is not there"
+
+
 def test_a_process_that_ends_badly_is_a_crash(folder, tmp_path):
     outcome = run_apart(Trial(str(folder / "net.prototxt"), "net", "TRAIN", level="no number"))
     assert outcome.reason == "defect" and "TypeError" in outcome.message
