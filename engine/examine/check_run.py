@@ -17,17 +17,20 @@ from engine.host.launch import own_command
 from engine.report.table import human
 
 TIME_LIMIT = 600  # seconds
+_FITS_NONE = "fits none of the sizes that its data may have"
 
 # What an error says -> the reason that it is counted under. The first that matches.
 _REASONS = (
     (r"VideoData", "reads a video"),
     (r"unknown layer type '([^']*)'", "layer type {} is not there"),
+    (r"(\w+(?:: \w+)?) is [^:;]*'s and is not supported", "{} is not supported"),
     (r"--python_layers", "Python layer that may not be imported"),
     (r"[Pp]ython layer|python_param|module '", "Python layer whose code is not there"),
     (r"its shape is not given", "input without a shape"),
     (r": the net has no layers", "nothing in it"),
     (r"names no net", "solver without a net to train"),
     (r"is not in the current folder", "solver whose net is not there"),
+    (_FITS_NONE, "its data are not here"),
     (r"neither solvers nor nets|unknown field|expected .* in prototxt|cannot be read: ", "cannot be read"),
 )
 
@@ -64,8 +67,9 @@ def _run_file(report: FileReport, state: tuple) -> Iterator[Row]:
     phases = _phases(report)
     problems = [*report.errors, *report.absent_code, *report.refused]
     if problems or not phases:
-        # A step needs no folder for snapshots.
-        stopped_by = [*problems, *(each for each in report.absent_files if "there is no folder" not in each)]
+        # A step needs no folder for snapshots; that a net fits nothing tells more than which of its data are absent.
+        absent = [each for each in report.absent_files if "there is no folder" not in each]
+        stopped_by = [*problems, *sorted(absent, key=lambda each: _FITS_NONE not in each)]
         reason, message = "nothing in it", "the net has no layers"
         if stopped_by:
             reason, message = reason_of(stopped_by[0]), stopped_by[0]

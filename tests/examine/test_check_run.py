@@ -128,6 +128,36 @@ def test_a_type_is_counted_whatever_its_fields(folder):
     assert row.reason == "layer type PDB-LSTM is not there"
 
 
+def test_a_net_that_lacks_only_its_data(folder):
+    """It fits none of the sizes that they may have, which is what the line says."""
+    strict = 'layer { name: "r" type: "Reshape" bottom: "data" top: "r" reshape_param { shape { dim: 7 dim: 11 } } }'
+    (folder / "net.prototxt").write_text(NET.replace("crop_size: 4", "").replace('bottom: "data"', 'bottom: "r"'))
+    lines = (folder / "net.prototxt").read_text().split("\n")
+    (folder / "net.prototxt").write_text("\n".join([*lines[:3], strict, *lines[3:]]))
+    (row,) = run(folder / "net.prototxt")
+    assert (row.reason, row.lacks) == ("its data are not here", True)
+    assert "fits none of the sizes that its data may have" in row.message
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ("n:3: layer 'x': unknown layer type 'Foo'; known", "layer type Foo is not there"),
+        (
+            "n:7:2: layer 'l': truncation_param is happynear's and is not supported; instead: a Python layer",
+            "truncation_param is not supported",
+        ),
+        (
+            "n:7:2: layer 'l': pool: DEF is yjxiong's, SSD's and is not supported; instead: x",
+            "pool: DEF is not supported",
+        ),
+        ("n:7:2: layer 'l' (Python): module 'a' is neither in PYTHONPATH", "Python layer whose code is not there"),
+    ],
+)
+def test_what_an_error_is_counted_under(message, reason):
+    assert reason_of(message) == reason
+
+
 def test_a_process_that_ends_badly_is_a_crash(folder, tmp_path):
     outcome = run_apart(Trial(str(folder / "net.prototxt"), "net", "TRAIN", level="no number"))
     assert outcome.reason == "defect" and "TypeError" in outcome.message
@@ -175,7 +205,6 @@ def test_what_is_counted():
     lines = summary(rows).splitlines()
     assert lines[0] == "4 files: 3 read, 2 build, 1 run"
     assert "    1  memory" in lines and "    1  cannot be read" in lines
-    assert reason_of("net:3: layer 'x': unknown layer type 'Foo'; known") == "layer type Foo is not there"
 
 
 def test_the_command(folder, capsys):
