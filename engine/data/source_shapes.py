@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,10 +29,18 @@ class Supposition:
     labels: str = "number"
 
 
-# In the order in which they are tried: some nets fit pictures of one size only, such as SegNet's.
+# In the order in which most nets try them: some fit pictures of one size only, such as SegNet's.
 _SIDES = ((360, 480), (530, 730), (256, 256), (300, 300), (321, 321), (513, 513), (512, 1024), (384, 512), (224, 224))
 _PICTURES = (None, *((3, *sides) for sides in _SIDES), (1, 28, 28), (3, 32, 32), (1, 33, 33), (3, 12, 12), (3, 48, 48))
 SUPPOSITIONS = tuple(itertools.starmap(Supposition, itertools.product(_PICTURES, ("number", "mask", "picture"))))
+
+
+def suppositions(net: proto.NetParameter) -> Sequence[Supposition]:
+    """All, in the order in which a net tries them: small ones first where it reads HDF5, whose arrays need not be
+    pictures, so that no InnerProduct behind them has billions of weights."""
+    if any(layer.type == "HDF5Data" for layer in net.layer):
+        return sorted(SUPPOSITIONS, key=lambda each: math.prod(each.picture or ()))
+    return SUPPOSITIONS
 
 
 class SourceShapes:

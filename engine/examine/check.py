@@ -16,7 +16,7 @@ from engine.config.idle_fields import params_of_others
 from engine.config.label_map import read_label_map
 from engine.config.phases import unknown_stages
 from engine.data import batch_size_of
-from engine.data.source_shapes import SUPPOSITIONS, SourceShapes, Supposition
+from engine.data.source_shapes import SUPPOSITIONS, SourceShapes, Supposition, suppositions
 from engine.errors import CODE, FILE, ConfigError, EngineError
 from engine.graph.build import PHASES, Graph, build, kept
 from engine.graph.costs import LayerCost, Memory, layer_costs, memory
@@ -412,7 +412,7 @@ def _built(
     """Where nothing tells the size of data that are not here, one with which the net builds is found: an error that it
     has with some sizes only is a lack of data."""
     failed: list[tuple[dict[str, EngineError], list[str], SourceShapes]] = []  # errors, what is absent
-    for supposition in SUPPOSITIONS:
+    for supposition in suppositions(config.message):
         lines: list[str] = []
         shapes_of = SourceShapes(config.message, phase, lines.append, suppose=supposition, ranks=report.ranks)
         try:

@@ -30,6 +30,7 @@ _REASONS = (
     (r": the net has no layers", "nothing in it"),
     (r"names no net", "solver without a net to train"),
     (r"is not in the current folder", "solver whose net is not there"),
+    (r" needs .* are free: ", "memory"),
     (_FITS_NONE, "its data are not here"),
     (r"neither solvers nor nets|unknown field|expected .* in prototxt|cannot be read: ", "cannot be read"),
 )

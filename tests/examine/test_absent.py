@@ -122,6 +122,22 @@ def test_data_of_no_size_that_the_net_fits(write):
     )
 
 
+WIDE = """
+layer { name: "data" type: "HDF5Data" top: "data" top: "label" hdf5_data_param { source: "/nowhere" batch_size: 2 } }
+layer { name: "c" type: "Convolution" bottom: "data" top: "c"
+  convolution_param { num_output: 4 kernel_h: 1 kernel_w: %d } }
+layer { name: "ip" type: "InnerProduct" bottom: "c" top: "ip" inner_product_param { num_output: 5 } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+
+
+@pytest.mark.parametrize(("kernel", "picture"), [(3, (3, 12, 12)), (20, (1, 28, 28)), (170, (3, 224, 224))])
+def test_arrays_of_a_file_are_small_until_the_net_wants_more(write, kernel, picture):
+    """HDF5 holds rows of anything: an InnerProduct behind large pictures would have weights by the billion."""
+    report = check_file(write("net.prototxt", WIDE % kernel))
+    assert report.errors == [] and report.nets[0].supposition.picture == picture
+
+
 ALONE = """
 layer { name: "data" type: "Data" top: "data" data_param { source: "/nowhere/a" batch_size: 1 } }
 layer { name: "label" type: "Data" top: "label" data_param { source: "/nowhere/b" batch_size: 1 } }

@@ -151,6 +151,7 @@ def test_a_net_that_lacks_only_its_data(folder):
             "n:7:2: layer 'l': pool: DEF is yjxiong's, SSD's and is not supported; instead: x",
             "pool: DEF is not supported",
         ),
+        ("n:1:1: net 'x', above all its layer 'l', needs 26.5 GB, 15.2 GB are free: lower batch_size", "memory"),
         ("n:7:2: layer 'l' (Python): module 'a' is neither in PYTHONPATH", "Python layer whose code is not there"),
     ],
 )
