@@ -17,6 +17,7 @@ from engine.layers.base import Shape
 
 # Of one item, where nothing tells: by a word in the source's name (public data sets), the first that fits.
 KNOWN_SETS = {"siamese": (2, 28, 28), "mnist": (1, 28, 28), "cifar": (3, 32, 32)}
+_COMPARING = ("EuclideanLoss", "L1Loss", "SigmoidCrossEntropyLoss", "SmoothL1Loss")  # number by number
 UNKNOWN_PICTURE, UNKNOWN_ROW = (3, 224, 224), (10,)
 
 
@@ -121,17 +122,25 @@ class SourceShapes:
 
 
 def _several_labels(net: proto.NetParameter) -> dict[str, int]:
-    """By blob: the scores that a SigmoidCrossEntropyLoss compares it with, where an InnerProduct makes them."""
+    """By blob, how many labels of a sample the net reads: as many as a loss compares with them, where an InnerProduct
+    or a Convolution makes these, and as many as a Slice cuts."""
     scores: dict[str, int] = {}
     labels: dict[str, int] = {}
     for layer in net.layer:
-        if layer.type == "SigmoidCrossEntropyLoss" and len(layer.bottom) > 1 and layer.bottom[0] in scores:
-            labels[layer.bottom[1]] = scores[layer.bottom[0]]
+        if layer.type in _COMPARING and len(layer.bottom) > 1:
+            for one, other in (layer.bottom[:2], layer.bottom[1::-1]):
+                if one in scores and other not in scores:
+                    labels[other] = scores[one]
         for top in layer.top:
-            if layer.type == "InnerProduct":
-                scores[top] = layer.inner_product_param.num_output
+            if layer.type in ("InnerProduct", "Convolution"):
+                param = layer.inner_product_param if layer.type == "InnerProduct" else layer.convolution_param
+                scores[top] = param.num_output
             elif top not in layer.bottom:
                 scores.pop(top, None)
+    for layer in reversed(net.layer):  # what is cut again comes first
+        if layer.type == "Slice" and layer.bottom and layer.slice_param.axis in (1, -1):
+            pieces, points = [labels.get(top, 1) for top in layer.top], layer.slice_param.slice_point
+            labels[layer.bottom[0]] = points[-1] + pieces[-1] if points else len(pieces) * max(pieces)
     return labels
 
 

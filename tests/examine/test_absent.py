@@ -60,6 +60,43 @@ def test_absent_data_with_several_labels(write, picture):
     assert dict(data.tops)["label"] == (2, 7)
 
 
+SEVERAL = """
+layer { name: "data" type: "HDF5Data" top: "data" top: "label" hdf5_data_param { source: "/nowhere" batch_size: 2 } }
+layer { name: "c" type: "Convolution" bottom: "data" top: "c" convolution_param { num_output: 5 kernel_size: %d } }
+layer { name: "ip" type: "InnerProduct" bottom: "c" top: "ip" inner_product_param { num_output: 7 } }
+"""
+
+
+@pytest.mark.parametrize(
+    ("kernel", "layers", "labels"),
+    [
+        (3, 'type: "EuclideanLoss" bottom: "ip" bottom: "label" top: "loss"', 7),
+        (3, 'type: "SmoothL1Loss" bottom: "ip" bottom: "label" top: "loss"', 7),
+        (3, 'type: "L1Loss" bottom: "label" bottom: "ip" top: "loss"', 7),
+        (12, 'type: "EuclideanLoss" bottom: "c" bottom: "label" top: "loss"', 5),
+        (3, 'type: "Slice" bottom: "label" top: "a" top: "b" slice_param { axis: 1 slice_point: 3 }', 4),
+        (3, 'type: "Slice" bottom: "label" top: "a" top: "b" top: "c2"', 3),
+        (
+            3,
+            'type: "Slice" bottom: "label" top: "a" top: "b" slice_param { axis: -1 slice_point: 3 } }'
+            'layer { name: "e" type: "EuclideanLoss" bottom: "ip" bottom: "b" top: "loss"',
+            10,
+        ),
+        (
+            3,
+            'type: "Slice" bottom: "label" top: "a" top: "b" }'
+            'layer { name: "e" type: "EuclideanLoss" bottom: "ip" bottom: "a" top: "loss"',
+            14,
+        ),
+    ],
+)
+def test_absent_labels_are_as_many_as_the_net_reads(write, kernel, layers, labels):
+    """Losses of numbers tell, and the cuts of a Slice."""
+    report = check_file(write("net.prototxt", SEVERAL % kernel + f'layer {{ name: "l" {layers} }}'))
+    assert report.errors == [] and len(report.nets) >= 1
+    assert dict(report.nets[0].layers[0].tops)["label"] == (2, labels)
+
+
 def test_absent_code_says_where_to_put_it(write, tmp_path):
     report = check_file(write("net.prototxt", PYTHON))
     assert report.errors == report.refused == report.absent_files == []
