@@ -29,7 +29,8 @@ that texts of all forks are read, and binary nets of most.
 """
 AFTER = """
 A field that is given twice in a text has its last value, and a message the fields of both, with a note: BVLC's strict
-reader refuses such texts, those of some forks do not.
+reader refuses such texts, those of some forks do not. In a `pooling_param`, `kernel_size`, `stride` and `pad` that are
+given two or three times, with different values, are one for each side, as in BVLC's opencl branch; a note tells.
 
 ## BatchNorms of Intel's
 

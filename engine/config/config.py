@@ -25,6 +25,7 @@ from engine.config import overrides as override_paths
 from engine.config.dialects import Review
 from engine.config.intels_norms import upgrade_intels_norms
 from engine.config.overrides import Override, parse_override
+from engine.config.pooling_sides import name_sides
 from engine.config.prototext import Node, fill, scan
 from engine.config.stand_ins import leave_out_writers, stand_in
 from engine.config.suggestions import suggestion
@@ -204,6 +205,7 @@ def _kind(nodes: list[Node], usual: str = "net") -> str:
 def _parse(text: str, name: str, message: MessageT) -> Config[MessageT]:
     nodes = scan(text, name)
     config = Config(message, name, _nodes=nodes)
+    config.notes += name_sides(nodes)
     twice: dict[str, str] = {}
     errors = fill(message, nodes, name, notes=twice)
     review = Review()

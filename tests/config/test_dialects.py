@@ -384,6 +384,42 @@ def test_a_field_given_twice_has_its_last_value():
     ]
 
 
+def pooling(text):
+    """Its pooling_param, and notes."""
+    config = parse_net(f'layer {{ name: "a" type: "Pooling" pooling_param {{\n{text} }} }}', "n")
+    return config.message.layer[0].pooling_param, config.notes
+
+
+def test_a_pooling_with_a_number_for_each_side():
+    """As in BVLC's opencl branch, whose three fields are repeated."""
+    param, notes = pooling("kernel_size: 3 kernel_size: 2 stride: 2 stride: 2 pad: 1 pad: 0")
+    assert (param.kernel_h, param.kernel_w, param.stride, param.pad_h, param.pad_w) == (3, 2, 2, 1, 0)
+    assert not any(map(param.HasField, ("kernel_size", "stride_h", "pad")))
+    assert notes == [
+        f"n:2:{column}: {field} is given 2 times, once for each side, as in BVLC's opencl branch"
+        for column, field in ((1, "kernel_size"), (51, "pad"))
+    ]
+    param, notes = pooling("kernel_size: 1 kernel_size: 2 kernel_size: 2 stride: [1, 2, 2] pad: 0 pad: 0 pad: 0")
+    assert (list(param.kernel_size_3d), list(param.stride_3d), param.pad) == ([1, 2, 2], [1, 2, 2], 0)
+    assert [note.split(": ")[1].split()[0] for note in notes] == ["kernel_size", "stride"]
+    old = "layers { name: 'a' type: POOLING pooling_param { kernel_size: 1 kernel_size: 2 kernel_size: 2 } }"
+    assert list(parse_net(old, "n").message.layer[0].pooling_param.kernel_size_3d) == [1, 2, 2]
+
+
+def test_a_volume_pooled_by_sides():
+    from engine.net import Net
+
+    text = """layer { name: "x" type: "Input" top: "x" input_param { shape { dim: [1, 1, 12, 12, 12] } } }
+      layer { name: "p" type: "Pooling" bottom: "x" top: "p" pooling_param {
+        kernel_size: 1 kernel_size: 2 kernel_size: 2 stride: 1 stride: 2 stride: 2 } }"""
+    assert Net(parse_net(text, "n"), 1).blobs["p"].shape == (1, 1, 12, 6, 6)
+
+
+def test_four_numbers_are_one_given_too_often():
+    param, notes = pooling("kernel_size: [1, 2, 3, 4]")
+    assert param.kernel_size == 4 and "'kernel_size' is given twice" in notes[0]
+
+
 def test_twice_on_the_command_line_is_an_error():
     with pytest.raises(ConfigError, match="'kernel_size' is given twice"):
         parse_net('layer { name: "a" }', overrides=["layer[a].pooling_param={ kernel_size: 2 kernel_size: 3 }"])

@@ -1,0 +1,31 @@
+"""Windows of Pooling with a number for each side: BVLC's opencl branch repeats fields that are given once elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.config.prototext import Node
+
+_FIELDS = ("kernel_size", "stride", "pad")
+
+
+def name_sides(nodes: list[Node]) -> Iterator[str]:
+    """Changes a text, before it is read, to the fields that are here: two values become _h and _w, three _3d, and equal
+    ones a single one. Yields a note on each place with others."""
+    for node in nodes:
+        if not isinstance(node.value, list):
+            continue
+        if node.name != "pooling_param":
+            yield from name_sides(node.value)
+            continue
+        for field in _FIELDS:
+            given = [each for each in node.value if each.name == field]
+            if all(each.value == given[0].value for each in given[1:]):
+                node.value = [each for each in node.value if each.name != field or each is given[0]]
+            elif len(given) <= 3:
+                short = field.removesuffix("_size")
+                names = [f"{short}_h", f"{short}_w"] if len(given) == 2 else [f"{field}_3d"] * 3
+                for each, name in zip(given, names, strict=True):
+                    each.name = name
+                told = f"{field} is given {len(given)} times, once for each side, as in BVLC's opencl branch"
+                yield f"{given[0].where}: {told}"
