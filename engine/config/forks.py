@@ -105,6 +105,43 @@ def _upgrade_holes(layer: proto.LayerParameter, origin: Node | None) -> None:
         convolution.ClearField(name)
 
 
+def _upgrade_shapes(layer: proto.LayerParameter, origin: Node | None) -> None:
+    """video-caffe's layers of any number of axes, whose windows are shapes."""
+    if layer.type in ("NdConvolution", "NdPooling"):
+        layer.type = layer.type.removeprefix("Nd")
+    if layer.pooling_param.global_pooling:
+        layer.pooling_param.ClearField("kernel_shape")  # which the layer demands, and does not read
+    for param in ("convolution_param", "pooling_param"):
+        if layer.HasField(param):
+            for field in ("kernel_size", "stride", "pad"):
+                _upgrade_shape(layer, param, field, origin)
+
+
+def _upgrade_shape(layer: proto.LayerParameter, param: str, field: str, origin: Node | None) -> None:
+    """Moves the dims of a shape to the field, or fields, of one side each."""
+    message, short, label = getattr(layer, param), field.removesuffix("_size"), f"layer '{layer.name}': "
+    old = f"{short}_shape"
+    if not message.HasField(old):
+        return
+    dims = list(getattr(message, old).dim)
+    if message.HasField(field) if param == "pooling_param" else getattr(message, field):
+        raise ConfigError(f"{label}both '{field}' and video-caffe's '{old}' are given; keep '{field}'", where_of(origin))
+    message.ClearField(old)
+    if param == "convolution_param":
+        copy_field(message, field, dims, label, origin)
+    elif len(dims) == 3:
+        copy_field(message, f"{field}_3d", dims, label, origin)
+    elif len(dims) in (1, 2):
+        names = [field] if len(dims) == 1 else [f"{short}_h", f"{short}_w"]
+        for name, dim in zip(names, dims, strict=True):
+            copy_field(message, name, dim, label, origin)
+    else:
+        raise ConfigError(f"{label}expected 1 to 3 dims in {old}, got {len(dims)}", where_of(origin))
+
+
+    _upgrade_shapes,
+
+
 def _upgrade_given_weights(layer: proto.LayerParameter, origin: Node | None) -> None:
     """happynear's InnerProduct with its weights as a second bottom."""
     if layer.type != "InnerProduct" or len(layer.bottom) != 2:
@@ -136,4 +173,5 @@ _UPGRADES = (
     _upgrade_given_weights,
     _upgrade_holes,
     _upgrade_dilation,
+    _upgrade_shapes,
 )

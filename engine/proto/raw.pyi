@@ -2011,7 +2011,7 @@ class ExpansionParameter(_message.Message):
     def __init__(self, prob: _Optional[float] = ..., max_expand_ratio: _Optional[float] = ...) -> None: ...
 
 class ConvolutionParameter(_message.Message):
-    __slots__ = ("num_output", "bias_term", "pad", "kernel_size", "group", "stride", "weight_filler", "bias_filler", "pad_h", "pad_w", "kernel_h", "kernel_w", "stride_h", "stride_w", "engine", "axis", "force_nd_im2col", "dilation", "relu", "negative_slope", "conv_algorithm", "coeff", "fusion_type", "cudnn_convolution_algo_seeker", "conv_algos_override", "dilation_h", "dilation_w", "shape_offset", "hole", "hole_h", "hole_w")
+    __slots__ = ("num_output", "bias_term", "pad", "kernel_size", "group", "stride", "weight_filler", "bias_filler", "pad_h", "pad_w", "kernel_h", "kernel_w", "stride_h", "stride_w", "engine", "axis", "force_nd_im2col", "dilation", "relu", "negative_slope", "conv_algorithm", "coeff", "fusion_type", "cudnn_convolution_algo_seeker", "conv_algos_override", "dilation_h", "dilation_w", "shape_offset", "hole", "hole_h", "hole_w", "pad_shape", "kernel_shape", "stride_shape")
     class Engine(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         DEFAULT: _ClassVar[int]
@@ -2067,6 +2067,9 @@ class ConvolutionParameter(_message.Message):
     HOLE_FIELD_NUMBER: _ClassVar[int]
     HOLE_H_FIELD_NUMBER: _ClassVar[int]
     HOLE_W_FIELD_NUMBER: _ClassVar[int]
+    PAD_SHAPE_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_SHAPE_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_SHAPE_FIELD_NUMBER: _ClassVar[int]
     num_output: int
     bias_term: bool
     pad: _containers.RepeatedScalarFieldContainer[int]
@@ -2098,7 +2101,10 @@ class ConvolutionParameter(_message.Message):
     hole: int
     hole_h: int
     hole_w: int
-    def __init__(self, num_output: _Optional[int] = ..., bias_term: _Optional[bool] = ..., pad: _Optional[_Iterable[int]] = ..., kernel_size: _Optional[_Iterable[int]] = ..., group: _Optional[int] = ..., stride: _Optional[_Iterable[int]] = ..., weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., pad_h: _Optional[int] = ..., pad_w: _Optional[int] = ..., kernel_h: _Optional[int] = ..., kernel_w: _Optional[int] = ..., stride_h: _Optional[int] = ..., stride_w: _Optional[int] = ..., engine: _Optional[_Union[int, str]] = ..., axis: _Optional[int] = ..., force_nd_im2col: _Optional[bool] = ..., dilation: _Optional[_Iterable[int]] = ..., relu: _Optional[bool] = ..., negative_slope: _Optional[float] = ..., conv_algorithm: _Optional[str] = ..., coeff: _Optional[_Iterable[float]] = ..., fusion_type: _Optional[_Union[int, str]] = ..., cudnn_convolution_algo_seeker: _Optional[_Union[int, str]] = ..., conv_algos_override: _Optional[str] = ..., dilation_h: _Optional[int] = ..., dilation_w: _Optional[int] = ..., shape_offset: _Optional[_Iterable[int]] = ..., hole: _Optional[int] = ..., hole_h: _Optional[int] = ..., hole_w: _Optional[int] = ...) -> None: ...
+    pad_shape: BlobShape
+    kernel_shape: BlobShape
+    stride_shape: BlobShape
+    def __init__(self, num_output: _Optional[int] = ..., bias_term: _Optional[bool] = ..., pad: _Optional[_Iterable[int]] = ..., kernel_size: _Optional[_Iterable[int]] = ..., group: _Optional[int] = ..., stride: _Optional[_Iterable[int]] = ..., weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., pad_h: _Optional[int] = ..., pad_w: _Optional[int] = ..., kernel_h: _Optional[int] = ..., kernel_w: _Optional[int] = ..., stride_h: _Optional[int] = ..., stride_w: _Optional[int] = ..., engine: _Optional[_Union[int, str]] = ..., axis: _Optional[int] = ..., force_nd_im2col: _Optional[bool] = ..., dilation: _Optional[_Iterable[int]] = ..., relu: _Optional[bool] = ..., negative_slope: _Optional[float] = ..., conv_algorithm: _Optional[str] = ..., coeff: _Optional[_Iterable[float]] = ..., fusion_type: _Optional[_Union[int, str]] = ..., cudnn_convolution_algo_seeker: _Optional[_Union[int, str]] = ..., conv_algos_override: _Optional[str] = ..., dilation_h: _Optional[int] = ..., dilation_w: _Optional[int] = ..., shape_offset: _Optional[_Iterable[int]] = ..., hole: _Optional[int] = ..., hole_h: _Optional[int] = ..., hole_w: _Optional[int] = ..., pad_shape: _Optional[_Union[BlobShape, _Mapping]] = ..., kernel_shape: _Optional[_Union[BlobShape, _Mapping]] = ..., stride_shape: _Optional[_Union[BlobShape, _Mapping]] = ...) -> None: ...
 
 class InnerProductParameter(_message.Message):
     __slots__ = ("num_output", "bias_term", "weight_filler", "bias_filler", "axis", "transpose", "engine", "relu", "negative_slope", "normalize")
@@ -2149,7 +2155,7 @@ class EmbedParameter(_message.Message):
     def __init__(self, num_output: _Optional[int] = ..., input_dim: _Optional[int] = ..., bias_term: _Optional[bool] = ..., weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ...) -> None: ...
 
 class PoolingParameter(_message.Message):
-    __slots__ = ("pool", "kernel_size", "stride", "pad", "kernel_h", "kernel_w", "stride_h", "stride_w", "pad_h", "pad_w", "engine", "global_pooling", "round_mode", "axis", "pad_3d", "kernel_size_3d", "stride_3d", "avg_include_pad", "ceil_mode", "torch_pooling", "blobs_lr", "blobs_a_min")
+    __slots__ = ("pool", "kernel_size", "stride", "pad", "kernel_h", "kernel_w", "stride_h", "stride_w", "pad_h", "pad_w", "engine", "global_pooling", "round_mode", "axis", "pad_3d", "kernel_size_3d", "stride_3d", "avg_include_pad", "ceil_mode", "torch_pooling", "blobs_lr", "blobs_a_min", "pad_shape", "kernel_shape", "stride_shape")
     class PoolMethod(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         MAX: _ClassVar[int]
@@ -2210,6 +2216,9 @@ class PoolingParameter(_message.Message):
     TORCH_POOLING_FIELD_NUMBER: _ClassVar[int]
     BLOBS_LR_FIELD_NUMBER: _ClassVar[int]
     BLOBS_A_MIN_FIELD_NUMBER: _ClassVar[int]
+    PAD_SHAPE_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_SHAPE_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_SHAPE_FIELD_NUMBER: _ClassVar[int]
     pool: int
     kernel_size: int
     stride: int
@@ -2232,7 +2241,10 @@ class PoolingParameter(_message.Message):
     torch_pooling: bool
     blobs_lr: float
     blobs_a_min: float
-    def __init__(self, pool: _Optional[_Union[int, str]] = ..., kernel_size: _Optional[int] = ..., stride: _Optional[int] = ..., pad: _Optional[int] = ..., kernel_h: _Optional[int] = ..., kernel_w: _Optional[int] = ..., stride_h: _Optional[int] = ..., stride_w: _Optional[int] = ..., pad_h: _Optional[int] = ..., pad_w: _Optional[int] = ..., engine: _Optional[_Union[int, str]] = ..., global_pooling: _Optional[bool] = ..., round_mode: _Optional[_Union[int, str]] = ..., axis: _Optional[int] = ..., pad_3d: _Optional[_Iterable[int]] = ..., kernel_size_3d: _Optional[_Iterable[int]] = ..., stride_3d: _Optional[_Iterable[int]] = ..., avg_include_pad: _Optional[bool] = ..., ceil_mode: _Optional[bool] = ..., torch_pooling: _Optional[bool] = ..., blobs_lr: _Optional[float] = ..., blobs_a_min: _Optional[float] = ...) -> None: ...
+    pad_shape: BlobShape
+    kernel_shape: BlobShape
+    stride_shape: BlobShape
+    def __init__(self, pool: _Optional[_Union[int, str]] = ..., kernel_size: _Optional[int] = ..., stride: _Optional[int] = ..., pad: _Optional[int] = ..., kernel_h: _Optional[int] = ..., kernel_w: _Optional[int] = ..., stride_h: _Optional[int] = ..., stride_w: _Optional[int] = ..., pad_h: _Optional[int] = ..., pad_w: _Optional[int] = ..., engine: _Optional[_Union[int, str]] = ..., global_pooling: _Optional[bool] = ..., round_mode: _Optional[_Union[int, str]] = ..., axis: _Optional[int] = ..., pad_3d: _Optional[_Iterable[int]] = ..., kernel_size_3d: _Optional[_Iterable[int]] = ..., stride_3d: _Optional[_Iterable[int]] = ..., avg_include_pad: _Optional[bool] = ..., ceil_mode: _Optional[bool] = ..., torch_pooling: _Optional[bool] = ..., blobs_lr: _Optional[float] = ..., blobs_a_min: _Optional[float] = ..., pad_shape: _Optional[_Union[BlobShape, _Mapping]] = ..., kernel_shape: _Optional[_Union[BlobShape, _Mapping]] = ..., stride_shape: _Optional[_Union[BlobShape, _Mapping]] = ...) -> None: ...
 
 class InterpParameter(_message.Message):
     __slots__ = ("height", "width", "zoom_factor", "shrink_factor", "pad_beg", "pad_end")

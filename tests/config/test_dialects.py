@@ -415,6 +415,50 @@ def test_a_volume_pooled_by_sides():
     assert Net(parse_net(text, "n"), 1).blobs["p"].shape == (1, 1, 12, 6, 6)
 
 
+def test_windows_that_are_shapes():
+    """video-caffe's layers of any number of axes."""
+    conv = net(
+        'type: "NdConvolution" convolution_param { num_output: 4 kernel_shape { dim: [1, 3, 3] } '
+        "stride_shape { dim: [1, 2, 2] } pad_shape { dim: [0, 1, 1] } }"
+    )
+    param = conv.convolution_param
+    assert (conv.type, list(param.kernel_size), list(param.stride), list(param.pad)) == (
+        *("Convolution", [1, 3, 3]),
+        *([1, 2, 2], [0, 1, 1]),
+    )
+    assert not param.HasField("kernel_shape")
+    pool = net('type: "NdPooling" pooling_param { kernel_shape { dim: [1, 2, 2] } stride_shape { dim: [1, 2, 2] } }')
+    assert (pool.type, list(pool.pooling_param.kernel_size_3d)) == ("Pooling", [1, 2, 2])
+    assert list(pool.pooling_param.stride_3d) == [1, 2, 2] and not pool.pooling_param.pad_3d
+    pool = net('type: "NdPooling" pooling_param { kernel_shape { dim: [3, 2] } pad_shape { dim: [1, 0] } }')
+    param = pool.pooling_param
+    assert (param.kernel_h, param.kernel_w, param.pad_h, param.pad_w) == (3, 2, 1, 0)
+    pool = net('type: "NdPooling" pooling_param { kernel_shape { dim: 1 } global_pooling: true }')
+    assert pool.pooling_param.global_pooling and not pool.pooling_param.HasField("kernel_size")
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (
+            'type: "NdConvolution" convolution_param { kernel_size: 3 kernel_shape { dim: 3 } }',
+            "layer 'l': both 'kernel_size' and video-caffe's 'kernel_shape' are given; keep 'kernel_size'",
+        ),
+        (
+            'type: "NdPooling" pooling_param { kernel_shape { dim: [1, 2, 2, 2] } }',
+            "layer 'l': expected 1 to 3 dims in kernel_shape, got 4",
+        ),
+        (
+            'type: "NdPooling" pooling_param { kernel_shape { dim: -1 } }',
+            "layer 'l': 'kernel_size', its name today, cannot hold -1",
+        ),
+    ],
+)
+def test_shapes_that_are_no_windows(layer, message):
+    with pytest.raises(ConfigError, match=message):
+        net(layer)
+
+
 def test_four_numbers_are_one_given_too_often():
     param, notes = pooling("kernel_size: [1, 2, 3, 4]")
     assert param.kernel_size == 4 and "'kernel_size' is given twice" in notes[0]
