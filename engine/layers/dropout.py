@@ -24,7 +24,7 @@ class Dropout(Activation):
 
     def infer(self) -> list[Shape]:
         ratio = self.message.dropout_param.dropout_ratio
-        if not 0 <= ratio < 1:
+        if not (0 <= ratio < 1 or (ratio == 1 and not self.drops)):
             raise self.error(f"expected dropout_ratio in [0, 1), got {ratio:g}")
         if not self.shapes[0]:
             raise self.error("expected a bottom of at least 1 axis, got a scalar")

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from engine import proto
+from engine.errors import ConfigError
 from engine.net import Counters
 from tests.layers.blocked import run_blocked
 from tests.layers.harness import error_of, make_net, net_text, run, set_top_diff
@@ -98,6 +99,17 @@ def test_does_nothing_at_test_time():
     net = run_blocked(layer(bottom="c"), proto.TEST, c=40)
     np.testing.assert_array_equal(net.blobs["y"].data, net.blobs["c"].data)
     np.testing.assert_array_equal(net.blobs["c"].diff, net.blobs["y"].diff)
+
+
+def test_a_ratio_of_1_does_nothing_at_test_time_either():
+    """As in BVLC's release builds, which check the ratio in debug builds alone."""
+    x = np.ones((2, 3), np.float32)
+    net = make_net(net_text(layer(1), x=x.shape), proto.TEST)
+    net.blobs["x"].set(x)
+    np.testing.assert_array_equal(net.forward()["y"], x)
+    drops = layer(1).replace("dropout_ratio: 1", "dropout_ratio: 1 sample_weights_test: true")
+    with pytest.raises(ConfigError, match=r"expected dropout_ratio in \[0, 1\)"):
+        make_net(net_text(drops, x=x.shape), proto.TEST)
 
 
 @pytest.mark.parametrize("ratio", [1, 1.5, -0.1])
