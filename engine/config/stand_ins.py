@@ -7,7 +7,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from typing import NamedTuple
 
 from engine import proto
 from engine.errors import ConfigError
@@ -73,13 +74,21 @@ def _roi_data(layer: proto.LayerParameter) -> None:
         layer.input_param.shape.add().dim.extend(shape)
 
 
-# (module, class) -> what turns the layer into a built-in one.
-STAND_INS: dict[tuple[str, str], Callable[[proto.LayerParameter], None]] = {
-    ("rpn.proposal_layer", "ProposalLayer"): _proposal,
-    ("spatial_dropout", "SpatialDropoutLayer"): _spatial_dropout,
-    ("rpn.anchor_target_layer", "AnchorTargetLayer"): _anchor_target,
-    ("rpn.proposal_target_layer", "ProposalTargetLayer"): _proposal_target,
-    ("roi_data_layer.layer", "RoIDataLayer"): _roi_data,
+class StandIn(NamedTuple):
+    """What turns a layer into a built-in one, and with how many bottoms and tops: others have only its name."""
+
+    replace: Callable[[proto.LayerParameter], None]
+    bottoms: Container[int]
+    tops: Container[int]
+
+
+# By module and class.
+STAND_INS = {
+    ("rpn.proposal_layer", "ProposalLayer"): StandIn(_proposal, (3,), (1, 2)),
+    ("spatial_dropout", "SpatialDropoutLayer"): StandIn(_spatial_dropout, (1,), (1,)),
+    ("rpn.anchor_target_layer", "AnchorTargetLayer"): StandIn(_anchor_target, (3, 4), (4,)),
+    ("rpn.proposal_target_layer", "ProposalTargetLayer"): StandIn(_proposal_target, (2,), (5,)),
+    ("roi_data_layer.layer", "RoIDataLayer"): StandIn(_roi_data, (0,), range(3, 7)),
 }
 
 
@@ -89,11 +98,13 @@ def stand_in(net: proto.NetParameter, path: str) -> list[str]:
     notes, folder = [], os.path.dirname(os.path.abspath(path))
     for layer in net.layer:
         param = layer.python_param
-        replace = STAND_INS.get((param.module, param.layer)) if layer.type == "Python" else None
-        if replace is None or is_module_there(param.module, folder):
+        known = STAND_INS.get((param.module, param.layer)) if layer.type == "Python" else None
+        if known is None or len(layer.bottom) not in known.bottoms or len(layer.top) not in known.tops:
+            continue
+        if is_module_there(param.module, folder):
             continue
         try:
-            replace(layer)
+            known.replace(layer)
         except ValueError as error:
             raise ConfigError(
                 f"layer '{layer.name}': {param.param_str!r} is for no {layer.type}: {error}", path

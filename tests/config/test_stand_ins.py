@@ -43,7 +43,8 @@ def test_without_scales():
 )
 def test_numbers_are_those_of_their_own_name(param_str, scales, ratios, border):
     layer = (
-        'layer {{ type: "Python" python_param {{ module: "rpn.anchor_target_layer" layer: "{}" param_str: "{}" }} }}'
+        "layer {{ type: 'Python' bottom: ['a', 'b', 'c', 'd'] top: ['e', 'f', 'g', 'h'] "
+        'python_param {{ module: "rpn.anchor_target_layer" layer: "{}" param_str: "{}" }} }}'
     )
     message = parse_net(layer.format("AnchorTargetLayer", param_str), "net").message.layer[0]
     param = message.anchor_target_param
@@ -67,6 +68,13 @@ def test_the_users_own_module_comes_first(tmp_path, where):
 def test_other_python_layers_stay():
     text = (NET % RFCN).replace("ProposalLayer", "Other")
     assert parse_net(text, "net.prototxt").message.layer[1].type == "Python"
+
+
+@pytest.mark.parametrize("more", ['bottom: "size" top', 'top: "labels" top: "assigned" top'])
+def test_a_stranger_s_layer_of_the_same_name(more):
+    """Which has other bottoms or tops than py-faster-rcnn's: it is told as code that is not there."""
+    config = parse_net((NET % RFCN).replace('top: "rois"', f'{more}: "rois"'), "net.prototxt")
+    assert config.message.layer[1].type == "Python" and config.notes == []
 
 
 def test_spatial_dropout_of_enet():
