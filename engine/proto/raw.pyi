@@ -3238,16 +3238,18 @@ class ProposalParameter(_message.Message):
     def __init__(self, feat_stride: _Optional[int] = ..., base_size: _Optional[int] = ..., min_size: _Optional[int] = ..., ratio: _Optional[_Iterable[float]] = ..., scale: _Optional[_Iterable[float]] = ..., pre_nms_topn: _Optional[int] = ..., post_nms_topn: _Optional[int] = ..., nms_thresh: _Optional[float] = ...) -> None: ...
 
 class ROIPoolingParameter(_message.Message):
-    __slots__ = ("pooled_h", "pooled_w", "spatial_scale", "pooled_size")
+    __slots__ = ("pooled_h", "pooled_w", "spatial_scale", "pooled_size", "pad_ratio")
     POOLED_H_FIELD_NUMBER: _ClassVar[int]
     POOLED_W_FIELD_NUMBER: _ClassVar[int]
     SPATIAL_SCALE_FIELD_NUMBER: _ClassVar[int]
     POOLED_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAD_RATIO_FIELD_NUMBER: _ClassVar[int]
     pooled_h: int
     pooled_w: int
     spatial_scale: float
     pooled_size: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, pooled_h: _Optional[int] = ..., pooled_w: _Optional[int] = ..., spatial_scale: _Optional[float] = ..., pooled_size: _Optional[_Iterable[int]] = ...) -> None: ...
+    pad_ratio: float
+    def __init__(self, pooled_h: _Optional[int] = ..., pooled_w: _Optional[int] = ..., spatial_scale: _Optional[float] = ..., pooled_size: _Optional[_Iterable[int]] = ..., pad_ratio: _Optional[float] = ...) -> None: ...
 
 class PSROIPoolingParameter(_message.Message):
     __slots__ = ("spatial_scale", "output_dim", "group_size")

@@ -459,6 +459,13 @@ def test_shapes_that_are_no_windows(layer, message):
         net(layer)
 
 
+def test_regions_that_are_not_enlarged():
+    pooling = 'type: "ROIPooling" roi_pooling_param { pooled_h: 6 pooled_w: 6 pad_ratio: %s }'
+    assert net(pooling % 0).roi_pooling_param.pooled_h == 6
+    with pytest.raises(ConfigError, match="pad_ratio is MSCNN's and is not supported; instead: regions that"):
+        net(pooling % 0.25)
+
+
 def test_four_numbers_are_one_given_too_often():
     param, notes = pooling("kernel_size: [1, 2, 3, 4]")
     assert param.kernel_size == 4 and "'kernel_size' is given twice" in notes[0]
