@@ -466,6 +466,40 @@ def test_regions_that_are_not_enlarged():
         net(pooling % 0.25)
 
 
+UNPOOLING = 'type: "Unpooling" bottom: "x" bottom: "mask" top: "y" unpooling_param { %s }'
+
+
+def test_unpooling_with_a_mask_is_upsample():
+    """DeconvNet's, whose texts say the size that comes out."""
+    layer = net(UNPOOLING % "unpool: MAX kernel_size: 2 stride: 2 unpool_size: 224")
+    assert (layer.type, layer.upsample_param.upsample_h, layer.upsample_param.upsample_w) == ("Upsample", 224, 224)
+    assert not layer.HasField("unpooling_param")
+    layer = net(UNPOOLING % "kernel_h: 2 kernel_w: 3 stride_h: 2 stride_w: 3 pad: 0 unpool_h: 30 unpool_w: 48")
+    assert (layer.type, layer.upsample_param.upsample_h, layer.upsample_param.upsample_w) == ("Upsample", 30, 48)
+    old = UNPOOLING.replace('"Unpooling"', "UNPOOLING") % "unpool_size: 8"
+    layer = parse_net(f'layers {{ name: "l" {old} }}', "n").message.layer[0]
+    assert (layer.type, layer.upsample_param.upsample_h) == ("Upsample", 8)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (UNPOOLING % "kernel_size: 2 stride: 2", "layer 'l': Unpooling needs unpool_size, or unpool_h and unpool_w"),
+        (UNPOOLING % "unpool_h: 8", "layer 'l': Unpooling needs unpool_size, or unpool_h and unpool_w"),
+        (UNPOOLING % "unpool: TILE unpool_size: 8", "layer 'l': unpool TILE is not supported; instead: Upsample"),
+        (UNPOOLING % "unpool: AVE unpool_size: 8", "layer 'l': unpool AVE is not supported; instead: Upsample"),
+        (UNPOOLING % "unpool_size: 8 pad: 1", "layer 'l': expected pad 0 of Unpooling"),
+        (
+            UNPOOLING.replace('bottom: "mask"', "") % "unpool_size: 8",
+            "layer 'l': Unpooling without a mask is not supported; instead: the second top of the Pooling",
+        ),
+    ],
+)
+def test_other_unpooling_says_what_would_do(layer, message):
+    with pytest.raises(ConfigError, match=message):
+        net(layer)
+
+
 def test_four_numbers_are_one_given_too_often():
     param, notes = pooling("kernel_size: [1, 2, 3, 4]")
     assert param.kernel_size == 4 and "'kernel_size' is given twice" in notes[0]

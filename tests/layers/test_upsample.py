@@ -127,3 +127,19 @@ def test_errors_of_shapes():
     assert "expected a bottom of 4 axes (N, C, H, W), got (1, 2, 3)" in error_of(layer(), x=(1, 2, 3), mask=(1, 2, 3))
     message = "expected without a mask, as second bottom, a top of multiples of 3 x 4, got 7 x 8"
     assert message in error_of(layer("upsample_h: 7 upsample_w: 8", ["x"]), x=(1, 2, 3, 4))
+
+
+def test_deconvnets_unpooling():
+    """Values go to where the pooling found them, and their gradients come from there."""
+    x = np.random.default_rng(1).normal(size=(2, 3, 6, 8)).astype(np.float32)
+    text = """
+    layer { name: "pool" type: "Pooling" bottom: "x" top: "p" top: "mask"
+      pooling_param { pool: MAX kernel_size: 2 stride: 2 } }
+    layer { name: "up" type: "Unpooling" bottom: "p" bottom: "mask" top: "y"
+      unpooling_param { unpool: MAX kernel_size: 2 stride: 2 unpool_h: 6 unpool_w: 8 } }"""
+    net = run(text, x=x)
+    largest = x == x.reshape(2, 3, 3, 2, 4, 2).max((3, 5), keepdims=True).repeat(2, 3).repeat(2, 5).reshape(x.shape)
+    np.testing.assert_array_equal(net.blobs["y"].data, np.where(largest, x, 0))
+    set_top_diff(net, "y", x + 1)
+    net.backward()
+    np.testing.assert_array_equal(net.blobs["x"].diff, np.where(largest, x + 1, 0))
