@@ -17,15 +17,18 @@ from engine.config.label_map import read_label_map
 from engine.config.phases import unknown_stages
 from engine.data import batch_size_of
 from engine.data.source_shapes import SUPPOSITIONS, SourceShapes, Supposition, suppositions
-from engine.errors import CODE, FILE, ConfigError, EngineError
+from engine.errors import CODE, FILE, ConfigError, EngineError, shape_text
 from engine.graph.build import PHASES, Graph, build, kept
 from engine.graph.costs import LayerCost, Memory, layer_costs, memory
 from engine.graph.model_parallel import model_parts
 from engine.graph.passes.gradients import mark_gradients
 from engine.graph.passes.split import insert_splits
 from engine.host.memory import SMALLER_BATCH, free_memory, size_text, with_margin
+from engine.layers.accuracy import Accuracy
+from engine.layers.labels import are_distributions
 from engine.layers.python import ModuleRefused
 from engine.layers.registry import layer_types
+from engine.layers.softmax_with_loss import SoftmaxWithLoss
 from engine.solver.adversarial_param import describe, of_discriminator
 from engine.solver.elastic_param import require_ranks
 from engine.solver.global_batch import data_layers, other_batch, product_text, shared_states, unshared_data
@@ -418,7 +421,7 @@ def _built(
         try:
             graph = build(config, phase, level=level, stages=stages, shapes_of=shapes_of)
             graph.freeze(frozen)
-            unread = list(_unread(graph))
+            doubts = [*_unread(graph), *_distributions(graph)]
             net = _net_report(config, graph)
             net.supposition = supposition
         except ConfigError as error:
@@ -429,7 +432,7 @@ def _built(
             continue
         for line in lines:
             report.absent(line)
-        for text in unread:
+        for text in doubts:
             report.note(text)
         return net, shapes_of
     errors, lines, shapes_of = failed[0]
@@ -465,6 +468,24 @@ def _unread(graph: Graph) -> Iterator[str]:
         if makes and outputs.issuperset(layer.named_tops) and not any(layer.loss_weights):
             tops = ", ".join(f"'{top.name}'" for top in layer.named_tops)
             yield f"{layer.where}: layer '{layer.name}': in phase TRAIN nobody reads its top {tops}"
+
+
+def _distributions(graph: Graph) -> Iterator[str]:
+    """A line for each layer that takes as many labels as scores for distributions, where neither mix_param nor a
+    Softmax makes them: they may be numbers that no Caffe takes for labels."""
+    if any(layer.message.transform_param.HasField("mix_param") for layer in graph.layers):
+        return
+    soft = {top for layer in graph.layers if layer.type == "Softmax" for top in layer.tops}
+    for layer in graph.layers:
+        if not isinstance(layer, Accuracy | SoftmaxWithLoss) or not are_distributions(layer, layer.axis):
+            continue
+        scores, labels = layer.bottoms[:2]
+        if labels not in soft:
+            told = f"its labels '{labels.name}' are as many numbers as the scores '{scores.name}'"
+            yield (
+                f"{layer.where}: layer '{layer.name}' ({layer.type}): {told} ({shape_text(scores.shape)}): they are "
+                "taken for distributions over the classes"
+            )
 
 
 def _net_report(config: NetConfig, graph: Graph) -> NetReport:

@@ -515,3 +515,33 @@ def test_units_and_shared_memory(tmp_path, net_file):
         layer { name: "ip" type: "InnerProduct" bottom: "x" top: "y" inner_product_param { num_output: 3 } }""")
     text = to_text(check_file(str(small)))
     assert "forward, per sample: 15 FLOPs\n" in text and "when they share memory" not in text  # it is more
+
+
+LABELS = """
+layer {{ name: "in" type: "DummyData" top: "x" top: "labels" dummy_data_param {{ shape {{ dim: [4, 3] }}
+  shape {{ dim: [4, {}] }} }} {} }}
+layer {{ name: "soft" type: "Softmax" bottom: "labels" top: "softened" }}
+layer {{ name: "loss" type: "SoftmaxWithLoss" bottom: "x" bottom: "{}" top: "loss" }}
+layer {{ name: "right" type: "Accuracy" bottom: "x" bottom: "{}" top: "right" }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("classes", "more", "labels", "told"),
+    [
+        (3, "", "labels", ["loss' (SoftmaxWithLoss)", "right' (Accuracy)"]),
+        (1, "", "labels", []),
+        (3, "", "softened", []),  # as of a teacher
+        (3, "transform_param { mix_param { } }", "labels", []),
+    ],
+)
+def test_labels_that_are_taken_for_distributions(tmp_path, classes, more, labels, told):
+    """A regression's numbers may be as many as its scores, and BVLC's Accuracy refuses them."""
+    net = tmp_path / "net.prototxt"
+    net.write_text(LABELS.format(classes, more, labels, labels))
+    wanted = "as many numbers as the scores 'x' (4 x 3): they are taken for distributions over the classes"
+    places = (5, 6) if told else ()
+    assert check_file(str(net)).notes == [
+        f"{net}:{line}:1: layer '{what}: its labels '{labels}' are {wanted}"
+        for line, what in zip(places, told, strict=True)
+    ]
