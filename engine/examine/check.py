@@ -41,6 +41,7 @@ from engine.solver.validate import check_schedules, check_snapshots, check_tests
 from engine.solver.wiring import check_wiring, wire
 
 _SHAPE = re.compile(r"\((\d+, \d+)(?:, \d+)+\)")  # and its first two numbers
+FITS_NONE = "fits none of the sizes that its data may have"
 USUAL_CLASSES = 10  # where only data that are not here tell their number
 
 
@@ -444,8 +445,7 @@ def _built(
         report.fail(error)
     if not sure:
         report.absent(
-            f"{config.path}: in phase {PHASES[phase]} the net fits none of the sizes that its data may have; "
-            f"with the first: {next(iter(errors))}"
+            f"{config.path}: in phase {PHASES[phase]} the net {FITS_NONE}; with the first: {next(iter(errors))}"
         )
     return None, shapes_of
 

@@ -11,16 +11,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 
 from engine.errors import printable
-from engine.examine.check import FileReport, check_file
+from engine.examine.check import FITS_NONE, FileReport, check_file
 from engine.examine.trial import Outcome, Trial
 from engine.host.launch import own_command
 from engine.report.table import human
 
 TIME_LIMIT = 600  # seconds
-_FITS_NONE = "fits none of the sizes that its data may have"
 
 # What an error says -> the reason that it is counted under. The first that matches.
 _REASONS = (
+    (FITS_NONE, "its data are not here"),
     (r"VideoData", "reads a video"),
     (r"unknown layer type '([^']*)'", "layer type {} is not there"),
     (r"(\w+(?:: \w+)?) is [^:;]*'s and is not supported", "{} is not supported"),
@@ -31,7 +31,6 @@ _REASONS = (
     (r"names no net", "solver without a net to train"),
     (r"is not in the current folder", "solver whose net is not there"),
     (r" needs .* are free: ", "memory"),
-    (_FITS_NONE, "its data are not here"),
     (r"neither solvers nor nets|unknown field|expected .* in prototxt|cannot be read: ", "cannot be read"),
 )
 
@@ -70,7 +69,7 @@ def _run_file(report: FileReport, state: tuple) -> Iterator[Row]:
     if problems or not phases:
         # A step needs no folder for snapshots; that a net fits nothing tells more than which of its data are absent.
         absent = [each for each in report.absent_files if "there is no folder" not in each]
-        stopped_by = [*problems, *sorted(absent, key=lambda each: _FITS_NONE not in each)]
+        stopped_by = [*problems, *sorted(absent, key=lambda each: FITS_NONE not in each)]
         reason, message = "nothing in it", "the net has no layers"
         if stopped_by:
             reason, message = reason_of(stopped_by[0]), stopped_by[0]
