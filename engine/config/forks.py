@@ -125,7 +125,9 @@ def _upgrade_shape(layer: proto.LayerParameter, param: str, field: str, origin: 
         return
     dims = list(getattr(message, old).dim)
     if message.HasField(field) if param == "pooling_param" else getattr(message, field):
-        raise ConfigError(f"{label}both '{field}' and video-caffe's '{old}' are given; keep '{field}'", where_of(origin))
+        raise ConfigError(
+            f"{label}both '{field}' and video-caffe's '{old}' are given; keep '{field}'", where_of(origin)
+        )
     message.ClearField(old)
     if param == "convolution_param":
         copy_field(message, field, dims, label, origin)
@@ -139,7 +141,26 @@ def _upgrade_shape(layer: proto.LayerParameter, param: str, field: str, origin: 
         raise ConfigError(f"{label}expected 1 to 3 dims in {old}, got {len(dims)}", where_of(origin))
 
 
-    _upgrade_shapes,
+def _upgrade_unpooling(layer: proto.LayerParameter, origin: Node | None) -> None:
+    """DeconvNet's name of an Upsample with a mask."""
+    if layer.type != "Unpooling":
+        return
+    param, wrong = layer.unpooling_param, ""
+    size = param.unpool_h or param.unpool_size, param.unpool_w or param.unpool_size
+    if param.unpool != param.MAX:
+        method = param.UnpoolMethod.Name(param.unpool)
+        wrong = f"unpool {method} is not supported; instead: Upsample, which repeats pixels, or a Deconvolution"
+    elif len(layer.bottom) != 2:
+        wrong = "Unpooling without a mask is not supported; instead: the second top of the Pooling as a second bottom"
+    elif not all(size):
+        wrong = "Unpooling needs unpool_size, or unpool_h and unpool_w: forks compute other sizes"
+    elif param.pad or param.pad_h or param.pad_w:
+        wrong = "expected pad 0 of Unpooling, whose mask says where values go"
+    if wrong:
+        raise ConfigError(f"layer '{layer.name}': {wrong}", where_of(origin))
+    layer.type = "Upsample"
+    layer.upsample_param.upsample_h, layer.upsample_param.upsample_w = size
+    layer.ClearField("unpooling_param")
 
 
 def _upgrade_given_weights(layer: proto.LayerParameter, origin: Node | None) -> None:
@@ -174,4 +195,5 @@ _UPGRADES = (
     _upgrade_holes,
     _upgrade_dilation,
     _upgrade_shapes,
+    _upgrade_unpooling,
 )
