@@ -5,6 +5,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 
 #include "kernels/amx_gradient.h"
@@ -86,7 +87,7 @@ private:
         Dims weights{out[1] / group, in[1] / group};
         if (group > 1) weights.insert(weights.begin(), group);
         for (int64_t k : spec_.attributes.integers("kernel")) weights.push_back(k);
-        const bool innermost = type == memory::data_type::f32 && wastes_lanes();
+        const bool innermost = (type == memory::data_type::f32 && wastes_lanes()) || narrow_groups(type);
         src_ = innermost ? Layout(in, type, memory::format_tag::nhwc) : any_layout(in, type);
         dst_ = innermost ? Layout(out, type, memory::format_tag::nhwc) : any_layout(out, type);
         weights_ = any_layout(weights, type);
@@ -107,8 +108,22 @@ private:
                           user_scratchpad());
     }
 
+    // Of its kernels for strided depthwise convolutions in bf16 oneDNN offers one for matrices first, in which a
+    // channel has 16 lanes to itself.
     data_pd make_backward_data(const forward_pd& hint) const {
-        return data_pd(cpu(), how, src_, weights_, dst_, stride_, dilation_, pads_, pads_, hint, user_scratchpad());
+        const auto first = [&] {
+            return data_pd(cpu(), how, src_, weights_, dst_, stride_, dilation_, pads_, pads_, hint, user_scratchpad());
+        };
+        if (!is_depthwise()) return first();
+        for (data_pd pd = first();;) {
+            if (std::string(pd.impl_info_str()).rfind("jit_dw", 0) == 0) return pd;
+            if (!pd.next_impl()) return first();
+        }
+    }
+
+    bool is_depthwise() const {
+        const int64_t group = spec_.attributes.integer("group", 1);
+        return group > 1 && input(0)->shape[1] == group && spec_.output_shapes[0][1] == group;
     }
 
     // Whether blocks of 16 channels would be half padding in kernels of 5 x 5 and more: there oneDNN is faster with
@@ -123,6 +138,16 @@ private:
             if (kernel(pass) == "winograd") return false;
         const auto padded = [](int64_t channels) { return (channels + 15) / 16 * 16; };
         return 2 * padded(in[1]) * padded(out[1]) > 3 * in[1] * out[1];
+    }
+
+    // Whether oneDNN would take blocks of 4 channels, or of 8, because no more are in a group: what reads such a blob
+    // is slow on 16 lanes, and so is most of the convolution itself. Groups of just 8 in fp32 are its only fast case.
+    bool narrow_groups(memory::data_type type) const {
+        const Dims &in = input(0)->shape, &out = spec_.output_shapes[0];
+        const int64_t group = spec_.attributes.integer("group", 1);
+        if (in.size() != 4 || group == 1 || !may_use(Isa::avx512)) return false;
+        const int64_t block = std::gcd(16, std::gcd(in[1] / group, out[1] / group));
+        return block == 4 || (block == 8 && (type != memory::data_type::f32 || std::min(in[1], out[1]) > 8 * group));
     }
 
     // Of two axes.

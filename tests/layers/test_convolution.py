@@ -105,6 +105,57 @@ def test_few_channels_for_blocks_are_innermost(channels, outputs, kernel, innerm
     np.testing.assert_allclose(net.params["layer"][1].diff.get(), given.sum((0, 2, 3)), rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.skipif(BLOCK < 16, reason="only AVX-512 has blocks of 16 channels")
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize(
+    "channels, outputs, group, innermost",
+    [
+        (60, 24, 3, True),
+        (24, 60, 3, True),
+        (72, 72, 3, True),
+        (48, 24, 3, False),
+        (64, 64, 8, False),
+        (64, 64, 4, False),
+        (34, 51, 17, False),
+    ],
+)
+def test_groups_of_few_channels_are_innermost(channels, outputs, group, innermost, kernel):
+    """Where oneDNN would take blocks of 4 or 8 channels, but for groups of just 8; the results are the same."""
+    x = RANDOM.normal(size=(2, channels, 9, 8)).astype(np.float32)
+    net = make_net(net_text(layer(f"num_output: {outputs} kernel_size: {kernel} group: {group}"), x=x.shape))
+    net.blobs["x"].set(x)
+    weights, bias = (tensor.get() for tensor in net.params["layer"])
+    y = net.forward()["y"]
+    np.testing.assert_allclose(y, reference(x, weights, bias, [1, 1], [0, 0], [1, 1], group), rtol=1e-4, atol=1e-4)
+    if (channels // group, outputs // group) != (2, 3):  # for which oneDNN has channels last itself
+        assert (net.tensors[net.graph.outputs[0]].layout == "acdb") == innermost
+    given = RANDOM.normal(size=y.shape).astype(np.float32)
+    set_top_diff(net, "y", given)
+    net.backward()
+    parts = [np.ascontiguousarray(part.swapaxes(0, 1)[..., ::-1, ::-1]) for part in np.split(weights, group)]
+    wanted = reference(given, np.concatenate(parts), np.zeros(channels), [1, 1], [kernel - 1] * 2, [1, 1], group)
+    np.testing.assert_allclose(net.blobs["x"].diff, wanted, rtol=1e-4, atol=1e-3)
+
+
+@needs_bf16
+@pytest.mark.parametrize("group", [8, 16])
+def test_groups_in_bf16(group):
+    """Groups of 8 channels, which are innermost there, and of 4."""
+    x = RANDOM.normal(size=(2, 64, 9, 8)).astype(np.float32)
+    text = net_text(layer(f"num_output: 64 kernel_size: 3 pad: 1 group: {group}"), x=x.shape)
+    found = {}
+    for precision in ("fp32", "bf16"):
+        net = make_net(text, precision=precision)
+        net.blobs["x"].set(x)
+        found[precision] = [net.forward()["y"]]
+        set_top_diff(net, "y", x[::-1].copy())
+        net.backward()
+        found[precision] += [net.blobs["x"].diff, net.params["layer"][0].diff.get()]
+        assert BLOCK < 16 or precision == "fp32" or net.tensors[net.graph.outputs[0]].layout == "acdb"
+    for mine, wanted in zip(found["bf16"], found["fp32"], strict=True):
+        np.testing.assert_allclose(mine, wanted, atol=0.02 * abs(wanted).max())
+
+
 def test_intels_relu_in_the_layer():
     x = RANDOM.normal(size=(2, 3, 5, 5)).astype(np.float32)
     plain, fused = (
