@@ -68,7 +68,11 @@ ENGINE_INLINE void finish_stores() {
 #endif
 }
 
-ENGINE_INLINE Vector positive(Vector where, Vector value) { return where > 0 ? value : Vector{}; }
+// The value where an activation was open: above 0, and below the ceiling unless that is NaN.
+ENGINE_INLINE Vector passed(Vector where, Vector ceiling, Vector value) {
+    const Vector below = where >= ceiling ? Vector{} : value;
+    return where > 0 ? below : Vector{};
+}
 
 // Some of a row's lanes, from `first` on: whole vectors, or fewer numbers, half of one (blocks of smaller registers) or
 // `part`.
@@ -182,7 +186,7 @@ void sum_panel(const Panel& panel, const T* x, const float* near, float* sums, f
 
 template <typename T>
 void normalise_panel(const Panel& panel, const Normalisation<T>& job) {
-    const Vector floor = Vector{} + (job.relu ? 0 : -__builtin_inff());
+    const Vector floor = Vector{} + (job.relu ? 0 : -__builtin_inff()), ceiling = Vector{} + job.ceiling;
     with_rows<T>(panel.lanes, [&](auto lanes) ENGINE_BODY {
         constexpr int count = decltype(lanes)::count;
         Vector mean[count], scale[count], shift[count];
@@ -202,6 +206,7 @@ void normalise_panel(const Panel& panel, const Normalisation<T>& job) {
                         Vector value = multiply_add(lanes.get(job.x + x_at, v) - mean[v], scale[v], shift[v]);
                         if constexpr (adds) value += lanes.get(job.residual + at, v);
                         value = value < floor ? floor : value;
+                        value = value > ceiling ? ceiling : value;
                         lanes.template put<decltype(past_caches)::value>(job.y + at, v, value);
                     }
                 }
@@ -213,6 +218,7 @@ void normalise_panel(const Panel& panel, const Normalisation<T>& job) {
 
 template <typename T>
 void sum_gradient_of(const Panel& panel, const Gradient<T>& job, float* of_g, float* of_gx) {
+    const Vector ceiling = Vector{} + job.ceiling;
     with_rows<T>(panel.lanes, [&](auto lanes) ENGINE_BODY {
         constexpr int count = decltype(lanes)::count, chains = count == most_vectors ? 1 : 2;
         Vector mean[count], scale[count], shift[count], g_sums[chains][count] = {}, gx_sums[chains][count] = {};
@@ -234,9 +240,9 @@ void sum_gradient_of(const Panel& panel, const Gradient<T>& job, float* of_g, fl
                             Vector g = lanes.get(job.given + at, v);
                             if constexpr (two) g += lanes.get(job.other + at, v);
                             if constexpr (from_y)
-                                g = positive(lanes.get(job.y + at, v), g);
+                                g = passed(lanes.get(job.y + at, v), ceiling, g);
                             else
-                                g = positive(multiply_add(away, scale[v], shift[v]), g);
+                                g = passed(multiply_add(away, scale[v], shift[v]), ceiling, g);
                             if constexpr (kept) lanes.template put<false>(job.kept + at, v, g);
                             g_sums[chain][v] += g;
                             gx_sums[chain][v] = multiply_add(g, away, gx_sums[chain][v]);
@@ -264,6 +270,7 @@ void sum_gradient_of(const Panel& panel, const Gradient<T>& job, float* of_g, fl
 template <typename T>
 void write_gradient_of(const Panel& panel, const Gradient<T>& job, const float* a, const float* b, const float* c,
                        bool past_caches, T* wanted) {
+    const Vector ceiling = Vector{} + job.ceiling;
     with_rows<T>(panel.lanes, [&](auto lanes) ENGINE_BODY {
         constexpr int count = decltype(lanes)::count;
         Vector mean[count], scale[count], shift[count], of_g[count], of_x[count], constant[count];
@@ -285,7 +292,7 @@ void write_gradient_of(const Panel& panel, const Gradient<T>& job, const float* 
                     for (int v = 0; v < count; v++) {
                         const Vector away = lanes.get(job.x + x_at, v) - mean[v];
                         Vector g = lanes.get(job.given + at, v);
-                        if constexpr (masks) g = positive(multiply_add(away, scale[v], shift[v]), g);
+                        if constexpr (masks) g = passed(multiply_add(away, scale[v], shift[v]), ceiling, g);
                         const Vector value = multiply_add(of_g[v], g, multiply_add(of_x[v], away, constant[v]));
                         lanes.template put<decltype(past)::value>(wanted + at, v, value);
                     }

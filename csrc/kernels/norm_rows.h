@@ -16,24 +16,26 @@ struct Panel {
     int64_t rows, step, x_step, lanes, lead, reach;
 };
 
-// y = (x - mean) scale + shift, plus `residual` where one is given; with `relu`, 0 where that is negative. y may be
-// `residual`. `past_caches`: y is too large to be found there by its reader and is written around them; its rows then
-// begin at whole vectors.
+// y = (x - mean) scale + shift, plus `residual` where one is given; with `relu`, 0 where that is negative, and
+// `ceiling` where it is more, unless that is NaN. y may be `residual`. `past_caches`: y is too large to be found there
+// by its reader and is written around them; its rows then begin at whole vectors.
 template <typename T>
 struct Normalisation {
     const T *x, *residual;
     const float *mean, *scale, *shift;
+    float ceiling;
     bool relu, past_caches;
     T* y;
 };
 
 // The gradient g that reaches the normalised value: `given`, plus `other` where there is one, and 0 where a ReLU was
-// closed. That is seen from its result `y` if given, else, if scale and shift are given, from x.
+// closed, or at its ceiling. That is seen from its result `y` if given, else, if scale and shift are given, from x.
 template <typename T>
 struct Gradient {
     const T *x, *given, *other, *y;
     const float *mean, *scale, *shift;
-    T* kept;  // g is written here, if anywhere; it may be `given`
+    float ceiling;  // NaN: there is none
+    T* kept;        // g is written here, if anywhere; it may be `given`
 };
 
 template <typename T>

@@ -2,8 +2,8 @@
 // residual block), a ReLU, and the Split of the result between two readers, whose gradients are added on the way.
 // inputs: x (N, C, ...), and what is added; params: mean sum (C), variance sum (C), factor (1), or, for layers of type
 // BN, mean (C) and variance (C), or no statistics at all; then scale (C) and shift (C) where the attributes `scale` and
-// `shift` say so; attributes: eps, moving_average_fraction, use_global_stats, sync, scale, shift, relu. outputs: y, as
-// often as it is read.
+// `shift` say so; attributes: eps, moving_average_fraction, use_global_stats, sync, scale, shift, relu, ceiling (of
+// the ReLU, if it has one). outputs: y, as often as it is read.
 //
 // With `sync`, statistics are of the batches of all ranks, which have the same size: sums are added up over the ranks
 // in the middle of forward and of backward (OpSpec::ranks).
@@ -39,6 +39,7 @@ public:
         scale_ = has_scale ? statistics_ : -1;
         shift_ = has_shift ? statistics_ + has_scale : -1;
         relu_ = attributes.flag("relu");
+        if (attributes.has("ceiling")) ceiling_ = float(attributes.real("ceiling"));
         for (size_t i = 0; i < spec_.params.size(); i++) plain_param(i);
         for (TensorPtr* each : {&mean_, &variance_, &factor_, &offset_}) {
             *each = workspace("statistics", plain_layout({grid_.channels()}));
@@ -167,6 +168,7 @@ private:
         job.x = address<T>(input(0));
         job.residual = adds() ? address<T>(added_) : nullptr;
         job.relu = relu_;
+        job.ceiling = ceiling_;
         job.y = address<T>(outputs_[0]);
         job.past_caches = job.y != job.x && job.y != job.residual && goes_past_caches(job.y);
         const auto write = [&](int64_t part, int64_t first, int64_t last) {
@@ -359,6 +361,7 @@ private:
         job.other = given_.size() == 2 ? address<T>(given_[1]) : nullptr;
         job.y = relu_ && adds() ? address<T>(outputs_[0]) : nullptr;
         job.kept = kept_ ? address<T>(kept_) : nullptr;
+        job.ceiling = ceiling_;
         run_grid([&](int64_t part, int64_t first, int64_t last) { sum_gradient(kernels, job, part, first, last); },
                  [&](const ChannelSlice& slice) { gather_gradients(slice); }, [&] { add_ranks(); },
                  [&](const ChannelSlice& slice) { set_means(slice); },
@@ -448,8 +451,9 @@ private:
     NormGrid grid_;
     float eps_, fraction_;
     bool global_, synchronised_, relu_;
-    int statistics_;     // how many parameters hold them
-    int scale_, shift_;  // which parameter, or -1
+    float ceiling_ = NAN;  // of the ReLU: there is none
+    int statistics_;       // how many parameters hold them
+    int scale_, shift_;    // which parameter, or -1
     TensorPtr mean_, variance_, factor_, offset_;
     memory sums_, added_, kept_;
     std::vector<double> totals_;  // two of each channel, over all parts

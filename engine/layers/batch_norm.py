@@ -33,6 +33,7 @@ class BatchNorm(Layer):
     bf16 = True
 
     scale = shift = adds = relu = False  # what `absorb` has taken over
+    ceiling: float | None = None  # of the ReLU
 
     @property
     def has_scale(self) -> bool:
@@ -106,11 +107,15 @@ class BatchNorm(Layer):
             "scale": self.scale,
             "shift": self.shift,
             "relu": self.relu or param.relu,
+            **self.limits(),
         }
+
+    def limits(self) -> Attributes:
+        return {} if self.ceiling is None else {"ceiling": self.ceiling}
 
     def absorb(self, following: Layer) -> bool:
         """Takes over, in this order: a Scale of the channels, with its params; in training, the addition of another
-        blob; a ReLU without slope; and in training the Split of the result between two readers."""
+        blob; a ReLU without slope, or a ReLU6; and in training the Split of the result between two readers."""
         joins = self.training and self.stats_batch_size in (0, self.shapes[0][0])
         if following.type == "Split":
             return joins and len(following.tops) == 2
@@ -124,6 +129,8 @@ class BatchNorm(Layer):
             self.bottoms = self.bottoms + [blob for blob in following.bottoms if blob is not self.tops[0]]
         elif following.type == "ReLU" and following.message.relu_param.negative_slope == 0:
             self.relu = True
+        elif following.type == "ReLU6":
+            self.relu, self.ceiling = True, 6.0
         else:
             return False
         return True

@@ -112,6 +112,7 @@ class BN(BatchNorm):
             "scale": True,
             "shift": True,
             "relu": self.relu,
+            **self.limits(),
         }
 
     def absorb(self, following: Layer) -> bool:

@@ -109,12 +109,14 @@ def test_statistics_are_not_for_the_solver():
     assert all(p.statistics and not p.learnable for p in net.all_params())
 
 
+@pytest.mark.parametrize("relu", ["ReLU", "ReLU6"])
 @pytest.mark.parametrize("shape", [(4, 3), (4, 16, 3, 3), (4, 3, 3, 3)])
-def test_scale_and_relu_fused_in(shape):
+def test_scale_and_relu_fused_in(shape, relu):
     x = RANDOM.normal(2, 3, size=shape).astype(np.float32)
+    text = net_text(CHAIN.replace('"ReLU"', f'"{relu}"').replace("std: 1 ", "std: 6 "), x=shape)
     results = []
     for passes in ({"fuse", "memory_plan"}, set()):
-        net = make_net(net_text(CHAIN, x=shape), passes=frozenset(passes))
+        net = make_net(text, passes=frozenset(passes))
         assert len(net.graph.layers) == (3 if passes else 5)
         assert [p.name for p in net.all_params()] == [
             "norm[0]",
@@ -128,6 +130,32 @@ def test_scale_and_relu_fused_in(shape):
         results.append(chain_results(net, x))
     for fused, apart in zip(*results):
         np.testing.assert_allclose(fused, apart, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("relu", ["ReLU", "ReLU6"])
+def test_a_sum_and_its_relu_fused_in(relu, precision):
+    """The shortcut of a residual block; the activation is seen from the result then."""
+    x = RANDOM.normal(2, 3, size=(4, 16, 6, 5)).astype(np.float32)
+    more = 'layer { name: "sum" type: "Eltwise" bottom: "y" bottom: "c" top: "y" }\n'
+    text = net_text(
+        'layer { name: "conv" type: "Convolution" bottom: "x" top: "c" '
+        'convolution_param { num_output: 16 kernel_size: 1 weight_filler { type: "msra" } } }'
+        + CHAIN.replace('"x"', '"c"')
+        .replace("std: 1 ", "std: 6 ")
+        .replace('layer { name: "relu" type: "ReLU"', f'{more}layer {{ name: "relu" type: "{relu}"'),
+        x=x.shape,
+    )
+    results = []
+    for passes in ({"fuse", "split", "memory_plan"}, {"split"}):
+        net = make_net(text, passes=frozenset(passes), precision=precision)
+        types = [layer.type for layer in net.graph.layers]
+        assert (relu in types, "Eltwise" in types) == (False, False) if "fuse" in passes else (True, True)
+        results.append(chain_results(net, x))
+    # In bf16 values near 0 or 6 are rounded to either side, which sums of a few values do not bear.
+    count, error = {"fp32": (None, 1e-5), "bf16": (2, 0.05)}[precision]
+    for fused, apart in zip(*(each[:count] for each in results)):
+        assert np.linalg.norm(fused - apart) <= error * np.linalg.norm(apart)
 
 
 def chain_results(net, x):
