@@ -39,7 +39,7 @@ class ChangingNet:
         self._begin(config, Inputs(config, phase, seed))
         fused = may_fuse(config, phase)
         net = self._build(config, fused)
-        self._become(FusedNet(net) if fused else LiveNet(net))
+        self._now: FusedNet | LiveNet = FusedNet(net) if fused else LiveNet(net)  # other threads may see the next one
 
     @classmethod
     def of_solver(
@@ -50,19 +50,13 @@ class ChangingNet:
         self = cls.__new__(cls)
         self._rebuild = rebuild
         self._begin(config, inputs)
-        self._become(LiveNet(net, train and train.live))
+        self._now = LiveNet(net, train and train.live)
         return self
 
     def _begin(self, config: NetConfig, inputs: Inputs | FedBySolver) -> None:
         self.config, self._inputs = config, inputs
         self._pending: dict[str, np.ndarray] = {}  # inputs of another shape than the net's: name -> values
         self._looking = threading.RLock()
-
-    def _become(self, now: LiveNet | FusedNet) -> None:
-        self._now = now
-        self.params_of: dict[str, list[Parameter]] = {}  # by the name of the layer
-        for parameter in now.net.all_params():
-            self.params_of.setdefault(parameter.layer, []).append(parameter)
 
     # What it is now
 
@@ -103,10 +97,16 @@ class ChangingNet:
 
     def _shows(self, name: str) -> bool:
         """Whether a fused net has that blob, too."""
-        return not isinstance(self._now, FusedNet) or self._now.shows(name)
+        now = self._now
+        return isinstance(now, LiveNet) or now.shows(name)
 
-    def parameter(self, parameter: Parameter) -> np.ndarray:
-        return self._now.parameter(parameter)
+    @property
+    def params_of(self) -> dict[str, list[Parameter]]:
+        """By the name of the layer."""
+        return self._now.params_of
+
+    def parameter(self, layer: str, index: int) -> np.ndarray:
+        return self._now.parameter(layer, index)
 
     # Running
 
@@ -229,7 +229,7 @@ class ChangingNet:
                 return
             live = LiveNet(self._build(self.config, False, fused.net, fused.net), fused)
             live.take_place_of(fused)
-            self._become(live)
+            self._now = live
 
     def _replace(self, config: NetConfig, share: LiveNet | FusedNet, strict: bool = False) -> None:
         """Builds the net again, with the weights of `share`, and the arrays of blobs whose shapes stay. strict: all
@@ -243,8 +243,7 @@ class ChangingNet:
         else:
             net = self._build(config, fused, share.net, before.net, strict or fused)
         self.config = config
-        after = FusedNet(net, share) if fused else LiveNet(net, share)
-        self._become(after)
+        after = self._now = FusedNet(net, share) if fused else LiveNet(net, share)
         after.keep_parameters_of(before)
         after.keep_arrays_of(cast(Any, before))  # a net of the same kind
         after.step = before.step

@@ -298,6 +298,13 @@ class Net:
         """Every parameter of every layer in the file's order, fused layers under their own names."""
         return self.graph.all_params
 
+    def params_by_layer(self) -> dict[str, list[Parameter]]:
+        """The same, by the name of the layer."""
+        result: dict[str, list[Parameter]] = {}
+        for parameter in self.all_params():
+            result.setdefault(parameter.layer, []).append(parameter)
+        return result
+
     def owning_layers(self) -> list[str]:
         """The names of the layers that have a parameter of their own, in the file's order."""
         return list(dict.fromkeys(parameter.layer for parameter in self.all_params() if parameter.owner is None))

@@ -1,6 +1,7 @@
 """A caffe.Net of phase TEST: fused until somebody looks inside, and then as if it had never been."""
 
 import gc
+import sys
 import threading
 
 import numpy as np
@@ -326,6 +327,36 @@ def test_two_threads_that_look_at_once(net, plain):
     assert seen[0][1] is seen[1][1] is net._net._now is not fused
     for values, _ in seen:
         np.testing.assert_allclose(values, plain.blobs["conv"].data, **SMALL)
+
+
+def test_parameters_can_be_read_while_another_thread_looks_inside(tmp_path):
+    wrong, path = [], write(tmp_path, TEXT)
+
+    def read(net, looked):
+        try:
+            while not looked.is_set():
+                for blobs in net.params.values():
+                    for blob in blobs:
+                        assert blob.data.shape == blob.shape
+                assert net.blobs["data"].data.shape == (2, 3, 8, 8)
+        except Exception as error:
+            wrong.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(30):
+            net, looked = caffe.Net(path, caffe.TEST), threading.Event()
+            net.forward()
+            reader = threading.Thread(target=read, args=(net, looked))
+            reader.start()
+            net.blobs["conv"].data  # noqa: B018
+            looked.set()
+            reader.join()
+            assert not is_fused(net)
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong
 
 
 def test_weights_lie_as_kernels_take_them_once_somebody_has_looked(net, plain):
