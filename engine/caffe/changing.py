@@ -207,17 +207,28 @@ class ChangingNet:
         self._look_inside()  # neither net could tell when the other changes the weights
         self._replace(self.config, other.live)
 
-    def before_weights_change(self) -> Net:
-        """The net, once it has taken what was written into parameters. A fused one ends if it has run: with other
-        weights the inner blobs of its last forward could not be computed any more."""
-        if isinstance(self._now, FusedNet) and self._now.has_run:
-            self._look_inside()
+    def push(self) -> Net:
+        """The net, once it has taken what was written into parameters."""
+        if self._now.parameters.changed():
+            self._keep_last_forward()
         self._now.push()
         return self.net
 
+    def push_before_change(self) -> Net:
+        """The same, before other weights go into the net; pull() comes after that."""
+        self._keep_last_forward()
+        return self.push()
+
     def pull(self) -> None:
-        """After the weights have changed."""
+        """After other weights have gone into the net: arrays of parameters show them."""
         self._now.pull()
+
+    def _keep_last_forward(self) -> None:
+        """A fused net ends if it has run: with other weights the inner blobs of its last forward could not be computed
+        any more."""
+        now = self._now
+        if isinstance(now, FusedNet) and now.has_run:
+            self._look_inside()
 
     def _look_inside(self) -> None:
         """Ends the fused net, if it still is one."""

@@ -341,7 +341,7 @@ class Net:
     def copy_from(self, path: str | os.PathLike) -> None:
         """Takes weights by layer name from a caffemodel, binary or HDF5; other layers keep theirs. Raises WeightsError
         where shapes differ. Of a file that has none of the net's layers, as Caffe takes it, too, the log warns."""
-        net = self._net.before_weights_change()
+        net = self._net.push_before_change()
         if has_none(net, net.load_weights(read_caffemodel(path), str(path))):
             warn(f"{path}: {none_of(net)}")
         self._net.pull()
@@ -367,7 +367,7 @@ class Net:
                 f"ranks hold {self._parts}, and save() would write what one of them has: use solver.snapshot(), which "
                 "gathers the parts"
             )
-        return self._net.before_weights_change()
+        return self._net.push()
 
 
 def _copies(arrays: Arrays) -> Arrays:

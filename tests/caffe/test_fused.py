@@ -144,6 +144,20 @@ def test_the_last_forward_stays_when_weights_change(change, net, plain, tmp_path
     assert_same(net, plain, ["conv", "sum"])
 
 
+def test_a_save_of_weights_that_nobody_has_changed_leaves_the_net_fused(net, plain, tmp_path):
+    path, held = str(tmp_path / "mine.caffemodel"), net.params["conv"][0].data
+    for seed in (1, 2):
+        net.forward(data=images(seed))
+        plain.forward(data=images(seed))
+        net.save(path)
+        assert is_fused(net)
+    assert_same(net, plain)
+    held[...] = 5
+    net.save(path)
+    other = caffe.Net(write(tmp_path, TEXT), path, caffe.TEST)
+    assert (other.params["conv"][0].data == 5).all()
+
+
 def test_weights_of_files_before_the_first_forward(net, plain, tmp_path):
     path = str(tmp_path / "other.caffemodel")
     plain.params["two"][0].data[...] *= 3
