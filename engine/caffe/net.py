@@ -53,9 +53,10 @@ class Net:
     `level` and `stages` choose among the layers as their include rules say. There is a backward where a loss or
     force_backward asks for one, in either phase, as in Caffe. Arrays are float32, row-major, in Caffe's shapes.
 
-    A net of phase TEST runs as one fused program, which keeps inputs and outputs alone, until a script asks for more:
-    an inner blob, a gradient, a part of a forward. From then on every blob is kept and nothing is fused, as in all
-    other nets; blobs are those of the last forward. Results change by rounding only.
+    A net of phase TEST that a script makes runs as one fused program, which keeps inputs and outputs alone, where its
+    layers allow that and until the script asks for more: an inner blob, a gradient, a part of a forward, weights shared
+    with another net, or other weights loaded or saved after a forward. From then on every blob is kept and nothing is
+    fused, as in all other nets; blobs are those of the last forward. Results change by rounding only.
 
     Raises EngineErrors: ConfigErrors for a file that cannot be built, WeightsError for weights that do not fit.
     """
