@@ -28,9 +28,9 @@ CallBack = Callable[[str, int], None]
 
 
 class ChangingNet:
-    """A FusedNet as long as that will do, else a LiveNet. What these do, it does under the same names.
+    """Runs as a FusedNet as long as that will do, else as a LiveNet (`live`).
 
-    config: what it is built from now. seed: also of the same net in other shapes.
+    config: what it is built from at first. seed: of fillers and randomness; it stays when shapes change.
     """
 
     def __init__(self, config: NetConfig, seed: int):

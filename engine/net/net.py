@@ -453,7 +453,7 @@ class Net:
         return [(self.tensors[top], weight) for _, top, weight in self._weighted_tops()]
 
     def loss(self) -> float:
-        """The weighted sum of them, of the last forward."""
+        """The weighted sum of losses(), in this rank's last forward."""
         return float(sum(weight * tensor.get().sum() for tensor, weight in self.loss_tensors()))
 
     def _weighted_tops(self) -> list[tuple[Layer, Blob, float]]:
