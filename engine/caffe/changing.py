@@ -30,16 +30,28 @@ CallBack = Callable[[str, int], None]
 class ChangingNet:
     """Runs as a FusedNet as long as that will do, else as a LiveNet (`live`).
 
-    config: what it is built from at first. seed: of fillers and randomness; it stays when shapes change.
+    config: what that is built from. rebuild: of a solver, which builds its nets itself.
     """
 
-    def __init__(self, config: NetConfig, seed: int):
+    def __init__(
+        self,
+        now: FusedNet | LiveNet,
+        config: NetConfig,
+        inputs: Inputs | FedBySolver,
+        rebuild: Rebuild | None = None,
+    ):
+        self._now = now  # read once where it matters: another thread may set it meanwhile
+        self._config, self._inputs, self._rebuild = config, inputs, rebuild
+        self._pending: dict[str, np.ndarray] = {}  # inputs of another shape than the net's: name -> values
+        self._looking = threading.RLock()
+
+    @classmethod
+    def of_script(cls, config: NetConfig, seed: int) -> ChangingNet:
+        """seed: of fillers and randomness; it stays when shapes change. Raises ConfigErrors."""
         phase = config.message.state.phase
-        self._seed, self._rebuild = seed, None
-        self._begin(config, Inputs(config, phase, seed))
-        fused = may_fuse(config, phase)
-        net = self._build(config, fused)
-        self._now: FusedNet | LiveNet = FusedNet(net) if fused else LiveNet(net)  # other threads may see the next one
+        inputs, fused = Inputs(config, phase, seed), may_fuse(config, phase)
+        net = _net_of_script(config, inputs, seed, fused)
+        return cls(FusedNet(net) if fused else LiveNet(net), config, inputs)
 
     @classmethod
     def of_solver(
@@ -47,16 +59,7 @@ class ChangingNet:
     ) -> ChangingNet:
         """A net that a solver has built and builds again: rebuild(config, strict). `train`: the net whose parameters a
         test net reads."""
-        self = cls.__new__(cls)
-        self._rebuild = rebuild
-        self._begin(config, inputs)
-        self._now = LiveNet(net, train and train.live)
-        return self
-
-    def _begin(self, config: NetConfig, inputs: Inputs | FedBySolver) -> None:
-        self.config, self._inputs = config, inputs
-        self._pending: dict[str, np.ndarray] = {}  # inputs of another shape than the net's: name -> values
-        self._looking = threading.RLock()
+        return cls(LiveNet(net, train and train.live), config, inputs, rebuild)
 
     # What it is now
 
@@ -78,6 +81,11 @@ class ChangingNet:
     @property
     def is_of_solver(self) -> bool:
         return self._rebuild is not None
+
+    @property
+    def path(self) -> str:
+        """Of its file."""
+        return self._config.path
 
     def names(self) -> list[str]:
         """Of its blobs."""
@@ -178,14 +186,14 @@ class ChangingNet:
         if not self._pending:
             return
         message = proto.NetParameter()
-        message.CopyFrom(self.config.message)
+        message.CopyFrom(self._config.message)
         names = self.names()
         for layer in message.layer:
             if layer.type == "Input":
                 del layer.input_param.shape[:]
                 for top in layer.top:
                     layer.input_param.shape.add(dim=self.shape(top) if top in names else ())
-        self._replace(self.config.with_message(message), self._now, strict)
+        self._replace(self._config.with_message(message), self._now, strict)
 
     def follow(self, change: ShapesChanged, first: int = 0) -> None:
         """Builds the net for the shapes that a forward from layer `first` on has found. The next one repeats what
@@ -194,7 +202,7 @@ class ChangingNet:
         for layer in self.live.layers[first : culprit + 1]:
             if isinstance(layer, Python):
                 layer.repeat()
-        self._replace(self.config, self.live)
+        self._replace(self._config, self.live)
 
     def share_with(self, other: ChangingNet) -> None:
         """Reads the weights of `other`'s layers of the same names from now on. Raises EngineError for a net of a solver
@@ -205,7 +213,7 @@ class ChangingNet:
                 return
             raise EngineError("a solver has built this net with its own weights; copy them with copy_from()")
         self._look_inside()  # neither net could tell when the other changes the weights
-        self._replace(self.config, other.live)
+        self._replace(self._config, other.live)
 
     def push(self) -> Net:
         """The net, once it has taken what was written into parameters."""
@@ -238,7 +246,7 @@ class ChangingNet:
             fused = self._now
             if isinstance(fused, LiveNet):  # another thread has been here
                 return
-            live = LiveNet(self._build(self.config, False, fused.net, fused.net), fused)
+            live = LiveNet(self._build(self._config, False, fused.net), fused)
             live.take_place_of(fused)
             self._now = live
 
@@ -252,8 +260,8 @@ class ChangingNet:
         if self._rebuild:
             net = self._rebuild(config, strict)
         else:
-            net = self._build(config, fused, share.net, before.net, strict or fused)
-        self.config = config
+            net = self._build(config, fused, share.net, strict or fused)
+        self._config = config
         after = self._now = FusedNet(net, share) if fused else LiveNet(net, share)
         after.keep_parameters_of(before)
         after.keep_arrays_of(cast(Any, before))  # a net of the same kind
@@ -264,14 +272,24 @@ class ChangingNet:
                 net.feed(blob, arrays[blob.name])
         self._pending = {name: array for name, array in pending.items() if array.shape != after.shape(name)}
 
-    def _build(
-        self, config: NetConfig, fused: bool, share: Net | None = None, before: Net | None = None, strict: bool = True
-    ) -> Net:
-        """A script's."""
+    def _build(self, config: NetConfig, fused: bool, share: Net, strict: bool = True) -> Net:
+        """A script's, in place of the one that it is now."""
         inputs = cast(Inputs, self._inputs)
-        options = NetOptions(seed=self._seed, shapes_of=inputs.shapes_of, accumulate=True, gradients=False)
-        if not fused:
-            options = options.replace(gradients=True).watched()
-        net = Net(config, config.message.state.phase, options, share=share, before=before, strict=strict)
-        inputs.connect(net)
-        return net
+        return _net_of_script(config, inputs, self.net.seed, fused, share=share, before=self.net, strict=strict)
+
+
+def _net_of_script(
+    config: NetConfig,
+    inputs: Inputs,
+    seed: int,
+    fused: bool,
+    share: Net | None = None,
+    before: Net | None = None,
+    strict: bool = True,
+) -> Net:
+    options = NetOptions(seed=seed, shapes_of=inputs.shapes_of, accumulate=True, gradients=False)
+    if not fused:
+        options = options.replace(gradients=True).watched()
+    net = Net(config, config.message.state.phase, options, share=share, before=before, strict=strict)
+    inputs.connect(net)
+    return net

@@ -82,7 +82,7 @@ class Net:
         state = config.message.state
         state.phase, state.level = phase, given.get("level", level)
         state.stage.extend(given.get("stages", stages) or ())
-        self._take_up(ChangingNet(config, mode.seed()))
+        self._take_up(ChangingNet.of_script(config, mode.seed()))
         weights = given.get("weights", weights)
         if weights is not None:
             self.copy_from(weights)
