@@ -24,7 +24,7 @@ from engine.layers.python_layer import Shape
 from engine.net import Counters, Net, NetOptions
 
 Rebuild = Callable[[NetConfig, bool], Net]
-CallBack = Callable[[str, int], None]
+AroundLayer = Callable[[str, int], None]  # when, such as "before_forward", and the place of the layer in `layers`
 
 
 class ChangingNet:
@@ -122,7 +122,7 @@ class ChangingNet:
         """As Inputs'."""
         self._inputs.set_arrays(self.net, data, labels)
 
-    def forward(self, first: int, last: int, wanted: Iterable[str], call_back: CallBack | None) -> None:
+    def forward(self, first: int, last: int, wanted: Iterable[str], call_back: AroundLayer | None) -> None:
         """Layers first to last, both included, on the next batch of what feeds them, in the shapes that the inputs have
         by then. wanted: blobs that somebody looks at afterwards. call_back: called around each layer."""
         if call_back or (first, last) != (0, len(self.layers) - 1) or not all(map(self._shows, wanted)):
@@ -145,7 +145,7 @@ class ChangingNet:
             except ShapesChanged as change:
                 self.follow(change, first)
 
-    def _forward_one_by_one(self, first: int, last: int, counters: Counters, call_back: CallBack) -> None:
+    def _forward_one_by_one(self, first: int, last: int, counters: Counters, call_back: AroundLayer) -> None:
         step = self.live.step
         try:
             for layer in range(first, last + 1):
@@ -155,7 +155,7 @@ class ChangingNet:
         finally:
             self.live.step = step + 1  # for it is one pass, also where a callback ends it
 
-    def backward(self, first: int, last: int, call_back: CallBack | None) -> None:
+    def backward(self, first: int, last: int, call_back: AroundLayer | None) -> None:
         """Layers first down to last, both included. call_back: as forward()'s."""
         self.live.refuse_misfits(last, first)  # before gradients change
         if not call_back:
