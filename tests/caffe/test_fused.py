@@ -327,18 +327,18 @@ def test_a_loss_can_be_gone_back_from(tmp_path):
 def test_two_threads_that_look_at_once(net, plain):
     net.forward(data=images())
     plain.forward(data=images())
-    fused, seen, start = net._net._now, [], threading.Barrier(2)
+    fused, seen, start = net._net.net, [], threading.Barrier(2)
 
     def look():
         start.wait()
-        seen.append((net.blobs["conv"].data, net._net._now))
+        seen.append((net.blobs["conv"].data, net._net.net))
 
     threads = [threading.Thread(target=look) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert seen[0][1] is seen[1][1] is net._net._now is not fused
+    assert seen[0][1] is seen[1][1] is net._net.net is not fused
     for values, _ in seen:
         np.testing.assert_allclose(values, plain.blobs["conv"].data, **SMALL)
 
