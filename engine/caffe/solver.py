@@ -293,7 +293,7 @@ class Solver:
 
     def _refuse_async(self, call: str) -> None:
         """Where a program would look at weights, and set them, that servers are updating meanwhile."""
-        if self._solver.optimizer.asynchronous:
+        if not self._solver.optimizer.in_step:
             raise ConfigError(
                 f"comm_param.mode: ASYNC does not go together with {call}, for ranks update each other's weights at "
                 "any moment of a step: use step() alone, or another mode",
