@@ -3,6 +3,7 @@
 import gc
 import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -371,6 +372,34 @@ def test_parameters_can_be_read_while_another_thread_looks_inside(tmp_path):
     finally:
         sys.setswitchinterval(interval)
     assert not wrong
+
+
+def test_layers_and_their_parameters_are_the_same_objects_whatever_the_net_becomes(net):
+    layers, elements, params = net.layers, [*net.layers], {name: [*blobs] for name, blobs in net.params.items()}
+    net.forward(["conv"])
+    net.blobs["data"].reshape(1, 3, 9, 9)
+    net.reshape()
+    assert not is_fused(net)
+    assert net.layers is layers
+    assert all(mine is its for mine, its in zip(net.layers, elements, strict=True))
+    for layer in net.layers:
+        held = params.get(layer.name, [])
+        assert all(mine is its for mine, its in zip(layer.blobs, held, strict=True)), layer
+        assert all(mine is its for mine, its in zip(net.params.get(layer.name, []), held, strict=True)), layer
+
+
+@pytest.mark.parametrize("looked", [False, True])
+def test_a_net_that_is_dropped_is_freed_at_once(looked, tmp_path):
+    gc.disable()
+    try:
+        net = caffe.Net(write(tmp_path, TEXT), caffe.TEST)
+        net.forward(["conv"] if looked else None)
+        assert is_fused(net) != looked
+        dropped = [weakref.ref(net), weakref.ref(net._net.net)]
+        del net
+        assert [each() for each in dropped] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_weights_lie_as_kernels_take_them_once_somebody_has_looked(net, plain):
