@@ -11,7 +11,6 @@ from engine.layers.python_layer import Blob, Shape, dims
 
 if TYPE_CHECKING:
     from engine.caffe.changing import ChangingNet
-    from engine.layers.base import Parameter
 
 
 class NetBlob(Blob):
@@ -49,20 +48,17 @@ class ParamBlob(Blob):
     def __repr__(self) -> str:
         return f"<parameter {self._index} of layer '{self._layer}': {shape_text(self.shape)}>"
 
-    def _parameter(self) -> Parameter:
-        return self._net.params_of[self._layer][self._index]
-
     @property
     def data(self) -> np.ndarray:
-        return self._net.parameter(self._parameter())
+        return self._net.parameter(self._layer, self._index)
 
     @property
     def diff(self) -> np.ndarray:
-        return self._net.live.parameter_diff(self._parameter())
+        return self._net.live.parameter_diff(self._layer, self._index)
 
     @property
     def shape(self) -> Shape:
-        return self._parameter().shape
+        return self._net.params_of[self._layer][self._index].shape
 
     def reshape(self, *shape: int) -> None:
         if dims(shape) != self.shape:

@@ -24,22 +24,34 @@ from engine.layers.python_layer import Shape
 from engine.net import Counters, Net, NetOptions
 
 Rebuild = Callable[[NetConfig, bool], Net]
-CallBack = Callable[[str, int], None]
+AroundLayer = Callable[[str, int], None]  # when, such as "before_forward", and the place of the layer in `layers`
 
 
 class ChangingNet:
-    """A FusedNet as long as that will do, else a LiveNet. What these do, it does under the same names.
+    """Runs as a FusedNet as long as that will do, else as a LiveNet (`live`).
 
-    config: what it is built from now. seed: also of the same net in other shapes.
+    config: what that is built from. rebuild: of a solver, which builds its nets itself.
     """
 
-    def __init__(self, config: NetConfig, seed: int):
+    def __init__(
+        self,
+        now: FusedNet | LiveNet,
+        config: NetConfig,
+        inputs: Inputs | FedBySolver,
+        rebuild: Rebuild | None = None,
+    ):
+        self._now = now  # read once where it matters: another thread may set it meanwhile
+        self._config, self._inputs, self._rebuild = config, inputs, rebuild
+        self._pending: dict[str, np.ndarray] = {}  # inputs of another shape than the net's: name -> values
+        self._looking = threading.RLock()
+
+    @classmethod
+    def of_script(cls, config: NetConfig, seed: int) -> ChangingNet:
+        """seed: of fillers and randomness; it stays when shapes change. Raises ConfigErrors."""
         phase = config.message.state.phase
-        self._seed, self._rebuild = seed, None
-        self._begin(config, Inputs(config, phase, seed))
-        fused = may_fuse(config, phase)
-        net = self._build(config, fused)
-        self._become(FusedNet(net) if fused else LiveNet(net))
+        inputs, fused = Inputs(config, phase, seed), may_fuse(config, phase)
+        net = _net_of_script(config, inputs, seed, fused)
+        return cls(FusedNet(net) if fused else LiveNet(net), config, inputs)
 
     @classmethod
     def of_solver(
@@ -47,22 +59,7 @@ class ChangingNet:
     ) -> ChangingNet:
         """A net that a solver has built and builds again: rebuild(config, strict). `train`: the net whose parameters a
         test net reads."""
-        self = cls.__new__(cls)
-        self._rebuild = rebuild
-        self._begin(config, inputs)
-        self._become(LiveNet(net, train and train.live))
-        return self
-
-    def _begin(self, config: NetConfig, inputs: Inputs | FedBySolver) -> None:
-        self.config, self._inputs = config, inputs
-        self._pending: dict[str, np.ndarray] = {}  # inputs of another shape than the net's: name -> values
-        self._looking = threading.RLock()
-
-    def _become(self, now: LiveNet | FusedNet) -> None:
-        self._now = now
-        self.params_of: dict[str, list[Parameter]] = {}  # by the name of the layer
-        for parameter in now.net.all_params():
-            self.params_of.setdefault(parameter.layer, []).append(parameter)
+        return cls(LiveNet(net, train and train.live), config, inputs, rebuild)
 
     # What it is now
 
@@ -85,6 +82,11 @@ class ChangingNet:
     def is_of_solver(self) -> bool:
         return self._rebuild is not None
 
+    @property
+    def path(self) -> str:
+        """Of its file."""
+        return self._config.path
+
     def names(self) -> list[str]:
         """Of its blobs."""
         return self._now.names()
@@ -103,10 +105,16 @@ class ChangingNet:
 
     def _shows(self, name: str) -> bool:
         """Whether a fused net has that blob, too."""
-        return not isinstance(self._now, FusedNet) or self._now.shows(name)
+        now = self._now
+        return isinstance(now, LiveNet) or now.shows(name)
 
-    def parameter(self, parameter: Parameter) -> np.ndarray:
-        return self._now.parameter(parameter)
+    @property
+    def params_of(self) -> dict[str, list[Parameter]]:
+        """By the name of the layer."""
+        return self._now.params_of
+
+    def parameter(self, layer: str, index: int) -> np.ndarray:
+        return self._now.parameter(layer, index)
 
     # Running
 
@@ -114,7 +122,7 @@ class ChangingNet:
         """As Inputs'."""
         self._inputs.set_arrays(self.net, data, labels)
 
-    def forward(self, first: int, last: int, wanted: Iterable[str], call_back: CallBack | None) -> None:
+    def forward(self, first: int, last: int, wanted: Iterable[str], call_back: AroundLayer | None) -> None:
         """Layers first to last, both included, on the next batch of what feeds them, in the shapes that the inputs have
         by then. wanted: blobs that somebody looks at afterwards. call_back: called around each layer."""
         if call_back or (first, last) != (0, len(self.layers) - 1) or not all(map(self._shows, wanted)):
@@ -137,7 +145,7 @@ class ChangingNet:
             except ShapesChanged as change:
                 self.follow(change, first)
 
-    def _forward_one_by_one(self, first: int, last: int, counters: Counters, call_back: CallBack) -> None:
+    def _forward_one_by_one(self, first: int, last: int, counters: Counters, call_back: AroundLayer) -> None:
         step = self.live.step
         try:
             for layer in range(first, last + 1):
@@ -147,7 +155,7 @@ class ChangingNet:
         finally:
             self.live.step = step + 1  # for it is one pass, also where a callback ends it
 
-    def backward(self, first: int, last: int, call_back: CallBack | None) -> None:
+    def backward(self, first: int, last: int, call_back: AroundLayer | None) -> None:
         """Layers first down to last, both included. call_back: as forward()'s."""
         self.live.refuse_misfits(last, first)  # before gradients change
         if not call_back:
@@ -178,14 +186,14 @@ class ChangingNet:
         if not self._pending:
             return
         message = proto.NetParameter()
-        message.CopyFrom(self.config.message)
+        message.CopyFrom(self._config.message)
         names = self.names()
         for layer in message.layer:
             if layer.type == "Input":
                 del layer.input_param.shape[:]
                 for top in layer.top:
                     layer.input_param.shape.add(dim=self.shape(top) if top in names else ())
-        self._replace(self.config.with_message(message), self._now, strict)
+        self._replace(self._config.with_message(message), self._now, strict)
 
     def follow(self, change: ShapesChanged, first: int = 0) -> None:
         """Builds the net for the shapes that a forward from layer `first` on has found. The next one repeats what
@@ -194,7 +202,7 @@ class ChangingNet:
         for layer in self.live.layers[first : culprit + 1]:
             if isinstance(layer, Python):
                 layer.repeat()
-        self._replace(self.config, self.live)
+        self._replace(self._config, self.live)
 
     def share_with(self, other: ChangingNet) -> None:
         """Reads the weights of `other`'s layers of the same names from now on. Raises EngineError for a net of a solver
@@ -205,19 +213,30 @@ class ChangingNet:
                 return
             raise EngineError("a solver has built this net with its own weights; copy them with copy_from()")
         self._look_inside()  # neither net could tell when the other changes the weights
-        self._replace(self.config, other.live)
+        self._replace(self._config, other.live)
 
-    def before_weights_change(self) -> Net:
-        """The net, once it has taken what was written into parameters. A fused one ends if it has run: with other
-        weights the inner blobs of its last forward could not be computed any more."""
-        if isinstance(self._now, FusedNet) and self._now.has_run:
-            self._look_inside()
+    def push(self) -> Net:
+        """The net, once it has taken what was written into parameters."""
+        if self._now.parameters.changed():
+            self._keep_last_forward()
         self._now.push()
         return self.net
 
+    def push_before_change(self) -> Net:
+        """The same, before other weights go into the net; pull() comes after that."""
+        self._keep_last_forward()
+        return self.push()
+
     def pull(self) -> None:
-        """After the weights have changed."""
+        """After other weights have gone into the net: arrays of parameters show them."""
         self._now.pull()
+
+    def _keep_last_forward(self) -> None:
+        """A fused net ends if it has run: with other weights the inner blobs of its last forward could not be computed
+        any more."""
+        now = self._now
+        if isinstance(now, FusedNet) and now.has_run:
+            self._look_inside()
 
     def _look_inside(self) -> None:
         """Ends the fused net, if it still is one."""
@@ -227,9 +246,9 @@ class ChangingNet:
             fused = self._now
             if isinstance(fused, LiveNet):  # another thread has been here
                 return
-            live = LiveNet(self._build(self.config, False, fused.net, fused.net), fused)
+            live = LiveNet(self._build(self._config, False, fused.net), fused)
             live.take_place_of(fused)
-            self._become(live)
+            self._now = live
 
     def _replace(self, config: NetConfig, share: LiveNet | FusedNet, strict: bool = False) -> None:
         """Builds the net again, with the weights of `share`, and the arrays of blobs whose shapes stay. strict: all
@@ -241,10 +260,9 @@ class ChangingNet:
         if self._rebuild:
             net = self._rebuild(config, strict)
         else:
-            net = self._build(config, fused, share.net, before.net, strict or fused)
-        self.config = config
-        after = FusedNet(net, share) if fused else LiveNet(net, share)
-        self._become(after)
+            net = self._build(config, fused, share.net, strict or fused)
+        self._config = config
+        after = self._now = FusedNet(net, share) if fused else LiveNet(net, share)
         after.keep_parameters_of(before)
         after.keep_arrays_of(cast(Any, before))  # a net of the same kind
         after.step = before.step
@@ -254,14 +272,24 @@ class ChangingNet:
                 net.feed(blob, arrays[blob.name])
         self._pending = {name: array for name, array in pending.items() if array.shape != after.shape(name)}
 
-    def _build(
-        self, config: NetConfig, fused: bool, share: Net | None = None, before: Net | None = None, strict: bool = True
-    ) -> Net:
-        """A script's."""
+    def _build(self, config: NetConfig, fused: bool, share: Net, strict: bool = True) -> Net:
+        """A script's, in place of the one that it is now."""
         inputs = cast(Inputs, self._inputs)
-        options = NetOptions(seed=self._seed, shapes_of=inputs.shapes_of, accumulate=True, gradients=False)
-        if not fused:
-            options = options.replace(gradients=True).watched()
-        net = Net(config, config.message.state.phase, options, share=share, before=before, strict=strict)
-        inputs.connect(net)
-        return net
+        return _net_of_script(config, inputs, self.net.seed, fused, share=share, before=self.net, strict=strict)
+
+
+def _net_of_script(
+    config: NetConfig,
+    inputs: Inputs,
+    seed: int,
+    fused: bool,
+    share: Net | None = None,
+    before: Net | None = None,
+    strict: bool = True,
+) -> Net:
+    options = NetOptions(seed=seed, shapes_of=inputs.shapes_of, accumulate=True, gradients=False)
+    if not fused:
+        options = options.replace(gradients=True).watched()
+    net = Net(config, config.message.state.phase, options, share=share, before=before, strict=strict)
+    inputs.connect(net)
+    return net

@@ -63,7 +63,7 @@ def image_transformer(
         raise ConfigError(
             f"its data comes from {feeds}; expected a net for deployment, with an Input layer in its place and without "
             "losses",
-            net._net.config.path,
+            net._net.path,
         )
     name = net.inputs[0]
     transformer = Transformer({name: net.blobs[name].shape})

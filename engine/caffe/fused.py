@@ -16,7 +16,6 @@ from engine import proto
 from engine.caffe.views import Views
 from engine.config import NetConfig
 from engine.inference.deploy import test_layers
-from engine.layers.base import Parameter
 from engine.layers.python_layer import Shape
 from engine.layers.registry import layer_type
 from engine.net import Counters, Net
@@ -49,6 +48,7 @@ class FusedNet:
     def __init__(self, net: Net, shares: LiveNet | FusedNet | None = None):
         self.net = net
         self.layers = net.written
+        self.params_of = net.params_by_layer()
         self.parameters = shares.parameters if shares else Views()
         self._outputs = Views()
         self._blobs = {name: blob for name, blob in net.named.items() if not name.startswith("(automatic)")}
@@ -80,7 +80,8 @@ class FusedNet:
         blob = self._blobs[name]
         return self._outputs.copy(self.net.tensors[blob], blob.shape)
 
-    def parameter(self, parameter: Parameter) -> np.ndarray:
+    def parameter(self, layer: str, index: int) -> np.ndarray:
+        parameter = self.params_of[layer][index]
         return self.parameters.copy(self.net.tensor_of[parameter.owner or parameter], parameter.shape)
 
     @property

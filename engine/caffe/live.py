@@ -15,7 +15,7 @@ import numpy as np
 
 from engine.caffe.fused import FusedNet
 from engine.caffe.views import Views
-from engine.layers.base import Blob, Layer, Parameter
+from engine.layers.base import Blob, Layer
 from engine.net import ALL, Counters, Net
 from engine.proto import TRAIN
 
@@ -45,6 +45,7 @@ class LiveNet:
         graph = net.graph.layers
         self._places = [i for i, layer in enumerate(graph) if layer.name in named]
         self.layers: list[Layer] = [graph[i] for i in self._places]
+        self.params_of = net.params_by_layer()
         self._starts = [self._start_of(place) for place in self._places]
         self._splits = [
             (i, layer) for i, layer in enumerate(graph) if layer.type == "Split" and layer not in self.layers
@@ -145,12 +146,14 @@ class LiveNet:
 
     # Parameters
 
-    def parameter(self, parameter: Parameter) -> np.ndarray:
+    def parameter(self, layer: str, index: int) -> np.ndarray:
+        parameter = self.params_of[layer][index]
         tensor = self.net.tensor_of[parameter.owner or parameter].origin
         return self.parameters.array(tensor, parameter.shape)
 
-    def parameter_diff(self, parameter: Parameter) -> np.ndarray:
+    def parameter_diff(self, layer: str, index: int) -> np.ndarray:
         """Zeros where lr_mult is 0, so that it is not computed."""
+        parameter = self.params_of[layer][index]
         diff = self.net.tensor_of[parameter.owner or parameter].diff
         if diff is not None:
             return self.parameters.array(diff, parameter.shape)

@@ -53,9 +53,10 @@ class Net:
     `level` and `stages` choose among the layers as their include rules say. There is a backward where a loss or
     force_backward asks for one, in either phase, as in Caffe. Arrays are float32, row-major, in Caffe's shapes.
 
-    A net of phase TEST runs as one fused program, which keeps inputs and outputs alone, until a script asks for more:
-    an inner blob, a gradient, a part of a forward. From then on every blob is kept and nothing is fused, as in all
-    other nets; blobs are those of the last forward. Results change by rounding only.
+    A net of phase TEST that a script makes runs as one fused program, which keeps inputs and outputs alone, where its
+    layers allow that and until the script asks for more: an inner blob, a gradient, a part of a forward, weights shared
+    with another net, or other weights loaded or saved after a forward. From then on every blob is kept and nothing is
+    fused, as in all other nets; blobs are those of the last forward. Results change by rounding only.
 
     Raises EngineErrors: ConfigErrors for a file that cannot be built, WeightsError for weights that do not fit.
     """
@@ -81,7 +82,7 @@ class Net:
         state = config.message.state
         state.phase, state.level = phase, given.get("level", level)
         state.stage.extend(given.get("stages", stages) or ())
-        self._take_up(ChangingNet(config, mode.seed()))
+        self._take_up(ChangingNet.of_script(config, mode.seed()))
         weights = given.get("weights", weights)
         if weights is not None:
             self.copy_from(weights)
@@ -341,7 +342,7 @@ class Net:
     def copy_from(self, path: str | os.PathLike) -> None:
         """Takes weights by layer name from a caffemodel, binary or HDF5; other layers keep theirs. Raises WeightsError
         where shapes differ. Of a file that has none of the net's layers, as Caffe takes it, too, the log warns."""
-        net = self._net.before_weights_change()
+        net = self._net.push_before_change()
         if has_none(net, net.load_weights(read_caffemodel(path), str(path))):
             warn(f"{path}: {none_of(net)}")
         self._net.pull()
@@ -367,7 +368,7 @@ class Net:
                 f"ranks hold {self._parts}, and save() would write what one of them has: use solver.snapshot(), which "
                 "gathers the parts"
             )
-        return self._net.before_weights_change()
+        return self._net.push()
 
 
 def _copies(arrays: Arrays) -> Arrays:

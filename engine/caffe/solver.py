@@ -159,15 +159,18 @@ class Solver:
         self._callbacks: list[tuple[Callable[[], None], Callable[[], None]]] = []
         me = weakref.ref(self)  # so that a solver that the script drops is gone
         self._solver.on_change = lambda change: cast(Solver, me())._follow(change)
-        solver, train = self._solver, net_of_solver(config, proto.TRAIN)
+        solver = self._solver
         fed = FedBySolver(solver.feeder, self._start, lambda: solver.state.samples_seen, count=solver.count_pass)
         parts = solver.model_parallel.describe()
-        self._nets = [ChangingNet.of_solver(solver.net, train, fed, solver.rebuild_net)]  # the train net comes first
+        train_config = net_of_solver(config, proto.TRAIN)
+        self._train_net = ChangingNet.of_solver(solver.net, train_config, fed, solver.rebuild_net)
+        self._changing = [self._train_net]  # what is behind net and test_nets
         for each, net_config in zip(solver.test_nets.evaluators, nets_of_solver(config).tests):
             # Tests end the stream: it then begins where the next will.
             fed = FedBySolver(each.feeder, each.start, lambda each=each: each.samples, _refusal(solver.model_parallel))
-            self._nets.append(ChangingNet.of_solver(each.net, net_config, fed, each.rebuild_net, train=self._nets[0]))
-        self.net, *self.test_nets = (Net._of_solver(net, parts) for net in self._nets)
+            test_net = ChangingNet.of_solver(each.net, net_config, fed, each.rebuild_net, train=self._train_net)
+            self._changing.append(test_net)
+        self.net, *self.test_nets = (Net._of_solver(net, parts) for net in self._changing)
         close_with(self, solver.close)
 
     def __repr__(self) -> str:
@@ -198,7 +201,7 @@ class Solver:
     # What was written into arrays goes into a run, and what the run has done comes back.
 
     def _push(self) -> None:
-        for net in self._nets:
+        for net in self._changing:
             net.reshape()
             net.live.push()
         if self._solver.replica.is_shared:
@@ -238,13 +241,13 @@ class Solver:
 
     def _pull(self) -> None:
         self._solver.optimizer.wait()
-        for net in self._nets:
+        for net in self._changing:
             net.live.pull()
 
     def _follow(self, change: ShapesChanged) -> None:
         self._solver.optimizer.wait()
-        self._nets[0].live.pull()  # what the steps so far have made of the weights
-        self._nets[0].follow(change)
+        self._train_net.live.pull()  # what the steps so far have made of the weights
+        self._train_net.follow(change)
 
     # Running
 
@@ -293,7 +296,7 @@ class Solver:
 
     def _refuse_async(self, call: str) -> None:
         """Where a program would look at weights, and set them, that servers are updating meanwhile."""
-        if self._solver.optimizer.asynchronous:
+        if not self._solver.optimizer.in_step:
             raise ConfigError(
                 f"comm_param.mode: ASYNC does not go together with {call}, for ranks update each other's weights at "
                 "any moment of a step: use step() alone, or another mode",
@@ -317,7 +320,7 @@ class Solver:
     def _call_back(self, which: int) -> None:
         if which == 0:
             self._solver.optimizer.wait()
-        for net in self._nets:
+        for net in self._changing:
             net.live.pull()
         with unwatched():
             for callbacks in self._callbacks:

@@ -55,14 +55,17 @@ class Views:
     def push(self) -> None:
         """Before a run: what was written into copies goes to the tensors, and nothing else: of two that share their
         memory the script may have changed one. Copies that nobody holds are dropped."""
-        changed = [
+        for tensor, values in self.changed():
+            tensor.set(values)
+        self.release()
+
+    def changed(self) -> list[tuple[Tensor, np.ndarray]]:
+        """The copies that were written into, by the bits."""
+        return [
             (tensor, values)
             for tensor, values in self._copies.items()
             if not np.array_equal(tensor.get().ravel().view(np.uint32), values.ravel().view(np.uint32))
         ]
-        for tensor, values in changed:
-            tensor.set(values)
-        self.release()
 
     def release(self) -> None:
         """Drops the copies that nobody holds."""

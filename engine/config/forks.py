@@ -14,6 +14,7 @@ _SEGMENTATION_LAYERS = ("DenseImageData", "ImageLabelmapData", "ImageSegData", "
 
 def upgrade_forks(layer: proto.LayerParameter, origin: Node | None) -> None:
     """Says it in our fields. Raises ConfigError where a layer says both, or what its type does not read."""
+    _refuse_fields_of_others(layer, origin)
     for upgrade in _UPGRADES:
         upgrade(layer, origin)
 
@@ -185,12 +186,11 @@ def _upgrade_given_weights(layer: proto.LayerParameter, origin: Node | None) -> 
     layer.ClearField("inner_product_param")
 
 
-# In dialects.tsv such fields are "same".
+# Fields that these read as ours are "same" in dialects.tsv.
 _UPGRADES = (
     _upgrade_ceil_mode,
     _upgrade_transpose,
     _upgrade_short_side,
-    _refuse_fields_of_others,
     _upgrade_given_weights,
     _upgrade_holes,
     _upgrade_dilation,

@@ -298,6 +298,13 @@ class Net:
         """Every parameter of every layer in the file's order, fused layers under their own names."""
         return self.graph.all_params
 
+    def params_by_layer(self) -> dict[str, list[Parameter]]:
+        """The same, by the name of the layer."""
+        result: dict[str, list[Parameter]] = {}
+        for parameter in self.all_params():
+            result.setdefault(parameter.layer, []).append(parameter)
+        return result
+
     def owning_layers(self) -> list[str]:
         """The names of the layers that have a parameter of their own, in the file's order."""
         return list(dict.fromkeys(parameter.layer for parameter in self.all_params() if parameter.owner is None))
@@ -446,7 +453,7 @@ class Net:
         return [(self.tensors[top], weight) for _, top, weight in self._weighted_tops()]
 
     def loss(self) -> float:
-        """The weighted sum of them, of the last forward."""
+        """The weighted sum of losses(), in this rank's last forward."""
         return float(sum(weight * tensor.get().sum() for tensor, weight in self.loss_tensors()))
 
     def _weighted_tops(self) -> list[tuple[Layer, Blob, float]]:

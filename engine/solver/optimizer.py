@@ -78,9 +78,9 @@ class Optimizer:
         self.rate_share = 1.0  # of the rate: smaller where ranks have died, and the global batch with them
         self.threads = _core.threads()
         self.strategy = self._make_strategy(settings)
-        self.asynchronous = self.strategy if isinstance(self.strategy, Asynchronous) else None
-        if self.asynchronous:
-            self.asynchronous.step_of = self._step_of
+        self._asynchronous = self.strategy if isinstance(self.strategy, Asynchronous) else None
+        if self._asynchronous:
+            self._asynchronous.step_of = self._step_of
         # On the main thread, between ops: a stream of its own, beside those of the servers.
         self._sync_channel = world.channel() if net.synchronised else None
         self.attach(net)
@@ -201,7 +201,7 @@ class Optimizer:
         clip = max(0.0, self.param.clip_gradients) * self.growth(state.iteration)
         if self.sharding:
             self.sharding.begin()
-        if not self.asynchronous:  # whose server makes updates of iterations of its own
+        if self.in_step:  # else its server makes updates of iterations of its own
             self._follow_decay(state.iteration)
             self._follow_momentum(state.iteration, rate)
         self.strategy.start(Step(state.iteration, rate, self.iter_size, clip, correction))
@@ -209,9 +209,9 @@ class Optimizer:
 
     def next_iteration(self, iteration: int, until: int, stop: bool) -> int | None:
         """See Asynchronous.next_iteration(), for which these weights are to be trained."""
-        assert self.asynchronous and self.sharding
+        assert self._asynchronous and self.sharding
         self.sharding.begin()
-        return self.asynchronous.next_iteration(iteration, until, stop)
+        return self._asynchronous.next_iteration(iteration, until, stop)
 
     def _step_of(self, updater: Updater, iteration: int) -> Step:
         """In the server's thread: the constants of an iteration, of rates that do not read the loss."""
@@ -271,6 +271,11 @@ class Optimizer:
         return self.strategy.meets(iteration)
 
     @property
+    def in_step(self) -> bool:
+        """Whether all ranks make the same iterations, together: in all modes but ASYNC."""
+        return self._asynchronous is None
+
+    @property
     def apart(self) -> bool:
         """Whether ranks have updated weights by themselves since these were last the same."""
         return self.strategy.apart
@@ -283,10 +288,10 @@ class Optimizer:
     def meet(self, state: TrainingState) -> str:
         """Collective, where ranks are not in step: when next_iteration() is None. The state is in the iteration that
         all have come to. Returns what the log has to say about staleness, on rank 0."""
-        assert self.asynchronous
-        self.asynchronous.settle()
-        state.iteration = self.asynchronous.settled
-        return self.asynchronous.report()
+        assert self._asynchronous
+        self._asynchronous.settle()
+        state.iteration = self._asynchronous.settled
+        return self._asynchronous.report()
 
     # What observers are told
 

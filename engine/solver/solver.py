@@ -292,7 +292,7 @@ class Solver:
                 if self._is_over(until, until_lost):
                     return True
             before = self.iteration
-            asked = self._advance_apart(until) if self.optimizer.asynchronous else self._advance()
+            asked = self._advance() if self.optimizer.in_step else self._advance_apart(until)
             # In mode ASYNC ranks meet again at once where a signal has come in a test or snapshot: neither is repeated.
             moved = self.iteration > before
             if moved and self._snapshot_is_due():
@@ -352,7 +352,7 @@ class Solver:
             prefix,
             loss_of,
             BestOutput(best.output, best.index, best.sign, so_far.best_value, so_far.best_iteration) if best else None,
-            in_step=self.optimizer.asynchronous is None,
+            in_step=self.optimizer.in_step,
         )
         self.observers.begin(run)
 
@@ -362,7 +362,7 @@ class Solver:
         log(f"{name}: {now}; Ctrl-C ends it at once")
 
     def _last_if_stopped(self) -> str:
-        if self.optimizer.asynchronous:
+        if not self.optimizer.in_step:
             return "the updates that are under way"
         end = self.param.max_iter
         last = next((each for each in range(self._asks_in, end) if self.optimizer.meets(each)), end - 1)
@@ -437,7 +437,7 @@ class Solver:
             blame_loss(loss, self.iteration, optimizer.net, self.feeder.describe_batch)
 
     def _figures(self) -> Figures:
-        return figures_of(self.net, self.state, self.world, in_step=self.optimizer.asynchronous is None)
+        return figures_of(self.net, self.state, self.world, in_step=self.optimizer.in_step)
 
     # Tests and snapshots
 
@@ -447,7 +447,7 @@ class Solver:
 
     def _display_is_due(self, iteration: int) -> bool:
         """Of a rank that skips and repeats iterations, if one since its last was."""
-        first = self._before + 1 if self.optimizer.asynchronous else iteration
+        first = iteration if self.optimizer.in_step else self._before + 1
         display, epoch = self.param.display, self.param.display_epoch
         return any(self.calendar.is_due(each, display, epoch) for each in range(first, iteration + 1))
 
@@ -478,7 +478,7 @@ class Solver:
         self.replica.settle()
         self.replica.check(self.iteration)
         self._check_weights()
-        losses = self.state.mean_recent_loss(self.world, in_step=self.optimizer.asynchronous is None)
+        losses = self.state.mean_recent_loss(self.world, in_step=self.optimizer.in_step)
         saved = self.state.save(losses)
         saved.random_seed, saved.ranks, saved.global_batch = self.seed, self.world.size, self.global_batch
         saved.kernels, saved.tuned = self.kernels.saved(), self._tuner.chosen if self._tuner else None

@@ -1,7 +1,9 @@
 """A caffe.Net of phase TEST: fused until somebody looks inside, and then as if it had never been."""
 
 import gc
+import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -141,6 +143,20 @@ def test_the_last_forward_stays_when_weights_change(change, net, plain, tmp_path
         assert not net.forward(["conv"])["conv"].any()
         return
     assert_same(net, plain, ["conv", "sum"])
+
+
+def test_a_save_of_weights_that_nobody_has_changed_leaves_the_net_fused(net, plain, tmp_path):
+    path, held = str(tmp_path / "mine.caffemodel"), net.params["conv"][0].data
+    for seed in (1, 2):
+        net.forward(data=images(seed))
+        plain.forward(data=images(seed))
+        net.save(path)
+        assert is_fused(net)
+    assert_same(net, plain)
+    held[...] = 5
+    net.save(path)
+    other = caffe.Net(write(tmp_path, TEXT), path, caffe.TEST)
+    assert (other.params["conv"][0].data == 5).all()
 
 
 def test_weights_of_files_before_the_first_forward(net, plain, tmp_path):
@@ -312,20 +328,78 @@ def test_a_loss_can_be_gone_back_from(tmp_path):
 def test_two_threads_that_look_at_once(net, plain):
     net.forward(data=images())
     plain.forward(data=images())
-    fused, seen, start = net._net._now, [], threading.Barrier(2)
+    fused, seen, start = net._net.net, [], threading.Barrier(2)
 
     def look():
         start.wait()
-        seen.append((net.blobs["conv"].data, net._net._now))
+        seen.append((net.blobs["conv"].data, net._net.net))
 
     threads = [threading.Thread(target=look) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert seen[0][1] is seen[1][1] is net._net._now is not fused
+    assert seen[0][1] is seen[1][1] is net._net.net is not fused
     for values, _ in seen:
         np.testing.assert_allclose(values, plain.blobs["conv"].data, **SMALL)
+
+
+def test_parameters_can_be_read_while_another_thread_looks_inside(tmp_path):
+    wrong, path = [], write(tmp_path, TEXT)
+
+    def read(net, looked):
+        try:
+            while not looked.is_set():
+                for blobs in net.params.values():
+                    for blob in blobs:
+                        assert blob.data.shape == blob.shape
+                assert net.blobs["data"].data.shape == (2, 3, 8, 8)
+        except Exception as error:
+            wrong.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(30):
+            net, looked = caffe.Net(path, caffe.TEST), threading.Event()
+            net.forward()
+            reader = threading.Thread(target=read, args=(net, looked))
+            reader.start()
+            net.blobs["conv"].data  # noqa: B018
+            looked.set()
+            reader.join()
+            assert not is_fused(net)
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong
+
+
+def test_layers_and_their_parameters_are_the_same_objects_whatever_the_net_becomes(net):
+    layers, elements, params = net.layers, [*net.layers], {name: [*blobs] for name, blobs in net.params.items()}
+    net.forward(["conv"])
+    net.blobs["data"].reshape(1, 3, 9, 9)
+    net.reshape()
+    assert not is_fused(net)
+    assert net.layers is layers
+    assert all(mine is its for mine, its in zip(net.layers, elements, strict=True))
+    for layer in net.layers:
+        held = params.get(layer.name, [])
+        assert all(mine is its for mine, its in zip(layer.blobs, held, strict=True)), layer
+        assert all(mine is its for mine, its in zip(net.params.get(layer.name, []), held, strict=True)), layer
+
+
+@pytest.mark.parametrize("looked", [False, True])
+def test_a_net_that_is_dropped_is_freed_at_once(looked, tmp_path):
+    gc.disable()
+    try:
+        net = caffe.Net(write(tmp_path, TEXT), caffe.TEST)
+        net.forward(["conv"] if looked else None)
+        assert is_fused(net) != looked
+        dropped = [weakref.ref(net), weakref.ref(net._net.net)]
+        del net
+        assert [each() for each in dropped] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_weights_lie_as_kernels_take_them_once_somebody_has_looked(net, plain):

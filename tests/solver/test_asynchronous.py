@@ -32,7 +32,7 @@ def train(comm, text):
     text = with_defaults(text, COMMON) + " comm_param { bucket_mb: 0.006 chunk_mb: 0.003 " + comm + " }"
     solver = solve(text, digits_net(8), world=world)
     assert solver.iteration == 6 and solver.state.samples_seen == 6 * 8 * world.size * solver.iter_size
-    assert bool(solver.optimizer.asynchronous) == bool(comm)
+    assert solver.optimizer.in_step == (not comm)
     return learned(solver)
 
 for name, options in OPTIONS.items():
