@@ -108,22 +108,11 @@ private:
                           user_scratchpad());
     }
 
-    // Of its kernels for strided depthwise convolutions in bf16 oneDNN offers one for matrices first, in which a
-    // channel has 16 lanes to itself.
     data_pd make_backward_data(const forward_pd& hint) const {
-        const auto first = [&] {
-            return data_pd(cpu(), how, src_, weights_, dst_, stride_, dilation_, pads_, pads_, hint, user_scratchpad());
-        };
-        if (!is_depthwise()) return first();
-        for (data_pd pd = first();;) {
-            if (std::string(pd.impl_info_str()).rfind("jit_dw", 0) == 0) return pd;
-            if (!pd.next_impl()) return first();
-        }
-    }
-
-    bool is_depthwise() const {
         const int64_t group = spec_.attributes.integer("group", 1);
-        return group > 1 && input(0)->shape[1] == group && spec_.output_shapes[0][1] == group;
+        return depthwise_first(group > 1 && input(0)->shape[1] == group && spec_.output_shapes[0][1] == group, [&] {
+            return data_pd(cpu(), how, src_, weights_, dst_, stride_, dilation_, pads_, pads_, hint, user_scratchpad());
+        });
     }
 
     // Whether blocks of 16 channels would be half padding in kernels of 5 x 5 and more: there oneDNN is faster with

@@ -38,7 +38,9 @@ public:
         // In bf16 the kernels read a copy in any case: the parameter, float32, is laid out as its gradient is.
         if (type != memory::data_type::f32 && param_gradient(0) && !param(0)->decided())
             param(0)->decide(learn.diff_weights_desc());
-        add_forward({cpu(), how, y_, weights_, x_, stride_, dilation_, pad_, pad_, gather, user_scratchpad()});
+        add_forward(depthwise_first(group > 1 && in[1] == group && out[1] == group, [&] {
+            return scatter_pd(cpu(), how, y_, weights_, x_, stride_, dilation_, pad_, pad_, gather, user_scratchpad());
+        }));
         if (param_gradient(0)) add_backward_weights(learn);
         if (input_gradient(0)) add_backward_data(gather);
     }

@@ -5,6 +5,7 @@ import pytest
 
 from tests.layers.blocked import run_blocked
 from tests.layers.harness import (
+    BLOCK,
     check_golden,
     check_gradients,
     error_of,
@@ -132,3 +133,21 @@ def test_errors():
     assert "expected group to divide the num_output, 4" in error_of(
         layer("num_output: 4 kernel_size: 3 group: 3"), x=(1, 3, 3, 9)
     )
+
+
+@needs_bf16
+def test_depthwise_in_bf16_is_that_of_blocks():
+    """As FCN enlarges its scores; oneDNN's first choice is another layout, in which a channel fills no vector."""
+    x, found = RANDOM.normal(size=(2, 21, 9, 8)).astype(np.float32), {}
+    text = net_text(
+        'layer { name: "c" type: "Convolution" bottom: "x" top: "c" convolution_param { num_output: 21 kernel_size: 1 '
+        'weight_filler { type: "msra" } } }' + layer("num_output: 21 kernel_size: 4 stride: 2 group: 21", bottom="c"),
+        x=x.shape,
+    )
+    for precision in ("fp32", "bf16"):
+        net = make_net(text, precision=precision)
+        net.blobs["x"].set(x)
+        found[precision] = net.forward()["y"]
+        assert BLOCK < 16 or net.tensors[net.graph.outputs[0]].layout == "aBcd16b"
+    wanted = found["fp32"]
+    np.testing.assert_allclose(found["bf16"], wanted, atol=0.02 * abs(wanted).max())

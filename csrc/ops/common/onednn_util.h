@@ -1,6 +1,8 @@
 // The few oneDNN idioms that every op repeats.
 #pragma once
 
+#include <string_view>
+
 #include "op.h"
 
 namespace engine {
@@ -23,6 +25,17 @@ inline primitive_attr user_scratchpad() {
 
 inline prop_kind forward_kind(const OpSpec& spec) {
     return spec.backward ? prop_kind::forward_training : prop_kind::forward_inference;
+}
+
+// What make() asks for, the gradient of a convolution's source; for a depthwise one by the kernels for those. oneDNN
+// offers another first for strided ones in bf16, made for matrices, in which a channel has 16 lanes to itself.
+template <typename Make>
+auto depthwise_first(bool is_depthwise, const Make& make) -> decltype(make()) {
+    auto pd = make();
+    if (!is_depthwise) return pd;
+    while (std::string_view(pd.impl_info_str()).substr(0, 6) != "jit_dw")
+        if (!pd.next_impl()) return make();
+    return pd;
 }
 
 }  // namespace engine
