@@ -138,7 +138,7 @@ def _several_labels(net: proto.NetParameter) -> dict[str, int]:
             elif top not in layer.bottom:
                 scores.pop(top, None)
     for layer in reversed(net.layer):  # what is cut again comes first
-        if layer.type == "Slice" and layer.bottom and layer.slice_param.axis in (1, -1):
+        if layer.type == "Slice" and layer.bottom and layer.top and layer.slice_param.axis in (1, -1):
             pieces, points = [labels.get(top, 1) for top in layer.top], layer.slice_param.slice_point
             labels[layer.bottom[0]] = points[-1] + pieces[-1] if points else len(pieces) * max(pieces)
     return labels

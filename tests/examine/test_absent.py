@@ -97,6 +97,14 @@ def test_absent_labels_are_as_many_as_the_net_reads(write, kernel, layers, label
     assert dict(report.nets[0].layers[0].tops)["label"] == (2, labels)
 
 
+@pytest.mark.parametrize("points", ["", "slice_param { axis: 1 slice_point: 3 }"])
+def test_a_slice_without_tops_is_an_error_of_the_net(write, points):
+    report = check_file(
+        write("net.prototxt", SEVERAL % 3 + f'layer {{ name: "l" type: "Slice" bottom: "label" {points} }}')
+    )
+    assert report.errors and "layer 'l' (Slice)" in report.errors[0]
+
+
 def test_absent_code_says_where_to_put_it(write, tmp_path):
     report = check_file(write("net.prototxt", PYTHON))
     assert report.errors == report.refused == report.absent_files == []
