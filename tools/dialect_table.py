@@ -72,7 +72,8 @@ fork runs, with other numbers, where its text says nothing else.
   rank's, or a micro-batch's. Labels that leave no step for the blanks between those that are alike add nothing, as in
   warp-ctc; more labels than steps are an error. `WarpCTCLoss` without `blank_index` has blank 0, and beside indicators
   labels that count from 0 for class 1; some forks do that with `blank_index: 0`, too. A `CTCLoss` of two bottoms is
-  another fork's, and refused.
+  another fork's, and refused. `blank_index` is for `CTCLoss` and `WarpCTCLoss`, `blank_label`, `alphabet_size` and
+  `time_step` are for `CtcLoss`; elsewhere they are errors, as any field of `loss_param` is.
 
 ## Fields
 """

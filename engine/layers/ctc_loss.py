@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from engine.layers.base import Attributes, Shape
 from engine.layers.loss import LossLayer
@@ -21,6 +21,8 @@ class CTCLoss(LossLayer):
 
     bottom_range = (3, 3)
     constant_bottoms = frozenset({1, 2, 3})
+    # Of the fields that one type or another reads in ctc_loss_param, this type's.
+    fields: ClassVar[tuple[str, ...]] = ("blank_index",)
 
     @property
     def blank(self) -> int:
@@ -39,6 +41,7 @@ class CTCLoss(LossLayer):
         return self.shapes[0][0]
 
     def infer(self) -> list[Shape]:
+        self._check_fields()
         scores = self.shapes[0]
         if len(scores) < 3 or math.prod(scores[3:]) != 1:
             raise self.error(f"expected scores (T, N, C), of steps of time, sequences and classes, got {scores}")
@@ -55,6 +58,13 @@ class CTCLoss(LossLayer):
                 axes = ", ".join("L" if size is ... else str(size) for size in wanted)
                 raise self.error(f"expected {what} ({axes}{',' if len(wanted) == 1 else ''}), got {shape}")
         return [()]
+
+    def _check_fields(self) -> None:
+        for name in ("blank_index", "blank_label", "alphabet_size", "time_step"):
+            if name not in self.fields and self.message.ctc_loss_param.HasField(name):
+                raise self.error(f"{name} is of another type; expected {', '.join(self.fields)}")
+        for field, _ in self.message.loss_param.ListFields():
+            raise self.error(f"{field.name} has no effect here; take it out of loss_param")
 
     def attributes(self) -> Attributes:
         return super().attributes() | {"blank": self.blank, "shift": self.shift, "time": self.time}
@@ -97,6 +107,7 @@ class CtcLoss(CTCLoss):
     Top: as of CTCLoss."""
 
     bottom_range = (2, 2)
+    fields = ("blank_label", "alphabet_size", "time_step")
 
     @property
     def blank(self) -> int:

@@ -196,3 +196,28 @@ def test_errors():
     assert "expected a time_step from 1 to 5" in error_of(layer("CtcLoss", "time_step: 6", "x l"), **shapes)
     message = error_of(layer("WarpCTCLoss", "", "x t n l"), x=(5, 2, 4), t=(3,), n=(2,), l=(4, 2))
     assert "expected lengths (2,), got (3,)" in message
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "bottoms"),
+    [
+        ("CTCLoss", "blank_label: 0", "x i l"),
+        ("CTCLoss", "time_step: 5", "x i l"),
+        ("WarpCTCLoss", "blank_label: 3", "x l"),
+        ("WarpCTCLoss", "alphabet_size: 4", "x l"),
+        ("CtcLoss", "blank_index: 3", "x l"),
+    ],
+)
+def test_fields_of_another_type(kind, field, bottoms):
+    """They would change nothing."""
+    shapes = {"x": (5, 5, 4), "i": (5, 5), "l": (5, 5)}
+    message = error_of(layer(kind, field, bottoms), **{name: shapes[name] for name in bottoms.split()})
+    assert f"layer 'layer' ({kind}): {field.partition(':')[0]} is of another type; expected blank_" in message
+
+
+@pytest.mark.parametrize("field", ["ignore_label: 3", "normalization: BATCH_SIZE"])
+def test_loss_param(field):
+    text = layer("CtcLoss", f"}} loss_param {{ {field}", "x l")
+    message = error_of(text, x=(5, 2, 4), l=(2, 3))
+    name = field.partition(":")[0]
+    assert f"layer 'layer' (CtcLoss): {name} has no effect here; take it out of loss_param" in message
