@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "host": set(),
     "config": {"proto", "files", "weights"},  # files, weights: `engine upgrade_net_proto_binary` writes a caffemodel
     "weights": {"proto", "files", "host"},  # host: faults of files
-    "layers": {"config", "weights", "host", "proto"},
+    "layers": {"config", "files", "weights", "host", "proto"},  # files: a filler reads numbers
     "graph": {"config", "layers", "host", "proto"},
     "net": {"config", "files", "graph", "layers", "host", "weights"},  # files: measurements are kept
     "watchdog": {"host"},

@@ -25,6 +25,7 @@ from engine.graph.passes.gradients import mark_gradients
 from engine.graph.passes.split import insert_splits
 from engine.host.memory import SMALLER_BATCH, free_memory, size_text, with_margin
 from engine.layers.accuracy import Accuracy
+from engine.layers.fillers import fill_parameter
 from engine.layers.labels import are_distributions
 from engine.layers.python import ModuleRefused
 from engine.layers.registry import layer_types
@@ -422,6 +423,7 @@ def _built(
         try:
             graph = build(config, phase, level=level, stages=stages, shapes_of=shapes_of)
             graph.freeze(frozen)
+            lines += _absent_fillers(graph)
             doubts = [*_unread(graph), *_distributions(graph)]
             net = _net_report(config, graph)
             net.supposition = supposition
@@ -448,6 +450,19 @@ def _built(
             f"{config.path}: in phase {PHASES[phase]} the net {FITS_NONE}; with the first: {next(iter(errors))}"
         )
     return None, shapes_of
+
+
+def _absent_fillers(graph: Graph) -> Iterator[str]:
+    """Of files that parameters begin with. Raises ConfigError for one that has not their numbers."""
+    for layer in graph.layers:
+        for parameter in layer.params:
+            if parameter.filler is not None and parameter.filler.type == "file":
+                try:
+                    fill_parameter(parameter, 0)
+                except ConfigError as error:
+                    if error.absent != FILE:
+                        raise
+                    yield str(error)
 
 
 def _without_sides(text: str) -> str:

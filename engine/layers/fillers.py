@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from engine.config.config import read_text
+from engine.config.numbers import number
 from engine.config.suggestions import suggestion
 from engine.errors import ConfigError, shape_text
+from engine.files import read_text
 
 if TYPE_CHECKING:
     from engine import proto
@@ -59,7 +60,8 @@ def complaint(shape: Shape, message: proto.FillerParameter) -> str:
 def fill(
     shape: Shape, message: proto.FillerParameter, generator: np.random.Generator, where: str | None = None
 ) -> np.ndarray:
-    """float32 array of `shape` by a FillerParameter. Raises ConfigError for an unknown type or an unfit shape."""
+    """float32 array of `shape` by a FillerParameter. Raises ConfigError for an unknown type, an unfit shape, or a file
+    that has not its numbers."""
     if wrong := complaint(shape, message):
         raise ConfigError(wrong, where)
     try:
@@ -68,6 +70,8 @@ def fill(
             return values if message.scale == 1 else values * np.float32(message.scale)
     except (ArithmeticError, ValueError) as error:
         raise ConfigError(f"filler '{message.type}': {error}", where) from None
+    except ConfigError as error:  # of a file
+        raise ConfigError(f"filler '{message.type}': {error}", where, absent=error.absent) from None
 
 
 def fill_parameter(parameter: Parameter, seed: int, where: str | None = None) -> np.ndarray:
@@ -138,11 +142,17 @@ def diagonal(shape: Shape, message: proto.FillerParameter, generator: np.random.
 
 @filler("file")
 def file(shape: Shape, message: proto.FillerParameter, generator: np.random.Generator) -> np.ndarray:
-    """The first numbers of a text, of the Spatial Transformer's fork, whose nets begin with a map that copies so."""
-    words, count = read_text(message.file).split(), math.prod(shape)
-    if len(words) < count:
-        raise ValueError(f"{message.file} has {len(words)} numbers, the blob {count}")
-    return np.array([float(word) for word in words[:count]], np.float32).reshape(shape)
+    """The numbers of a text, of the Spatial Transformer's fork, whose nets begin with a map that copies so."""
+    if not message.file:
+        raise ValueError("expected the name of a text of numbers in 'file'")
+    words, count = read_text(message.file, ConfigError, expected="numbers").split(), math.prod(shape)
+    if len(words) != count:
+        raise ConfigError(f"has {len(words)} numbers, the blob {count}", message.file)
+    values, most = [number(word) for word in words], float(np.finfo(np.float32).max)
+    for word, value in zip(words, values, strict=True):
+        if value is None or abs(value) > most:
+            raise ConfigError(f"expected numbers, got '{word}'", message.file)
+    return np.array(values, np.float32).reshape(shape)
 
 
 @filler("uniform", "min up to max", lambda shape, message: message.min <= message.max)

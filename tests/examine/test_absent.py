@@ -105,6 +105,25 @@ def test_a_slice_without_tops_is_an_error_of_the_net(write, points):
     assert report.errors and "layer 'l' (Slice)" in report.errors[0]
 
 
+FILLED = """
+layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 } } }
+layer { name: "ip" type: "InnerProduct" bottom: "x" top: "y"
+  inner_product_param { num_output: 1 weight_filler { type: "file" file: "%s" } } }
+"""
+
+
+def test_absent_and_wrong_files_of_fillers(write, tmp_path):
+    report = check_file(write("net.prototxt", FILLED % "/nowhere/theta"))
+    assert report.errors == [] and report.absent_files == [
+        f"{tmp_path}/net.prototxt:3:1: layer 'ip', parameter 0: filler 'file': /nowhere/theta: cannot be read: "
+        "No such file or directory"
+    ]
+    numbers = write("theta", "1 2 3 4")
+    report = check_file(write("net.prototxt", FILLED % numbers))
+    assert report.absent_files == [] and f"{numbers}: has 4 numbers, the blob 3" in report.errors[0]
+    assert check_file(write("net.prototxt", FILLED % write("theta", "1 2 3"))).errors == []
+
+
 def test_absent_code_says_where_to_put_it(write, tmp_path):
     report = check_file(write("net.prototxt", PYTHON))
     assert report.errors == report.refused == report.absent_files == []

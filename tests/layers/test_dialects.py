@@ -295,21 +295,6 @@ def test_diagonal_that_does_not_fit():
         values((2, 4), type="diagonal", diag_val=[1, 2, 3])
 
 
-def test_numbers_of_a_file(tmp_path):
-    from engine.errors import ConfigError
-
-    path = tmp_path / "bias_init.txt"
-    path.write_text("1 0 0\n0 1e0 -0.5 7\n")
-    np.testing.assert_array_equal(values((2, 3), type="file", file=str(path)), [[1, 0, 0], [0, 1, -0.5]])
-    with pytest.raises(ConfigError, match=r"filler 'file': .*bias_init\.txt has 7 numbers, the blob 8"):
-        values((8,), type="file", file=str(path))
-    path.write_text("1 one")
-    with pytest.raises(ConfigError, match="filler 'file': could not convert string to float: 'one'"):
-        values((2,), type="file", file=str(path))
-    with pytest.raises(ConfigError, match="No such file"):
-        values((2,), type="file", file=str(tmp_path / "none.txt"))
-
-
 def test_ball():
     drawn = values((30, 7, 2), type="gaussian_unitball")
     np.testing.assert_allclose((drawn**2).sum((1, 2)), 1, rtol=1e-5)

@@ -128,3 +128,46 @@ def test_values_beyond_float32(fields):
     parameter = Parameter((2, 3), proto.FillerParameter(**{**fields, "value": 1e38}), layer="conv", index=1)
     with pytest.raises(ConfigError, match=r"layer 'conv', parameter 1: filler .* overflow"):
         fill_parameter(parameter, 1)
+
+
+def test_numbers_of_a_file(tmp_path):
+    path = tmp_path / "theta.txt"
+    path.write_text("1 0 .5\n-2e-1 +3 4.\n")
+    expected = np.array([[1, 0, 0.5], [-0.2, 3, 4]], np.float32)
+    np.testing.assert_array_equal(values((2, 3), type="file", file=str(path)), expected)
+    np.testing.assert_array_equal(values((6,), type="file", file=str(path), scale=2), 2 * expected.ravel())
+
+
+@pytest.mark.parametrize(
+    ("content", "wrong"),
+    [
+        (b"1 2", "has 2 numbers, the blob 3"),
+        (b"1 2 3 4", "has 4 numbers, the blob 3"),
+        (b"1 two 3", "expected numbers, got 'two'"),
+        (b"1 nan 3", "expected numbers, got 'nan'"),
+        (b"1 -inf 3", "expected numbers, got '-inf'"),
+        (b"1 1_0 3", "expected numbers, got '1_0'"),
+        (b"1 1e39 3", "expected numbers, got '1e39'"),
+        (b"1 \0 3", "expected numbers, got '"),
+        (b"1 \xff 3", "cannot be read: byte 2 is not UTF-8; expected numbers"),
+    ],
+)
+def test_files_without_as_many_numbers(tmp_path, content, wrong):
+    path = tmp_path / "theta.txt"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as error:
+        fill((3,), proto.FillerParameter(type="file", file=str(path)), keyed_generator(1, "layer", 0), "net:3:1")
+    assert str(error.value).startswith(f"net:3:1: filler 'file': {path}: {wrong}")
+
+
+def test_files_that_are_not_there(tmp_path):
+    def error(**fields):
+        with pytest.raises(ConfigError) as raised:
+            fill((3,), proto.FillerParameter(type="file", **fields), keyed_generator(1, "layer", 0), "net:3:1")
+        return raised.value
+
+    absent = error(file=str(tmp_path / "none"))
+    assert str(absent) == f"net:3:1: filler 'file': {tmp_path}/none: cannot be read: No such file or directory"
+    assert absent.absent == "file"
+    assert f"{tmp_path}: is a folder; expected numbers" in str(error(file=str(tmp_path)))
+    assert str(error()) == "net:3:1: filler 'file': expected the name of a text of numbers in 'file'"
