@@ -108,11 +108,11 @@ private:
             const float value = blob->data()[rows ? n * most + i : i * count + n];
             if (spec_.inputs.size() == 3 && value < 0) break;
             const float label = value + shift_;
-            if (label == float(blank_)) continue;
             if (!(label >= 0 && label < float(classes_)))
                 fail(n, "has label " + number_text(value) + ", but labels are in [0, " +
                             std::to_string(classes_ - int64_t(shift_)) + ")");
             const auto one = int32_t(whole(label));
+            if (one == blank_) continue;
             if (sequence.path.size() > 1) repetitions += one == sequence.path.end()[-2];
             sequence.path.insert(sequence.path.end(), {one, blank_});
         }

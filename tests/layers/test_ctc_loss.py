@@ -152,6 +152,12 @@ def test_long_sequences():
     np.testing.assert_allclose(net.blobs["x"].diff.sum(2), 0, atol=1e-4)
 
 
+def test_labels_count_by_their_whole_part():
+    """As in the other losses: what is the blank then is none."""
+    x = RANDOM.normal(size=(5, 1, 4))
+    check(layer("CtcLoss", "", "x l"), 0, x, [5], [[2, 3]], l=np.array([[2, 0.5, 3.7]]))
+
+
 def test_in_test_nets():
     text = net_text(layer("CtcLoss", "", "x l"), x=(5, 2, 4), l=(2, 2))
     net = make_net(text, proto.TEST)
