@@ -73,7 +73,7 @@ public:
 private:
     // What one sequence spells, and the logarithms of its probabilities.
     struct Sequence {
-        int64_t time;               // steps; 0: unused, or no path spells the labels
+        int64_t time;               // steps; 0: unused, or no possible path spells the labels
         std::vector<int32_t> path;  // the labels, a blank before each and one behind them
         std::vector<double> sums;   // of exponentials, at each step
         std::vector<double> to;     // of all paths up to a step that end at a place of the path: (time, path)
@@ -165,6 +165,7 @@ private:
         }
         sequence.log_probability = sequence.to.back();
         if (places > 1) sequence.log_probability = either(sequence.log_probability, sequence.to.end()[-2]);
+        if (sequence.log_probability == impossible) sequence.time = 0;  // a score of minus infinity
     }
 
     void differentiate(int64_t n, float scale) {

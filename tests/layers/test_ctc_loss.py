@@ -158,6 +158,13 @@ def test_labels_count_by_their_whole_part():
     check(layer("CtcLoss", "", "x l"), 0, x, [5], [[2, 3]], l=np.array([[2, 0.5, 3.7]]))
 
 
+def test_scores_of_minus_infinity_add_nothing_where_they_leave_no_path():
+    x = RANDOM.normal(size=(5, 3, 4))
+    x[:, 1, 2] = x[2, 2, 1] = -np.inf
+    spelt = [[1, 2], [1, 2], [1]]
+    check(layer("CtcLoss", "", "x l"), 0, x, [5] * 3, spelt, l=columns(spelt, 2, 0).T)
+
+
 def test_in_test_nets():
     text = net_text(layer("CtcLoss", "", "x l"), x=(5, 2, 4), l=(2, 2))
     net = make_net(text, proto.TEST)
