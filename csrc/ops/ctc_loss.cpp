@@ -24,18 +24,25 @@ double either(double a, double b) {
     return b == impossible ? a : a + std::log1p(std::exp(b - a));
 }
 
-ENGINE_VECTORISED static double log_sum(const float* x, int64_t count) {
+// The logarithm of a sum of exponentials is most + rest; apart, for what is added to all scores would round the rest.
+struct LogSum {
+    float most;
+    double rest;
+};
+
+ENGINE_VECTORISED static LogSum log_sum(const float* x, int64_t count) {
     float most = x[0], sum = 0;
 #pragma omp simd reduction(max : most)
     for (int64_t i = 0; i < count; i++) most = std::max(most, x[i]);
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < count; i++) sum += expf(x[i] - most);
-    return double(most) + std::log(double(sum));
+    return {most, std::log(double(sum))};
 }
 
-ENGINE_VECTORISED static void softmax(const float* x, float log_sum, float scale, int64_t count, float* y) {
+ENGINE_VECTORISED static void softmax(const float* x, const LogSum& sum, float scale, int64_t count, float* y) {
+    const float most = sum.most, rest = float(sum.rest);
 #pragma omp simd
-    for (int64_t i = 0; i < count; i++) y[i] = scale * expf(x[i] - log_sum);
+    for (int64_t i = 0; i < count; i++) y[i] = scale * expf((x[i] - most) - rest);
 }
 
 class CTCLoss : public Op {
@@ -75,7 +82,7 @@ private:
     struct Sequence {
         int64_t time;               // steps; 0: unused, or no possible path spells the labels
         std::vector<int32_t> path;  // the labels, a blank before each and one behind them
-        std::vector<double> sums;   // of exponentials, at each step
+        std::vector<LogSum> sums;   // of the scores, at each step
         std::vector<double> to;     // of all paths up to a step that end at a place of the path: (time, path)
         std::vector<double> from;   // of all paths from a place on, after the step at hand
         double log_probability;
@@ -86,7 +93,7 @@ private:
     }
 
     double emission(const Sequence& sequence, int64_t t, int64_t n, int64_t place) const {
-        return double(scores(t, n)[sequence.path[place]]) - sequence.sums[t];
+        return double(scores(t, n)[sequence.path[place]]) - double(sequence.sums[t].most) - sequence.sums[t].rest;
     }
 
     // Whether paths may go to a place from the one two before it, without the blank between them.
@@ -180,7 +187,7 @@ private:
                 continue;
             }
             if (t + 1 < sequence.time) step_back(sequence, t + 1, n);
-            softmax(scores(t, n), float(sequence.sums[t]), scale, classes_, wanted);
+            softmax(scores(t, n), sequence.sums[t], scale, classes_, wanted);
             for (int64_t place = 0; place < places; place++) {
                 const double through = sequence.to[t * places + place] + sequence.from[place];
                 wanted[sequence.path[place]] -= scale * float(std::exp(through - sequence.log_probability));

@@ -165,6 +165,12 @@ def test_scores_of_minus_infinity_add_nothing_where_they_leave_no_path():
     check(layer("CtcLoss", "", "x l"), 0, x, [5] * 3, spelt, l=columns(spelt, 2, 0).T)
 
 
+@pytest.mark.parametrize("offset", [-1e5, 1e4, 1e6])
+def test_what_is_added_to_all_scores_has_no_effect(offset):
+    x = np.float32(RANDOM.normal(size=(5, 5, 4)) + offset).astype(np.float64)
+    check(layer(), 3, x, i=indicators(TIMES, 5), l=columns(SPELT, 5))
+
+
 def test_in_test_nets():
     text = net_text(layer("CtcLoss", "", "x l"), x=(5, 2, 4), l=(2, 2))
     net = make_net(text, proto.TEST)
