@@ -56,9 +56,14 @@ public:
         steps_ = shape[0];
         classes_ = shape[2];
         sequences_.resize(shape[1]);
+        const TensorPtr& labels = spec_.inputs.back();
+        most_labels_ = rows() ? labels->count() / shape[1] : labels->shape[0];
         make_loss();
+        const int64_t places = 2 * std::min(most_labels_, longest_) + 1;
+        paths_ = workspace("paths", plain_layout({shape[1], longest_ * places}, memory::data_type::f64));
         for (const auto& each : spec_.inputs) touch(Pass::forward, each);
-        if (input_gradient(0)) touch(Pass::backward, {input(0), input(0)->diff});
+        touch(Pass::forward, paths_);
+        if (input_gradient(0)) touch(Pass::backward, {input(0), input(0)->diff, paths_});
     }
 
     void forward(const dnnl::stream&) override {
@@ -83,10 +88,15 @@ private:
         int64_t time;               // steps; 0: unused, or no possible path spells the labels
         std::vector<int32_t> path;  // the labels, a blank before each and one behind them
         std::vector<LogSum> sums;   // of the scores, at each step
-        std::vector<double> to;     // of all paths up to a step that end at a place of the path: (time, path)
         std::vector<double> from;   // of all paths from a place on, after the step at hand
         double log_probability;
     };
+
+    // Whether labels are a row for each sequence; else they are a column.
+    bool rows() const { return spec_.inputs.size() == 2; }
+
+    // Of a sequence, the logarithms of the probabilities of all paths up to a step that end at a place: (time, path).
+    double* paths(int64_t n) const { return address<double>(paths_) + n * paths_->shape[1]; }
 
     const float* scores(int64_t t, int64_t n) const {
         return input(0)->data() + (t * int64_t(sequences_.size()) + n) * classes_;
@@ -105,14 +115,12 @@ private:
     void read(int64_t n) {
         const auto count = int64_t(sequences_.size());
         const TensorPtr& blob = spec_.inputs.back();
-        const bool rows = spec_.inputs.size() == 2;  // of labels, for each sequence; else columns
-        const int64_t most = rows ? blob->count() / count : blob->shape[0];
-        const int64_t given = spec_.inputs.size() == 4 ? length(input(2), n, most, "labels") : most;
+        const int64_t given = spec_.inputs.size() == 4 ? length(input(2), n, most_labels_, "labels") : most_labels_;
         Sequence& sequence = sequences_[n];
         sequence.path.assign(1, blank_);
         int64_t repetitions = 0;
         for (int64_t i = 0; i < given; i++) {
-            const float value = blob->data()[rows ? n * most + i : i * count + n];
+            const float value = blob->data()[rows() ? n * most_labels_ + i : i * count + n];
             if (spec_.inputs.size() == 3 && value < 0) break;
             const float label = value + shift_;
             if (!(label >= 0 && label < float(classes_)))
@@ -130,10 +138,13 @@ private:
             fail(n,
                  "has " + std::to_string(labels) + " labels, but " + std::to_string(sequence.time) + " steps of time");
         if (labels + repetitions > sequence.time) sequence.time = 0;  // a blank has to part those that are alike
+
+        sequence.sums.resize(sequence.time);  // here, for no exception leaves a parallel loop
+        sequence.from.resize(sequence.path.size());
     }
 
     int64_t time(int64_t n) const {
-        if (spec_.inputs.size() == 2) return longest_;
+        if (rows()) return longest_;
         if (spec_.inputs.size() == 4) return length(input(1), n, steps_, "steps");
         int64_t t = 1;
         while (t < steps_ && whole(double(input(1)->data()[t * int64_t(sequences_.size()) + n]) + 0.5) != 0) t++;
@@ -155,11 +166,10 @@ private:
         Sequence& sequence = sequences_[n];
         if (sequence.time == 0) return;
         const auto places = int64_t(sequence.path.size());
-        sequence.sums.resize(sequence.time);
-        sequence.to.assign(sequence.time * places, impossible);
+        double* const to = paths(n);
         for (int64_t t = 0; t < sequence.time; t++) {
             sequence.sums[t] = log_sum(scores(t, n), classes_);
-            double* const now = &sequence.to[t * places];
+            double* const now = to + t * places;
             for (int64_t place = 0; place < places; place++) {
                 double before = place < 2 ? 0 : impossible;  // paths begin with the blank or the first label
                 if (t > 0) {
@@ -170,15 +180,17 @@ private:
                 now[place] = before + emission(sequence, t, n, place);
             }
         }
-        sequence.log_probability = sequence.to.back();
-        if (places > 1) sequence.log_probability = either(sequence.log_probability, sequence.to.end()[-2]);
+        const double* const end = to + sequence.time * places;
+        sequence.log_probability = end[-1];
+        if (places > 1) sequence.log_probability = either(end[-1], end[-2]);
         if (sequence.log_probability == impossible) sequence.time = 0;  // a score of minus infinity
     }
 
     void differentiate(int64_t n, float scale) {
         Sequence& sequence = sequences_[n];
         const auto places = int64_t(sequence.path.size());
-        sequence.from.assign(places, impossible);
+        const double* const to = paths(n);
+        std::fill(sequence.from.begin(), sequence.from.end(), impossible);
         for (int64_t place = std::max<int64_t>(places - 2, 0); place < places; place++) sequence.from[place] = 0;
         for (int64_t t = steps_ - 1; t >= 0; t--) {
             float* const wanted = input(0)->diff->data() + (scores(t, n) - input(0)->data());
@@ -189,7 +201,7 @@ private:
             if (t + 1 < sequence.time) step_back(sequence, t + 1, n);
             softmax(scores(t, n), sequence.sums[t], scale, classes_, wanted);
             for (int64_t place = 0; place < places; place++) {
-                const double through = sequence.to[t * places + place] + sequence.from[place];
+                const double through = to[t * places + place] + sequence.from[place];
                 wanted[sequence.path[place]] -= scale * float(std::exp(through - sequence.log_probability));
             }
         }
@@ -208,7 +220,8 @@ private:
 
     int32_t blank_;
     float shift_;
-    int64_t longest_, steps_, classes_;
+    int64_t longest_, steps_, classes_, most_labels_;
+    TensorPtr paths_;
     std::vector<Sequence> sequences_;
 };
 

@@ -171,6 +171,14 @@ def test_what_is_added_to_all_scores_has_no_effect(offset):
     check(layer(), 3, x, i=indicators(TIMES, 5), l=columns(SPELT, 5))
 
 
+@pytest.mark.parametrize("labels", [4, 900])
+def test_tables_are_in_the_memory_plan(labels):
+    """For as many labels as the steps can spell."""
+    text = net_text(layer("CtcLoss", "", "x l"), x=(300, 8, 20), l=(8, labels))
+    tables = 8 * 300 * (2 * min(labels, 300) + 1) * 8
+    assert tables <= make_net(text).program.activation_bytes < tables + 2**20
+
+
 def test_in_test_nets():
     text = net_text(layer("CtcLoss", "", "x l"), x=(5, 2, 4), l=(2, 2))
     net = make_net(text, proto.TEST)
