@@ -125,10 +125,12 @@ def _upgrade_shape(layer: proto.LayerParameter, param: str, field: str, origin: 
     if not message.HasField(old):
         return
     dims = list(getattr(message, old).dim)
-    if message.HasField(field) if param == "pooling_param" else getattr(message, field):
-        raise ConfigError(
-            f"{label}both '{field}' and video-caffe's '{old}' are given; keep '{field}'", where_of(origin)
-        )
+    set_fields = [each.name for each, _ in message.ListFields()]
+    for given in (field, f"{short}_h", f"{short}_w", f"{field}_3d"):
+        if given in set_fields:
+            raise ConfigError(
+                f"{label}both '{given}' and video-caffe's '{old}' are given; keep '{given}'", where_of(origin)
+            )
     message.ClearField(old)
     if param == "convolution_param":
         copy_field(message, field, dims, label, origin)
@@ -157,6 +159,8 @@ def _upgrade_unpooling(layer: proto.LayerParameter, origin: Node | None) -> None
         wrong = "Unpooling needs unpool_size, or unpool_h and unpool_w: forks compute other sizes"
     elif param.pad or param.pad_h or param.pad_w:
         wrong = "expected pad 0 of Unpooling, whose mask says where values go"
+    elif layer.HasField("upsample_param"):
+        wrong = "both 'unpooling_param' and 'upsample_param' are given; keep 'unpooling_param'"
     if wrong:
         raise ConfigError(f"layer '{layer.name}': {wrong}", where_of(origin))
     layer.type = "Upsample"

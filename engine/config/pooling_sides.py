@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engine.config.prototext import Node
+from engine.errors import ConfigError
 
 _FIELDS = ("kernel_size", "stride", "pad")
 
 
 def name_sides(nodes: list[Node]) -> Iterator[str]:
     """Changes a text, before it is read, to the fields that are here: two values become _h and _w, three _3d, and equal
-    ones a single one. Yields a note on each place with others."""
+    ones a single one. Yields a note on each place with others. Raises ConfigError where sides are given once more."""
     for node in nodes:
         if not isinstance(node.value, list):
             continue
@@ -24,6 +25,9 @@ def name_sides(nodes: list[Node]) -> Iterator[str]:
                 node.value = [each for each in node.value if each.name != field or each is given[0]]
             elif len(given) <= 3:
                 short = field.removesuffix("_size")
+                for other in (f"{short}_h", f"{short}_w", f"{field}_3d"):
+                    if any(each.name == other for each in node.value):
+                        raise ConfigError(f"both '{field}' and '{other}' are given; keep one of them", given[0].where)
                 names = [f"{short}_h", f"{short}_w"] if len(given) == 2 else [f"{field}_3d"] * 3
                 for each, name in zip(given, names, strict=True):
                     each.name = name

@@ -410,6 +410,19 @@ def test_a_pooling_with_a_number_for_each_side():
     assert list(parse_net(old, "n").message.layer[0].pooling_param.kernel_size_3d) == [1, 2, 2]
 
 
+@pytest.mark.parametrize(
+    ("text", "both"),
+    [
+        ("kernel_size: 2 kernel_size: 3 kernel_h: 5 kernel_w: 6", "'kernel_size' and 'kernel_h'"),
+        ("kernel_size: 2 stride: 1 stride: 2 stride_w: 6", "'stride' and 'stride_w'"),
+        ("kernel_size: 1 kernel_size: 2 kernel_size: 2 kernel_size_3d: 3", "'kernel_size' and 'kernel_size_3d'"),
+    ],
+)
+def test_sides_that_are_given_once_more(text, both):
+    with pytest.raises(ConfigError, match=f"n:2:.*: both {both} are given; keep one of them"):
+        pooling(text)
+
+
 def test_a_volume_pooled_by_sides():
     from engine.net import Net
 
@@ -447,6 +460,14 @@ def test_windows_that_are_shapes():
         (
             'type: "NdConvolution" convolution_param { kernel_size: 3 kernel_shape { dim: 3 } }',
             "layer 'l': both 'kernel_size' and video-caffe's 'kernel_shape' are given; keep 'kernel_size'",
+        ),
+        (
+            'type: "NdPooling" pooling_param { kernel_h: 7 kernel_w: 7 kernel_shape { dim: [2, 2] } }',
+            "layer 'l': both 'kernel_h' and video-caffe's 'kernel_shape' are given; keep 'kernel_h'",
+        ),
+        (
+            'type: "NdPooling" pooling_param { kernel_size: 2 stride_3d: [1, 2, 2] stride_shape { dim: [1, 2, 2] } }',
+            "layer 'l': both 'stride_3d' and video-caffe's 'stride_shape' are given; keep 'stride_3d'",
         ),
         (
             'type: "NdPooling" pooling_param { kernel_shape { dim: [1, 2, 2, 2] } }',
@@ -492,6 +513,10 @@ def test_unpooling_with_a_mask_is_upsample():
         (UNPOOLING % "unpool_h: 8", "layer 'l': Unpooling needs unpool_size, or unpool_h and unpool_w"),
         (UNPOOLING % "unpool: TILE unpool_size: 8", "layer 'l': unpool TILE is not supported; instead: Upsample"),
         (UNPOOLING % "unpool: AVE unpool_size: 8", "layer 'l': unpool AVE is not supported; instead: Upsample"),
+        (
+            UNPOOLING % "unpool_size: 8" + " upsample_param { scale: 2 }",
+            "layer 'l': both 'unpooling_param' and 'upsample_param' are given; keep 'unpooling_param'",
+        ),
         (UNPOOLING % "unpool_size: 8 pad: 1", "layer 'l': expected pad 0 of Unpooling"),
         (
             UNPOOLING.replace('bottom: "mask"', "") % "unpool_size: 8",
