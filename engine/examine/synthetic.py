@@ -216,14 +216,18 @@ def _of_ctc(i: int) -> Maker:
 
     def make(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.ndarray:
         bottoms, (steps, _, classes) = layer.bottoms, layer.bottoms[0].shape[:3]
+        loss = cast("CTCLoss", layer)
+        most = max(1, loss.time // 2)  # labels, or no step is left for the blanks between them
         if i == len(bottoms) - 1:
-            labels = generator.integers(0, classes - cast("CTCLoss", layer).shift, shape)
+            labels = generator.integers(0, classes - loss.shift, shape)
             if len(bottoms) == 3:
-                labels[(shape[0] + 1) // 2 :] = -1  # or no step is left for the blanks between them
+                labels[most:] = -1
+            elif len(bottoms) == 2:
+                labels[:, most:] = loss.blank
             return labels
         if len(bottoms) == 3:
             return _sequences(layer, shape, generator)
-        return np.full(shape, steps if i == 1 else min(steps, bottoms[3].shape[0]))
+        return np.full(shape, steps if i == 1 else min(most, bottoms[3].shape[0]))
 
     return make
 

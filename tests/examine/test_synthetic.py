@@ -49,6 +49,28 @@ def test_labels_of_sequences(kind, shapes):
     assert len(set(found["l"].ravel())) > 1  # and none is refused
 
 
+@pytest.mark.parametrize(
+    ("kind", "shapes", "params"),
+    [
+        ("CTCLoss", {"i": (5, 2), "l": (20, 2)}, ""),
+        ("CtcLoss", {"l": (2, 8)}, ""),
+        ("CtcLoss", {"l": (2, 5)}, "time_step: 2"),
+        ("WarpCTCLoss", {"l": (2, 8)}, "blank_index: 19"),
+        ("WarpCTCLoss", {"t": (2,), "n": (2,), "l": (20, 2)}, ""),
+    ],
+)
+def test_no_more_labels_than_steps_can_spell(kind, shapes, params):
+    bottoms = " ".join(f'bottom: "{name}"' for name in ("x", *shapes))
+    layer = f'layer {{ name: "l" type: "{kind}" {bottoms} top: "loss" ctc_loss_param {{ {params} }} }}'
+    found = fed(layer, x=(5, 2, 20), **shapes)
+    if "n" in found:
+        assert set(found["n"]) == {2}
+    else:
+        blank = {"CTCLoss": -1, "CtcLoss": 0, "WarpCTCLoss": 19}[kind]
+        labels = found["l"].T if kind == "CTCLoss" else found["l"]
+        assert (labels[:, 2:] == blank).all() and (labels[:, 0] != blank).all()
+
+
 def test_targets_of_a_sigmoid_are_0_or_1():
     loss = 'layer { name: "l" type: "SigmoidCrossEntropyLoss" bottom: "scores" bottom: "targets" top: "loss" }'
     values = fed(loss, scores=(6, 5), targets=(6, 5))
