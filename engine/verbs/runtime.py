@@ -226,10 +226,12 @@ def upgrade(options: Namespace, write: Callable[[str, str], list[str]], kind: st
     write: takes both paths, returns a line for each older format met. kind: Caffe's words for what is written.
     """
     from engine.files import check_apart
+    from engine.layers.registry import layer_types
     from engine.report.log import log, set_up
 
     set_up()
     check_apart(options.target, options.source)
+    layer_types()  # so that an unknown type in a text is told as one
     for note in write(options.source, options.target) or [f"File already in latest proto format: {options.source}"]:
         log(note)
     log(f"Wrote upgraded {kind} to {options.target}")

@@ -1,6 +1,8 @@
 """Old nets, weights and solvers say the same in the current format, and stay as they are when upgraded again."""
 
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -105,3 +107,19 @@ def test_what_is_read_is_not_written_over(verb, tmp_path, capsys):
     assert main([verb, str(file), str(file)]) == 1
     assert "it is a file that is read; choose another name" in capsys.readouterr().err
     assert file.read_text() == ("# of the user's\n" if verb.endswith("text") else "")
+
+
+@pytest.mark.parametrize(
+    ("verb", "text"),
+    [
+        ("upgrade_net_proto_text", "%s\n"),
+        ("upgrade_solver_proto_text", "net_param { %s }\n"),
+    ],
+)
+def test_an_unknown_type_is_named(tmp_path, verb, text):
+    """In a process that has built no net before."""
+    path = tmp_path / "a.prototxt"
+    path.write_text(text % 'layer { name: "l" type: "Xyzzy" foo: 1 }')
+    command = [sys.executable, "-m", "engine", verb, str(path), str(tmp_path / "b.prototxt")]
+    told = subprocess.run(command, capture_output=True, text=True)
+    assert told.returncode == 1 and "layer 'l': unknown layer type 'Xyzzy'" in told.stderr
