@@ -80,13 +80,16 @@ class SyntheticFeeder(Feeder):
 
 
 def shrink(message: proto.NetParameter, size: int) -> None:
-    """At most `size` samples in the blobs of a net's Input and DummyData layers, and in BatchNorm's slices."""
+    """At most `size` samples in the blobs of a net's Input and DummyData layers, in the indicators of sequences, and in
+    BatchNorm's slices."""
     for layer in message.layer:
         for shape in (*layer.input_param.shape, *layer.dummy_data_param.shape):
             if shape.dim:
                 shape.dim[0] = min(shape.dim[0], size)
         numbers = layer.dummy_data_param.num
         numbers[:] = [min(number, size) for number in numbers]
+        if layer.continuation_indicator_param.batch_size > size:
+            layer.continuation_indicator_param.batch_size = size
     for holder in (message, *(layer.batch_norm_param for layer in message.layer)):
         name = "bn_stats_batch_size" if holder is message else "stats_batch_size"
         if getattr(holder, name) > size:

@@ -21,13 +21,12 @@ import numpy as np
 from engine import proto
 from engine.comm.world import World
 from engine.config import SolverConfig, net_of_solver, nets_of_solver
-from engine.data import batch_size_of, set_batch_size
 from engine.data.feeder import Feeder
 from engine.data.prefetch import Batch
 from engine.errors import CommError, ConfigError, shape_text
 from engine.report.table import table
 from engine.solver.adversarial import AdversarialSolver
-from engine.solver.global_batch import data_layers, set_iter_size
+from engine.solver.global_batch import CTC_LOSSES, scale_batch, set_iter_size
 from engine.solver.modes import require_sync
 from engine.solver.solver import Solver
 from engine.solver.validate import leave_tests_out
@@ -141,8 +140,7 @@ def _solver(config: SolverConfig, world: World, ranks: int = 1, at_once: bool = 
         param.ClearField(field)
     leave_tests_out(param)
     if at_once:
-        for layer in data_layers(config):
-            set_batch_size(layer, ranks * batch_size_of(layer))
+        scale_batch(config, ranks, 1)
     else:
         set_iter_size(param, ranks * max(1, param.iter_size))
     kind = _TellingSolver if param.HasField("adversarial") else Solver
@@ -204,13 +202,18 @@ def _keep_apart(config: SolverConfig, many: Solver) -> None:
 def _refuse_other_rows(one: Solver, many: Solver) -> None:
     """Raises ConfigError for layers that do otherwise with one large batch than with those of the ranks: BatchNorm that
     cannot take its statistics rank by rank, and dropout, where all ranks' samples are in each of its rows; recurrent
-    layers of which a larger batch has no more sequences."""
+    layers of which a larger batch has no more sequences; losses that are sums."""
     shapes = {layer.name: layer.shapes[0] for layer in many.net.graph.layers if layer.shapes}
     for layer in one.net.graph.layers:
         if layer.type in DROPOUT and layer.attributes()["ratio"] and layer.shapes[0][0] == shapes[layer.name][0]:
             raise layer.error(
                 f"the first of the axes {shape_text(layer.shapes[0])} does not grow with the batch, so that one rank "
                 "drops others than several do: verify the net with a dropout_ratio of 0"
+            )
+        if layer.type in CTC_LOSSES:
+            raise layer.error(
+                "its gradient is the sum over a batch, and so is larger with the batch of all ranks at once, which one "
+                "rank takes beside recurrent layers or a BatchNorm of all ranks: verify has nothing to compare"
             )
     for layer in one.net.graph.recurrent:
         if layer.shapes[0][1] == shapes[layer.name][1]:

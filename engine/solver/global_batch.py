@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from engine.comm.world import World
     from engine.solver.resume import Snapshot
 
+CTC_LOSSES = ("CTCLoss", "WarpCTCLoss", "CtcLoss")  # whose gradients are sums over the batch
+
 
 def hold_global_batch(config: SolverConfig, world: World, snapshot: Snapshot) -> None:
     """Changes iter_size and the train net's batch_size so that an iteration has the samples that it had.
@@ -30,7 +32,8 @@ def hold_global_batch(config: SolverConfig, world: World, snapshot: Snapshot) ->
     steps = max(1, config.message.iter_size)
     before = snapshot.global_batch or (snapshot.ranks or world.size) * batch * steps
     slices = _slices(config)
-    multiple = _multiple(layers, slices)
+    sequences = [layer.continuation_indicator_param.batch_size for layer in _indicators(config)]
+    multiple = _multiple(layers, slices, sequences)
     size, new_steps = divide_batch(before, world.size, batch, steps, adjustable=bool(layers), multiple=multiple)
     if new_steps > 1 and config.message.HasField("adversarial"):  # which trains on one batch at a time
         each = {ranks: before // ranks for ranks in range(1, before + 1) if before % ranks == 0}
@@ -44,8 +47,7 @@ def hold_global_batch(config: SolverConfig, world: World, snapshot: Snapshot) ->
         warn("The data of each rank is a source of its own (%#): with another number of ranks their order is another")
     if (size, new_steps) == (batch, steps):
         return
-    for layer in layers:
-        set_batch_size(layer, batch_size_of(layer) * size // batch)
+    scale_batch(config, size, batch)
     set_iter_size(config.message, new_steps)
     if not layers:  # how many rows a batch has only the net will tell
         log(f"iter_size {steps} -> {new_steps}: {before} batches in an iteration, as before")
@@ -56,20 +58,43 @@ def hold_global_batch(config: SolverConfig, world: World, snapshot: Snapshot) ->
     )
     if size != batch and 0 in slices:
         warn(f"BatchNorm takes its statistics from {size} samples now, not {batch}")
+    if size != batch and (sums := [f"'{layer.name}'" for layer in _train_layers(config) if layer.type in CTC_LOSSES]):
+        warn(
+            f"The gradient of {', '.join(sums)} is the sum over a batch, which has {size} samples now, not {batch}: a "
+            f"loss_weight of {batch}/{size} of what it is keeps the rate"
+        )
+
+
+def scale_batch(config: SolverConfig, size: int, batch: int) -> None:
+    """Multiplies what says in the train net how many samples a batch has by size / batch, which must give whole
+    numbers: the batch_size of data layers, and of those that make indicators of as many sequences."""
+    for layer in data_layers(config):
+        set_batch_size(layer, batch_size_of(layer) * size // batch)
+    for layer in _indicators(config):
+        param = layer.continuation_indicator_param
+        param.batch_size = param.batch_size * size // batch
+
+
+def _indicators(config: SolverConfig) -> list[proto.LayerParameter]:
+    return [layer for layer in _train_layers(config) if layer.type == "ContinuationIndicator"]
+
+
+def _train_layers(config: SolverConfig) -> Iterator[proto.LayerParameter]:
+    """Those of the train net that its state keeps."""
+    train = net_of_solver(config, proto.TRAIN)
+    return (train.message.layer[index] for index in kept_layers(train))
 
 
 def _slices(config: SolverConfig) -> set[int]:
     """How many samples the BatchNorm layers of the train net take statistics from; 0: all of a batch."""
-    train = net_of_solver(config, proto.TRAIN)
-    layers = (train.message.layer[index] for index in kept_layers(train))
-    params = (layer.batch_norm_param for layer in layers if layer.type == "BatchNorm")
-    whole = train.message.bn_stats_batch_size
+    params = (layer.batch_norm_param for layer in _train_layers(config) if layer.type == "BatchNorm")
+    whole = net_of_solver(config, proto.TRAIN).message.bn_stats_batch_size
     return {param.stats_batch_size or whole for param in params if not param.use_global_stats}
 
 
-def _multiple(layers: Sequence[proto.LayerParameter], slices: Collection[int]) -> int:
+def _multiple(layers: Sequence[proto.LayerParameter], slices: Collection[int], sequences: Collection[int]) -> int:
     """What must divide the first data layer's batch_size: mix_param takes pairs, BatchNorm whole slices, and the
-    batch_size of another data layer changes by the same factor."""
+    batch_size of another data layer, or of indicators of sequences, changes by the same factor."""
     if not layers:
         return 1
     batch = batch_size_of(layers[0])
@@ -77,6 +102,7 @@ def _multiple(layers: Sequence[proto.LayerParameter], slices: Collection[int]) -
     for layer in layers:
         unit = batch * (2 if layer.transform_param.HasField("mix_param") else 1)
         found.append(unit // math.gcd(unit, batch_size_of(layer)))
+    found += [batch // math.gcd(batch, count) for count in sequences]
     return math.lcm(*found)
 
 
@@ -127,9 +153,8 @@ def set_iter_size(param: proto.SolverParameter, steps: int) -> None:
 
 def data_layers(config: SolverConfig) -> list[proto.LayerParameter]:
     """Those of the train net that have a batch_size, in its phase."""
-    train = net_of_solver(config, proto.TRAIN)
     found = []
-    for layer in (train.message.layer[index] for index in kept_layers(train)):
+    for layer in _train_layers(config):
         if layer.bottom:
             continue
         try:
@@ -148,7 +173,8 @@ def other_batch(config: SolverConfig, batch: int, ranks: int) -> Iterator[str]:
     if not param.HasField("global_batch") or wanted == batch or not layers:
         return
     ways = []
-    if all(settings := [_batch_size_setting(layer, Fraction(wanted, batch)) for layer in layers]):
+    sized = [*layers, *_indicators(config)]
+    if all(settings := [_batch_size_setting(layer, Fraction(wanted, batch)) for layer in sized]):
         ways.append(" ".join(settings))
     # Gradients are clipped in their sum over micro-batches, and adversarial refuses iter_size.
     if wanted * steps % batch == 0 and param.clip_gradients <= 0 and not param.HasField("adversarial"):
@@ -179,8 +205,7 @@ def shared_states(param: proto.SolverParameter, recurrent: Sequence[str]) -> Ite
 
 def unshared_data(config: SolverConfig, ranks: int) -> Iterator[str]:
     """A warning of each Python layer of the train net that reads data, which ranks do not share."""
-    train = net_of_solver(config, proto.TRAIN)
-    for layer in (train.message.layer[index] for index in kept_layers(train) if ranks > 1):
+    for layer in _train_layers(config) if ranks > 1 else ():
         if layer.type == "Python" and not layer.bottom:
             yield (
                 f"Layer '{layer.name}' (Python) reads data by itself, on each of {ranks} ranks: unless its code gives "
@@ -189,8 +214,8 @@ def unshared_data(config: SolverConfig, ranks: int) -> Iterator[str]:
 
 
 def _batch_size_setting(layer: proto.LayerParameter, factor: Fraction) -> str:
-    """The option that multiplies the batch_size of a data layer, "" where that gives no whole number."""
-    size = batch_size_of(layer)
+    """The option that multiplies a layer's batch_size, "" where that gives no whole number."""
+    size = layer.continuation_indicator_param.batch_size or batch_size_of(layer)
     message = next((field.name for field, value in layer.ListFields() if getattr(value, "batch_size", 0) == size), "")
     whole = message and (size * factor).denominator == 1
     return f"--set 'layer[{layer.name}@TRAIN].{message}.batch_size={size * factor}'" if whole else ""

@@ -116,6 +116,8 @@ def test_words():
     [
         ('type: "Input" input_param { shape { dim: 10 dim: 3 } }', (2, 3)),
         ('type: "Input" input_param { shape { dim: 1 dim: 3 } }', (1, 3)),
+        ('type: "ContinuationIndicator" continuation_indicator_param { time_step: 5 batch_size: 7 }', (5, 2)),
+        ('type: "ContinuationIndicator" continuation_indicator_param { time_step: 5 batch_size: 1 }', (5, 1)),
         ('type: "DummyData" dummy_data_param { num: 7 channels: 3 height: 1 width: 5 }', (2, 3, 1, 5)),
         ('type: "DummyData" dummy_data_param { shape { dim: 7 dim: 5 } }', (2, 5)),
     ],

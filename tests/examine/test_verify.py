@@ -280,6 +280,22 @@ def test_dropout_of_steps_is_refused(tmp_path):
     assert status == 0 and "2 ranks train as 1 does" in out, out + err
 
 
+INDICATED = """layer { name: "first" type: "ContinuationIndicator" top: "first"
+  continuation_indicator_param { time_step: 5 batch_size: BATCH } }
+layer { name: "lstm" type: "LSTM" bottom: "x_steps" bottom: "first" """
+
+
+def test_indicators_of_as_many_sequences_as_a_batch_has(tmp_path):
+    net = streams(tmp_path).replace(
+        'layer { name: "lstm" type: "LSTM" bottom: "x_steps" bottom: "cont_steps" ', INDICATED
+    )
+    net += 'layer { name: "silence" type: "Silence" bottom: "cont_steps" }'
+    status, out, err = verify(tmp_path, net=net)
+    assert status == 0 and "2 ranks train as 1 does" in out, out + err
+    ctc = 'layer { name: "ctc" type: "CtcLoss" bottom: "h" bottom: "label" }'
+    assert "layer 'ctc' (CtcLoss): its gradient is the sum over a batch" in failure(tmp_path, net=net + ctc)
+
+
 def test_batches_of_steps_are_refused(tmp_path):
     """Ranks would share the steps, not the sequences."""
     net = streams(tmp_path).replace(TURN, "permute_param { order: 0 order: 1")

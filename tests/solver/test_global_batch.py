@@ -24,3 +24,12 @@ def test_another_iter_size_is_no_advice_where_gradients_are_clipped():
     (told,) = other_batch(parse_solver(MEANT), 8, 2)
     (clipped,) = other_batch(parse_solver(MEANT + "clip_gradients: 1"), 8, 2)
     assert "--set iter_size=4 or" in told and "--set iter_size" not in clipped and "8 ranks would" in clipped
+
+
+def test_indicators_of_sequences_have_the_meant_batch_too():
+    """Of as many sequences as the data layer has samples."""
+    indicator = """layer { name: "i" type: "ContinuationIndicator" top: "i"
+      continuation_indicator_param { time_step: 7 batch_size: 4 } } } """
+    (told,) = other_batch(parse_solver(MEANT.removesuffix("} ") + indicator), 8, 2)
+    assert "--set 'layer[data@TRAIN].data_param.batch_size=16'" in told
+    assert "--set 'layer[i@TRAIN].continuation_indicator_param.batch_size=16'" in told

@@ -12,7 +12,7 @@ import pytest
 from engine import proto
 from engine.cli import main
 from engine.comm.world import World
-from engine.config import parse_solver
+from engine.config import net_of_solver, parse_solver
 from engine.data import batch_size_of
 from engine.errors import ConfigError, WeightsError
 from engine.solver.global_batch import data_layers, divide_batch, hold_global_batch
@@ -253,6 +253,21 @@ def test_the_batch_that_holds_it_is_one_that_the_net_takes(tmp_path, transform, 
     world.size = 2
     hold_global_batch(config, world, Snapshot("", 1, ranks=3, global_batch=total))
     assert (batch_size_of(data_layers(config)[0]), config.message.iter_size) == expected
+
+
+def test_sequences_are_as_many_as_the_held_batch(caplog):
+    """And what is a sum over them is told."""
+    net = """layer { name: "d" type: "Data" top: "d" top: "l" data_param { source: "d" batch_size: 12 } }
+      layer { name: "i" type: "ContinuationIndicator" top: "i"
+        continuation_indicator_param { time_step: 7 batch_size: 6 } }
+      layer { name: "loss" type: "CtcLoss" bottom: "d" bottom: "l" }"""
+    config, world = parse_solver(f'net_param {{ {net} }} base_lr: 1 lr_policy: "fixed"', "solver.prototxt"), World()
+    world.size = 2
+    hold_global_batch(config, world, Snapshot("", 1, ranks=3, global_batch=60))
+    layers = net_of_solver(config, proto.TRAIN).message.layer
+    assert (layers[0].data_param.batch_size, config.message.iter_size) == (10, 3)
+    assert layers[1].continuation_indicator_param.batch_size == 5
+    assert any("gradient of 'loss' is the sum over a batch, which has 10 samples" in line for line in caplog.messages)
 
 
 def test_without_a_data_layer_iter_size_holds_the_batch(caplog):
