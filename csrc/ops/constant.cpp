@@ -1,5 +1,5 @@
 // A blob whose values are known when the net is built.
-// attributes: values, in row-major order.
+// attributes: values, in row-major order; where they are fewer than the blob has, each stands for as many in a row.
 #include <algorithm>
 
 #include "ops/common/onednn_util.h"
@@ -12,15 +12,19 @@ public:
     explicit Constant(OpSpec spec) : Op(std::move(spec)) {
         const std::vector<double> values = spec_.attributes.reals("values");
         values_.assign(values.begin(), values.end());
-        output(0, plain_layout(spec_.output_shapes[0]));
+        each_ = output(0, plain_layout(spec_.output_shapes[0]))->count() / int64_t(values_.size());
         touch(Pass::forward, outputs_[0]);
     }
 
     // Each time: the memory plan may use the blob's memory for others.
-    void forward(const dnnl::stream&) override { std::copy(values_.begin(), values_.end(), outputs_[0]->data()); }
+    void forward(const dnnl::stream&) override {
+        float* at = outputs_[0]->data();
+        for (const float value : values_) at = std::fill_n(at, each_, value);
+    }
 
 private:
     std::vector<float> values_;
+    int64_t each_;
 };
 
 static const RegisterOp<Constant> registered("Constant");

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from engine.layers.base import Layer, Shape
 from engine.layers.registry import register
 
@@ -29,6 +27,8 @@ class ContinuationIndicator(Layer):
         return [(param.time_step, param.batch_size)]
 
     def lower(self, builder: Builder) -> None:
-        values = np.ones(self.tops[0].shape)
-        values[0] = 0
-        builder.op("Constant", self, [], {"values": values.ravel().tolist()})
+        steps = self.message.continuation_indicator_param.time_step
+        builder.op("Constant", self, [], {"values": [0.0] + [1.0] * (steps - 1)})  # one for each step's sequences
+
+    def flops(self) -> int:
+        return 0

@@ -82,7 +82,7 @@ class Lstm(Layer):
         if len(self.bottoms) == 2:
             cont = builder.view(self, builder.tensor(self.bottoms[1]), (steps, batch))
         else:
-            values = {"values": [float(step > 0) for step in range(steps) for _ in range(batch)]}
+            values = {"values": [0.0] + [1.0] * (steps - 1)}  # one for each step's sequences
             shapes = [(steps, batch)]
             cont = builder.op("Constant", self, [], values, params=[], tops=[], shapes=shapes, gradients=[False])[0]
         attributes = {"static": False, "constant": self.constant, "clip": self.param.clipping_threshold}

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from engine import proto
-from tests.layers.harness import error_of, run
+from tests.layers.harness import error_of, make_net, net_text, run
 
 RANDOM = np.random.default_rng(8)
 
@@ -43,9 +43,19 @@ def test_errors():
     assert "expected labels (3, L), got (2, 2)" in error_of(layer(), x=(3, 4, 5), l=(2, 2))
 
 
+INDICATOR = """layer { name: "i" type: "ContinuationIndicator" top: "i"
+    continuation_indicator_param { time_step: 3 batch_size: 2 } }"""
+
+
+def test_a_batch_has_as_many_samples_as_its_data():
+    """Not as many as the indicator has steps; and nothing is computed."""
+    net = make_net(INDICATOR + net_text(layer(), x=(2, 3, 4), l=(2, 2)), proto.TEST)
+    assert net.graph.batch_size == 2
+    assert net.graph.layers[0].flops() == 0
+
+
 def test_continuation_indicator():
-    text = """layer { name: "i" type: "ContinuationIndicator" top: "i"
-        continuation_indicator_param { time_step: 3 batch_size: 2 } }"""
+    text = INDICATOR
     net = run(text, phase=proto.TEST)
     np.testing.assert_array_equal(net.blobs["i"].data, [[0, 0], [1, 1], [1, 1]])
     assert "expected time_step and batch_size of at least 1, got 3 and 0" in error_of(text.replace("batch_size: 2", ""))
