@@ -125,7 +125,7 @@ private:
             const float label = value + shift_;
             if (!(label >= 0 && label < float(classes_)))
                 fail(n, "has label " + number_text(value) + ", but labels are in [0, " +
-                            std::to_string(classes_ - int64_t(shift_)) + ")");
+                            std::to_string(classes_ - whole(shift_)) + ")");
             const auto one = int32_t(whole(label));
             if (one == blank_) continue;
             if (sequence.path.size() > 1) repetitions += one == sequence.path.end()[-2];
