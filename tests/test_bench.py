@@ -89,29 +89,35 @@ def test_kernel_program_answers_every_line(tool, precision):
 
 
 @pytest.mark.parametrize("phase", ["TRAIN", "TEST"])
-@pytest.mark.parametrize("name", ["resnet20", "alexnet", "shufflenet", "mobilenet_v2"])
+@pytest.mark.parametrize(
+    "name", ["resnet20", "resnet50", "alexnet", "squeezenet", "shufflenet", "mobilenet_v2", "se_resnet50"]
+)
 def test_pytorch_computes_what_engine_does(tool, tmp_path, name, phase):
     torch = pytest.importorskip("torch")
     model = tool("train").model_of(name, tmp_path)
     tool("describe_net").describe(str(model), 2, phase, tmp_path)
     net = tool("torch_net").TorchNet(tmp_path, torch.channels_last, phase == "TRAIN")
     loss = net()
-    if name == "alexnet" and phase == "TRAIN":
-        assert net.wanted is None  # its Dropout draws other numbers
-    else:
-        assert loss.item() == pytest.approx(net.wanted, rel=1e-4)
+    assert loss.item() == pytest.approx(net.wanted, rel=1e-4)
     if phase == "TRAIN":
         loss.backward()
-        assert all(values.grad is not None for values in net.parameters())
+        assert net.gradients() == pytest.approx(
+            net.wanted_gradients, rel=1e-2, abs=1e-3 * max(net.gradients().values())
+        )
 
 
-def test_a_loss_that_is_not_engines_ends_the_rival(tool, tmp_path):
+@pytest.mark.parametrize("what", ["first loss", "first gradient of conv1/0"])
+def test_what_engine_does_not_compute_ends_the_rival(tool, tmp_path, what):
     torch_train = pytest.importorskip("torch") and tool("torch_train")
     tool("describe_net").describe(str(ROOT / "nets/resnet20.prototxt"), 2, "TRAIN", tmp_path)
     net = json.loads((tmp_path / "net.json").read_text())
-    (tmp_path / "net.json").write_text(json.dumps(net | {"loss": 1.01 * net["loss"]}))
+    if what == "first loss":
+        net["loss"] *= 1.02
+    else:
+        net["gradients"]["conv1/0"] *= 1.1
+    (tmp_path / "net.json").write_text(json.dumps(net))
     training = torch_train.Training(SimpleNamespace(precision="fp32", phase="TRAIN", net=tmp_path), "contiguous")
-    with pytest.raises(SystemExit, match=r"the first loss is .* here and .* in engine"):
+    with pytest.raises(SystemExit, match=f"the {what} is .* here and .* in engine"):
         training.step()
 
 

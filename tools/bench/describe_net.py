@@ -24,34 +24,47 @@ from engine.net import Net, NetOptions  # noqa: E402
 
 
 def describe(model: str, batch: int, phase: str, folder: Path) -> None:
-    """Writes into folder: net.json, and arrays.npz with inputs by name and parameters as LAYER/NUMBER.
+    """Writes into folder: arrays.npz, with inputs by name and parameters as LAYER/NUMBER, and net.json.
 
-    net.json has the layers of the phase in order, the names of the inputs, and the sum of the weighted losses that
-    engine computes in float32; null where there is none, or where Dropout draws other numbers in each program.
+    net.json has the layers of the phase in order and the names of the inputs; and what engine computes from these in
+    float32, without Dropout, which draws other numbers in each program: the sum of the weighted losses, null where
+    there is none, and for TRAIN the length of each parameter's gradient.
     """
     config = read_net(model, [f"layer[data].data_param.batch_size={batch}"])
+    shapes_of = SourceShapes(config.message, PHASES[phase], lambda note: None)
+    layers = [described(layer) for layer in build(config, PHASES[phase], shapes_of=shapes_of).layers if layer.bottoms]
+    for layer in config.message.layer:
+        if layer.type == "Dropout":
+            layer.dropout_param.dropout_ratio = 0
 
-    def made(name: str, share: Net | None = None) -> tuple[Net, list[Layer]]:
+    def made(name: str, share: Net | None = None) -> Net:
         shapes_of = SourceShapes(config.message, PHASES[name], lambda note: None)
-        layers = build(config, PHASES[name], shapes_of=shapes_of).layers  # Net rewrites those of its own graph
         net = Net(config, PHASES[name], NetOptions(shapes_of=shapes_of), share=share)
         feed_synthetic(net)
-        return net, layers
+        return net
 
-    net, layers = made("TRAIN")
+    net = made("TRAIN")
+    for parameter, tensor in net.tensor_of.items():
+        if not parameter.statistics and len(parameter.shape) == 1 and parameter.index == 0 and not tensor.get().any():
+            tensor.set(np.ones(parameter.shape, np.float32))  # a Scale of 0 would hide all that is below
     net.run_forward()
     if phase == "TEST":  # with the running statistics of the other
-        net, layers = made("TEST", share=net)
+        net = made("TEST", share=net)
     arrays = {blob.name: values for blob, values in net.fed.items()}
     arrays |= {f"{name}/{i}": tensor.get() for name, own in net.params.items() for i, tensor in enumerate(own)}
     np.savez(folder / "arrays.npz", **arrays)
     net.run_forward()
-    random = phase == "TRAIN" and any(layer.type == "Dropout" for layer in layers)
-    losses = [] if random else [weight * float(values.get().sum()) for values, weight in net.loss_tensors()]
+    losses = [weight * float(values.get().sum()) for values, weight in net.loss_tensors()]
+    gradients: dict[str, float] = {}
+    if phase == "TRAIN":
+        net.backward()
+        learned = [(parameter, net.tensor_of[parameter]) for parameter in net.graph.params if parameter.learnable]
+        gradients = {f"{p.layer}/{p.index}": float(np.linalg.norm(tensor.diff.get())) for p, tensor in learned}
     told = {
-        "layers": [described(layer) for layer in layers if layer.bottoms],
+        "layers": layers,
         "inputs": [blob.name for blob in net.inputs],
         "loss": sum(losses) if losses else None,
+        "gradients": gradients,
     }
     (folder / "net.json").write_text(json.dumps(told))
 

@@ -8,7 +8,8 @@ BatchNorm (with its Scale, and with the ReLU that follows it), Pooling and LRN. 
 other ReLU, Eltwise, Concat, Dropout, losses, sums of gradients, reorders and the update. In phase TEST only forward
 counts, and norms do not, as they can be folded into weights. Nothing of engine's executor takes part; only the shapes
 come from its graph. kernel_limit.cpp is compiled with the oneDNN that engine itself is compiled with
-(tools/build_csrc.py). Threads: OMP_NUM_THREADS.
+(tools/build_csrc.py). It is no limit for convolutions in groups, whose first kernel of oneDNN's is not always the fastest.
+Threads: OMP_NUM_THREADS.
 """
 
 import argparse
@@ -30,7 +31,15 @@ from engine.graph.build import TEST, TRAIN, build  # noqa: E402
 from engine.graph.passes.gradients import mark_gradients  # noqa: E402
 from engine.graph.passes.split import insert_splits  # noqa: E402
 
-KEEP_LAYOUT = ("Scale", "ReLU", "Split", "Dropout", "Concat", "Eltwise")  # the top's layout is the first bottom's
+KEEP_LAYOUT = (
+    "Scale",
+    "ReLU",
+    "ReLU6",
+    "Split",
+    "Dropout",
+    "Concat",
+    "Eltwise",
+)  # the top's layout is the first bottom's
 
 
 def kernels(model: str, batch: int, phase: int = TRAIN):
@@ -83,11 +92,11 @@ def inner_product(layer, _):
 
 def batch_norm(layer, readers):
     after = layer
-    for kind in ("Scale", "ReLU"):
+    for kinds in (["Scale"], ["ReLU", "ReLU6"]):
         following = readers.get(after.tops[0], [])
-        if len(following) == 1 and following[0].type == kind:
+        if len(following) == 1 and following[0].type in kinds:
             after = following[0]
-    return "batch_norm", [*plane(layer.shapes[0]), int(after.type == "ReLU")]
+    return "batch_norm", [*plane(layer.shapes[0]), int(after.type in ("ReLU", "ReLU6"))]
 
 
 def pooling(layer, _):

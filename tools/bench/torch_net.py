@@ -16,18 +16,20 @@ UNSEEN = ("Accuracy", "Silence")  # layers that training does not need
 class TorchNet(nn.Module):
     """Its forward returns the sum of the weighted losses, or, of a net without a loss, the last top.
 
-    A blob is let go after its last reader, what the text has in place is in place where autograd allows it, and a Scale
-    behind BatchNorm is that norm's.
+    A blob is let go after its last reader, what the text has in place is in place where autograd allows it, a sum is
+    added to what a norm has made, and a Scale behind BatchNorm is that norm's.
     """
 
     def __init__(self, folder: Path, layout: torch.memory_format, trains: bool):
         super().__init__()
         told = json.loads((folder / "net.json").read_text())
         arrays = np.load(folder / "arrays.npz")
-        self.wanted: float | None = told["loss"]
+        self.wanted: float | None = told["loss"]  # and the lengths of gradients; both without Dropout
+        self.wanted_gradients: dict[str, float] = told["gradients"]
+        self.drops = False
         self.inputs = {name: laid_out(torch.from_numpy(arrays[name]), layout) for name in told["inputs"]}
         self.batch_size = len(self.inputs[told["inputs"][0]])
-        self.values = nn.ParameterDict()
+        self.values, self.names = nn.ParameterList(), []
         self.steps: list[Step] = []
         readers = Counter(blob for layer in told["layers"] for blob in layer["bottoms"])
         for layer in told["layers"]:
@@ -40,21 +42,40 @@ class TorchNet(nn.Module):
             if layer["type"] == "Scale" and before and before.takes_scale(layer, readers):
                 before.tops, before.params = layer["tops"], self.learned(layer, own)
             elif layer["type"] == "BatchNorm":
-                self.steps.append(Norm(layer, own, trains))
+                self.steps.append(Norm(layer, own[:3], self.learned(layer, own[3:], 3), trains))
             else:
                 self.steps.append(Step(layer, self.learned(layer, own), trains))
         last = {blob: number for number, step in enumerate(self.steps) for blob in step.bottoms}
         for number, step in enumerate(self.steps):
             step.done = [blob for blob in set(step.bottoms) - set(step.tops) if last[blob] == number]
+        unread: set[str] = set()  # norms' results: their own gradients do not need them
+        for step in self.steps:
+            free = [blob in unread and blob in step.done for blob in step.bottoms]
+            step.adds_to = free.index(True) if True in free else None
+            unread -= {*step.bottoms, *step.tops}
+            unread |= set(step.tops if isinstance(step, Norm) else ())
 
-    def learned(self, layer: dict, own: list[torch.Tensor]) -> list[nn.Parameter]:
-        for number, values in enumerate(own):
-            self.values[f"{layer['name']}/{number}".replace(".", "_")] = nn.Parameter(values)
-        return [self.values[f"{layer['name']}/{number}".replace(".", "_")] for number in range(len(own))]
+    def learned(self, layer: dict, own: list[torch.Tensor], begin: int = 0) -> list[nn.Parameter]:
+        first = len(self.values)
+        self.values.extend(nn.Parameter(values) for values in own)
+        self.names += [f"{layer['name']}/{number}" for number in range(begin, begin + len(own))]
+        return list(self.values[first:])
+
+    def gradients(self) -> dict[str, float]:
+        """The lengths of all that there are."""
+        pairs = zip(self.names, self.values, strict=True)
+        return {name: values.grad.norm().item() for name, values in pairs if values.grad is not None}
+
+    def narrow(self) -> None:
+        """Once for all: what autocast would convert to bf16 at every forward."""
+        for step in self.steps:
+            if step.op in (convolution, deconvolution, inner_product):
+                step.params = [values.detach().bfloat16() for values in step.params]
 
     def forward(self) -> torch.Tensor:
         blobs, losses, top = dict(self.inputs), [], None
         for step in self.steps:
+            step.drops = self.drops
             tops = step.run(*[blobs[name] for name in step.bottoms])
             for name in step.done:
                 del blobs[name]
@@ -82,6 +103,8 @@ class Step:
         self.in_place = self.bottoms == self.tops
         self.op = OPS[layer["type"]]
         self.done: list[str] = []
+        self.drops = True
+        self.adds_to: int | None = None  # the bottom that a sum may overwrite
 
     def run(self, *bottoms: torch.Tensor):
         return self.op(self, *bottoms)
@@ -105,12 +128,12 @@ class Step:
 class Norm(Step):
     """BatchNorm, with the Scale behind it."""
 
-    def __init__(self, layer: dict, own: list[torch.Tensor], trains: bool):
-        super().__init__(layer, [], trains)
-        self.mean, self.variance = own[:2]
-        if not trains and own[2].item():
-            self.mean, self.variance = self.mean / own[2], self.variance / own[2]
+    def __init__(self, layer: dict, statistics: list[torch.Tensor], params: list[torch.Tensor], trains: bool):
+        super().__init__(layer, params, trains)
+        self.mean, self.variance, factor = statistics
         self.of_batch = trains and not layer["param"].get("use_global_stats", False)
+        if not self.of_batch and factor.item():
+            self.mean, self.variance = self.mean / factor, self.variance / factor
 
     def takes_scale(self, layer: dict, readers: Counter) -> bool:
         alone = layer["tops"] == self.tops or readers[self.tops[0]] == 1
@@ -174,16 +197,17 @@ def lrn(step: Step, x):
 
 
 def dropout(step: Step, x):
-    return F.dropout(x, step.get("dropout_ratio", 0.5), step.trains)
+    return F.dropout(x, step.get("dropout_ratio", 0.5), step.trains and step.drops)
 
 
 def eltwise(step: Step, *bottoms):
-    factors = step.get("coeff", [])
+    factors, kind = step.get("coeff", []), step.get("operation", "SUM")
     if any(factor != 1 for factor in factors):
         bottoms = [factor * x for factor, x in zip(factors, bottoms, strict=True)]
-    return functools.reduce(
-        {"PROD": torch.mul, "MAX": torch.maximum}.get(step.get("operation", ""), torch.add), bottoms
-    )
+    elif kind == "SUM" and step.adds_to is not None:
+        first, *others = bottoms[step.adds_to], *bottoms[: step.adds_to], *bottoms[step.adds_to + 1 :]
+        return functools.reduce(lambda x, y: x.add_(y), others, first)
+    return functools.reduce({"PROD": torch.mul, "MAX": torch.maximum}.get(kind, torch.add), bottoms)
 
 
 def slices(step: Step, x):

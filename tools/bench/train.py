@@ -62,7 +62,7 @@ def launcher() -> str:
 def model_of(net: str, folder: Path) -> Path:
     """Its prototxt: a file, of nets/, or of public_nets.py, then written into the folder."""
     if net not in public_nets.NETS:
-        return Path(net) if net.endswith(".prototxt") else ROOT / f"nets/{net}.prototxt"
+        return Path(net).resolve() if net.endswith(".prototxt") else ROOT / f"nets/{net}.prototxt"
     (model := folder / f"{net}.prototxt").write_text(public_nets.text_of(net))
     return model
 
@@ -134,6 +134,7 @@ class Bench:
             self.runs = json.loads(Path(options.json).read_text())
         self.before = 1 + max((entry["round"] for entry in self.runs), default=-1)
         self.layouts: dict[tuple, str] = {}
+        self.nets: dict[tuple, Path] = {}
         self.preload = tcmalloc()
         self.has_torch = bool(options.rounds) and self._look_for_torch()
 
@@ -163,11 +164,12 @@ class Bench:
             yield LIMIT, lambda: run_limit(case, model)
 
     def _torch(self, case: dict, model: Path, preload: str) -> dict:
-        net = self.folder / "-".join([model.stem, case["phase"], str(case["topology"][2])])
-        if not net.exists():
-            net.mkdir()
-            run([sys.executable, HERE / "describe_net.py", model, case["topology"][2], case["phase"], net])
-        key = (case["net"], case["precision"], case["phase"])
+        batch, phase = case["topology"][2], case["phase"]
+        net = self.nets.setdefault((model, phase, batch), self.folder / str(len(self.nets)))
+        if not (net / "net.json").exists():
+            net.mkdir(exist_ok=True)
+            run([sys.executable, HERE / "describe_net.py", model, batch, phase, net])
+        key = (model, case["precision"], phase, batch)
         if key not in self.layouts:
             alone = {**case, "topology": [1, *case["topology"][1:]]}
             self.layouts[key] = run_torch(alone, net, self.options, "best", 1, self.preload)["layout"]
