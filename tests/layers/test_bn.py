@@ -100,11 +100,14 @@ def test_segnets_inference():
     check_gradients(net_text(text, x=SHAPE), {"x": x})
 
 
+@pytest.mark.parametrize("relu", ["ReLU", "ReLU6"])
 @pytest.mark.parametrize("params", [FILLERS, SEGNETS, SEGNETS + " bn_mode: INFERENCE"])
-def test_blocked_with_relu(params):
+def test_blocked_with_relu(params, relu):
     """A ReLU behind it, in place, is fused in; the results are those without."""
-    text = layer(params, "c") + 'layer { name: "relu" type: "ReLU" bottom: "y" top: "y" }'
+    text = layer(params.replace("max: 2", "max: 12"), "c")
+    text += f'layer {{ name: "relu" type: "{relu}" bottom: "y" top: "y" }}'
     fused, apart = (run_blocked(text, c=40, passes=passes) for passes in (PASSES, frozenset()))
+    assert (fused.outputs()["y"].max() == 6) == (relu == "ReLU6")
     assert not fused.blobs["y"].tensor.is_plain
     np.testing.assert_allclose(fused.outputs()["y"], apart.outputs()["y"], atol=1e-5)
     np.testing.assert_allclose(fused.blobs["c"].diff, apart.blobs["c"].diff, rtol=1e-4, atol=1e-5)

@@ -78,6 +78,9 @@ def test_winograd(precision):
     assert np.isnan(top_of(text, x, weights=NAN, keep_all=False, precision=precision)).all()
 
 
+GLOBAL = "batch_norm_param { use_global_stats: true }"
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(
     "text",
@@ -85,6 +88,7 @@ def test_winograd(precision):
         layer("r", "ReLU"),
         layer("r", "ReLU", "x", "relu_param { negative_slope: 0.1 }"),
         layer("a", "Power") + SUM + layer("r", "ReLU", "e"),
+        *(layer("n", "BatchNorm", "x", GLOBAL) + layer("r", type, "n") for type in ("ReLU", "ReLU6")),
         *(layer("r", type) for type in ("ReLU6", "PReLU", "ELU", "TanH", "Sigmoid", "Swish")),
     ],
 )

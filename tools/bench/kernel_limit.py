@@ -8,7 +8,7 @@ BatchNorm (with its Scale, and with the ReLU that follows it), Pooling and LRN. 
 other ReLU, Eltwise, Concat, Dropout, losses, sums of gradients, reorders and the update. In phase TEST only forward
 counts, and norms do not, as they can be folded into weights. Nothing of engine's executor takes part; only the shapes
 come from its graph. kernel_limit.cpp is compiled with the oneDNN that engine itself is compiled with
-(tools/build_csrc.py). It is no limit for convolutions in groups, whose first kernel of oneDNN's is not always the fastest.
+(tools/build_csrc.py). Convolutions in groups can be faster than that: oneDNN's first choice is not always its fastest.
 Threads: OMP_NUM_THREADS.
 """
 
