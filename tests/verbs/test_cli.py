@@ -561,13 +561,21 @@ def test_an_error_of_one_rank_ends_the_others_and_names_it(tmp_path, in_repo):
 @pytest.mark.mpi
 @pytest.mark.parametrize("rank", [0, 1])
 def test_json_goes_into_no_file_that_a_rank_reads(tmp_path, rank):
+    """The other rank, which has nothing to say against it, waits."""
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    for each in (0, 1):
+        (tmp_path / f"list_{each}_of_2.txt").write_text("a.png 0\n" * 4)
+    text = LISTED.replace('transform_param { mean_file: "mean" }', "")
+    text = re.sub("annotated_data_param {.*?}", "", text).replace(
+        "batch_size: 2", f'batch_size: 2 root_folder: "{tmp_path}/"'
+    )
     net, name = tmp_path / "net.prototxt", tmp_path / f"list_{rank}_of_2.txt"
-    net.write_text(LISTED.replace("train.txt", f"{tmp_path}/list_%#_of_%*.txt"))
-    for each in (name, tmp_path / "a"):
-        each.write_text("a.png 0\n")
-    done = on_ranks(2, "test", "--model", net, "--weights", tmp_path / "a", "--json", name)
+    net.write_text(text.replace("train.txt", f"{tmp_path}/list_%#_of_%*.txt"))
+    blobs = [np.zeros((2, 192), np.float32), np.zeros(2, np.float32)]
+    write_caffemodel(tmp_path / "x.caffemodel", read_net(net).message, {"ip": blobs})
+    done = on_ranks(2, "test", "--model", net, "--weights", tmp_path / "x.caffemodel", "--json", name)
     assert done.returncode != 0 and f"{name}: cannot be written: it is a file that is read" in done.stderr
-    assert name.read_text() == "a.png 0\n"
+    assert name.read_text() == "a.png 0\n" * 4
 
 
 @pytest.mark.mpi
