@@ -26,7 +26,7 @@ from engine.data.prefetch import Batch
 from engine.errors import CommError, ConfigError, shape_text
 from engine.report.table import table
 from engine.solver.adversarial import AdversarialSolver
-from engine.solver.global_batch import CTC_LOSSES, scale_batch, set_iter_size
+from engine.solver.global_batch import scale_batch, set_iter_size
 from engine.solver.modes import require_sync
 from engine.solver.solver import Solver
 from engine.solver.validate import leave_tests_out
@@ -210,10 +210,11 @@ def _refuse_other_rows(one: Solver, many: Solver) -> None:
                 f"the first of the axes {shape_text(layer.shapes[0])} does not grow with the batch, so that one rank "
                 "drops others than several do: verify the net with a dropout_ratio of 0"
             )
-        if layer.type in CTC_LOSSES:
+        if layer.sums_batch:
             raise layer.error(
                 "its gradient is the sum over a batch, and so is larger with the batch of all ranks at once, which one "
-                "rank takes beside recurrent layers or a BatchNorm of all ranks: verify has nothing to compare"
+                "rank takes beside recurrent layers, a BatchNorm of all ranks or an adversary: verify has nothing to "
+                "compare"
             )
     for layer in one.net.graph.recurrent:
         if layer.shapes[0][1] == shapes[layer.name][1]:

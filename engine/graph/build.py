@@ -63,7 +63,7 @@ class Graph:
     def batch_size(self) -> int:
         """Samples in a pass, of which the first data layer gives rows, else the first other source; 0 without one."""
         sources = [layer for layer in self.layers if layer.tops and not (layer.bottoms or layer.params)]
-        sources = [layer for layer in sources if layer.type != "ContinuationIndicator"]  # whose rows are steps of time
+        sources = [layer for layer in sources if not layer.rows_are_steps]
         sources.sort(key=lambda layer: not isinstance(layer, Data))
         return next((layer.tops[0].shape[0] for layer in sources if layer.tops[0].shape), 0)
 

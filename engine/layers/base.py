@@ -147,6 +147,10 @@ class Layer:
     probabilities: ClassVar[str] = ""
     # Whether the type only says how good others are, or what to learn from: of no use where there are no labels.
     is_measure: ClassVar[bool] = False
+    # Whether a loss's gradient is the sum over a batch, not the mean; whether the rows of a layer without bottoms are
+    # steps of time, not samples.
+    sums_batch: ClassVar[bool] = False
+    rows_are_steps: ClassVar[bool] = False
     # Bottoms into which no gradient flows (labels).
     constant_bottoms: ClassVar[frozenset[int]] = frozenset()
 

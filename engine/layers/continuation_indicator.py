@@ -17,6 +17,7 @@ class ContinuationIndicator(Layer):
 
     bottom_range = (0, 0)
     differentiable = False
+    rows_are_steps = True
 
     def infer(self) -> list[Shape]:
         param = self.message.continuation_indicator_param

@@ -21,6 +21,7 @@ class CTCLoss(LossLayer):
 
     bottom_range = (3, 3)
     constant_bottoms = frozenset({1, 2, 3})
+    sums_batch = True
     # Of the fields that one type or another reads in ctc_loss_param, this type's.
     fields: ClassVar[tuple[str, ...]] = ("blank_index",)
 

@@ -13,13 +13,12 @@ from engine.config import SolverConfig, net_of_solver
 from engine.data import batch_size_of, set_batch_size
 from engine.errors import ConfigError
 from engine.graph.build import kept_layers
+from engine.layers.registry import layer_types
 from engine.report.log import log, warn
 
 if TYPE_CHECKING:
     from engine.comm.world import World
     from engine.solver.resume import Snapshot
-
-CTC_LOSSES = ("CTCLoss", "WarpCTCLoss", "CtcLoss")  # whose gradients are sums over the batch
 
 
 def hold_global_batch(config: SolverConfig, world: World, snapshot: Snapshot) -> None:
@@ -58,7 +57,9 @@ def hold_global_batch(config: SolverConfig, world: World, snapshot: Snapshot) ->
     )
     if size != batch and 0 in slices:
         warn(f"BatchNorm takes its statistics from {size} samples now, not {batch}")
-    if size != batch and (sums := [f"'{layer.name}'" for layer in _train_layers(config) if layer.type in CTC_LOSSES]):
+    types = {name for name, each in layer_types().items() if each.sums_batch}
+    sums = [f"'{layer.name}'" for layer in _train_layers(config) if layer.type in types]
+    if size != batch and sums:
         warn(
             f"The gradient of {', '.join(sums)} is the sum over a batch, which has {size} samples now, not {batch}: a "
             f"loss_weight of {batch}/{size} of what it is keeps the rate"
@@ -129,7 +130,9 @@ def divide_batch(
         raise ConfigError(f"--resume auto: {ranks} ranks cannot share the snapshot's global batch of {total}; {advice}")
     wanted = f"{(batch + 1) // 2} to {batch}" if adjustable else str(batch)
     if multiple > 1:
-        wanted += f" that {multiple} divides, by mix_param, stats_batch_size or another data layer"
+        wanted += (
+            f" that {multiple} divides, by mix_param, stats_batch_size, another data layer or indicators of sequences"
+        )
     raise ConfigError(
         f"--resume auto: the snapshot's global batch of {total} is {total // ranks} for each of {ranks} ranks, which "
         f"is no multiple of a batch_size of {wanted}; {advice}"
