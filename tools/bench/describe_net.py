@@ -7,6 +7,7 @@ python tools/bench/describe_net.py nets/resnet50.prototxt 32 TRAIN FOLDER
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from google.protobuf.json_format import MessageToDict
@@ -50,7 +51,7 @@ def describe(model: str, batch: int, phase: str, folder: Path) -> None:
     net.run_forward()
     if phase == "TEST":  # with the running statistics of the other
         net = made("TEST", share=net)
-    arrays = {blob.name: values for blob, values in net.fed.items()}
+    arrays: dict[str, Any] = {blob.name: values for blob, values in net.fed.items()}
     arrays |= {f"{name}/{i}": tensor.get() for name, own in net.params.items() for i, tensor in enumerate(own)}
     np.savez(folder / "arrays.npz", **arrays)
     net.run_forward()

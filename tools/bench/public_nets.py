@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Public nets that nets/ does not have, to be measured: small ones, grouped ones, one that segments.
+"""Public nets that nets/ does not have, to be measured: small ones, and those with groups.
 
 python tools/bench/public_nets.py mobilenet > mobilenet.prototxt
 """
@@ -156,5 +156,5 @@ def text_of(name, batch=32):
 
 if __name__ == "__main__":
     if len(sys.argv) != 2 or sys.argv[1] not in NETS:
-        raise SystemExit(f"{__doc__.strip()}\n\nnets: {', '.join(NETS)}")
+        raise SystemExit(f"usage: public_nets.py NET > FILE\nnets: {', '.join(NETS)}")
     print(text_of(sys.argv[1]), end="")

@@ -168,7 +168,7 @@ class Bench:
         net = self.nets.setdefault((model, phase, batch), self.folder / str(len(self.nets)))
         if not (net / "net.json").exists():
             net.mkdir(exist_ok=True)
-            run([sys.executable, HERE / "describe_net.py", model, batch, phase, net])
+            run([sys.executable, *map(str, (HERE / "describe_net.py", model, batch, phase, net))])
         key = (model, case["precision"], phase, batch)
         if key not in self.layouts:
             alone = {**case, "topology": [1, *case["topology"][1:]]}
