@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from engine.layers.base import Shape
+from engine.layers.base import Attributes, Shape
 from engine.layers.registry import register
-from engine.layers.roi_pooling import RegionPooling
-
-if TYPE_CHECKING:
-    from engine.layers.builder import Builder
+from engine.layers.roi_pooling import RegionGrid
 
 
 @register("ROIAlign", "RoIAlign")
-class ROIAlign(RegionPooling):
+class ROIAlign(RegionGrid):
     """Top (R, C, pooled_h, pooled_w): the average of `sampling_ratio` squared samples in every cell of a grid over the
     region, or of one for each pixel that the cell is long without it."""
+
+    op_type = "ROIAlign"
 
     @property
     def param(self):
@@ -29,17 +26,5 @@ class ROIAlign(RegionPooling):
             )
         return super().infer()
 
-    def pooled_shape(self, channels: int) -> Shape:
-        height, width = self.param.pooled_h, self.param.pooled_w
-        if height < 1 or width < 1:
-            raise self.error(f"expected pooled_h and pooled_w of at least 1, got {height} and {width}")
-        return (channels, height, width)
-
-    def lower(self, builder: Builder) -> None:
-        features, regions = (builder.tensor(blob) for blob in self.bottoms)
-        inputs = [features, builder.plain(self, regions)]  # features in any layout
-        attributes = {
-            "spatial_scale": self.param.spatial_scale,
-            "sampling_ratio": max(self.param.sampling_ratio, 0),
-        }
-        builder.op("ROIAlign", self, inputs, attributes)
+    def attributes(self) -> Attributes:
+        return {**super().attributes(), "sampling_ratio": max(self.param.sampling_ratio, 0)}

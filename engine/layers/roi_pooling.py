@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from engine.layers.base import Layer, Shape
+from engine.layers.base import Attributes, Layer, Shape
 from engine.layers.registry import register
 
 if TYPE_CHECKING:
@@ -37,29 +37,47 @@ class RegionPooling(Layer):
         """(C, H, W) of one region's top."""
         raise NotImplementedError
 
+    def attributes(self) -> Attributes:
+        return {"spatial_scale": self.param.spatial_scale}
+
     def lower(self, builder: Builder) -> None:
         inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
-        builder.op(self.type, self, inputs, {"spatial_scale": self.param.spatial_scale})
+        builder.op(self.type, self, inputs, self.attributes())
+
+
+class RegionGrid(RegionPooling):
+    """Top (R, C, pooled_h, pooled_w), of features in any layout, in which the top is, too."""
+
+    op_type: ClassVar[str]
+
+    @property
+    def pooled_size(self) -> tuple[int, int]:
+        return self.param.pooled_h, self.param.pooled_w
+
+    def pooled_shape(self, channels: int) -> Shape:
+        height, width = self.pooled_size
+        if height < 1 or width < 1:
+            raise self.error(f"expected pooled_h and pooled_w of at least 1, got {height} and {width}")
+        return (channels, height, width)
+
+    def lower(self, builder: Builder) -> None:
+        features, regions = (builder.tensor(blob) for blob in self.bottoms)
+        builder.op(self.op_type, self, [features, builder.plain(self, regions)], self.attributes())
 
 
 @register("ROIPooling")
-class ROIPooling(RegionPooling):
+class ROIPooling(RegionGrid):
     """Top (R, C, pooled_h, pooled_w): the maximum of every cell of a grid over the region; 0 where a cell is empty."""
+
+    op_type = "ROIPooling"
 
     @property
     def param(self):
         return self.message.roi_pooling_param
 
-    def lower(self, builder: Builder) -> None:
-        features, regions = (builder.tensor(blob) for blob in self.bottoms)
-        inputs = [features, builder.plain(self, regions)]  # features in any layout
-        builder.op(self.type, self, inputs, {"spatial_scale": self.param.spatial_scale})
-
-    def pooled_shape(self, channels: int) -> Shape:
+    @property
+    def pooled_size(self) -> tuple[int, int]:
         sizes = list(self.param.pooled_size)
         if len(sizes) not in (0, 1, 2):
             raise self.error(f"expected 1 or 2 values of pooled_size, got {len(sizes)}")
-        height, width = (sizes * 2)[:2] if sizes else (self.param.pooled_h, self.param.pooled_w)
-        if height < 1 or width < 1:
-            raise self.error(f"expected pooled_h and pooled_w of at least 1, got {height} and {width}")
-        return (channels, height, width)
+        return (sizes[0], sizes[-1]) if sizes else super().pooled_size

@@ -1,0 +1,81 @@
+// What ROIPooling and ROIAlign have in common: a grid over each region, whose cells the kernels fill. inputs: features
+// (N, C, H, W), rois (R, 5), row-major; output: (R, C, pooled_h, pooled_w), laid out as the features; attributes:
+// spatial_scale, from the regions' pixels to those of the features.
+#pragma once
+
+#include <algorithm>
+
+#include "ops/common/channel_layout.h"
+#include "ops/common/parts.h"
+#include "ops/common/rois.h"
+
+namespace engine {
+
+class RegionGrid : public Op {
+protected:
+    explicit RegionGrid(OpSpec spec) : Op(std::move(spec)), scale_(float(spec_.attributes.real("spatial_scale"))) {
+        const Dims &in = input(0)->shape, &out = spec_.output_shapes[0];
+        images_ = in[0];
+        height_ = in[2];
+        width_ = in[3];
+        rois_ = out[0];
+        pooled_h_ = out[2];
+        pooled_w_ = out[3];
+        image_of_.resize(rois_);
+        const TensorPtr y = output(0, layout_like(input(0)->layout, out, memory::data_type::f32));
+        const BottomAndTop rows = rows_of_both(input(0)->layout, y->layout);
+        from_ = rows.bottom;
+        to_ = rows.top;
+        touch(Pass::forward, {input(0), input(1), y});
+        if (learns()) touch(Pass::backward, {y->diff, input(0)->diff});
+    }
+
+    bool learns() const { return input_gradient(0) && output_gradient(0); }
+
+    const float* roi(int64_t r) const { return input(1)->data() + r * roi_columns; }
+
+    // Throws for a region of an image that is not in the batch.
+    void find_images() {
+        for (int64_t r = 0; r < rois_; r++) image_of_[r] = roi_image(spec_, input(1)->data(), r, images_);
+    }
+
+    // Where the lanes of one cell of a region stand in the top.
+    int64_t place(int64_t r, int64_t block, int64_t cell) const {
+        return to_.offset(r, block) + cell * to_.inner_stride;
+    }
+
+    // fill(region, block of channels, cell) for all.
+    template <typename Fill>
+    void for_cells(const Fill& fill) const {
+        const int64_t blocks = to_.blocks(), cells = pooled_h_ * pooled_w_;
+#pragma omp parallel for collapse(2)
+        for (int64_t r = 0; r < rois_; r++)
+            for (int64_t block = 0; block < blocks; block++)
+                for (int64_t cell = 0; cell < cells; cell++) fill(r, block, cell);
+    }
+
+    // add(region, block of channels, cell) for all, after the gradient of the features is 0. A block of channels
+    // belongs to one thread: regions overlap, and their gradients add.
+    template <typename Add>
+    void add_cells(const Add& add) const {
+        const int64_t pixels = height_ * width_, blocks = to_.blocks(), cells = pooled_h_ * pooled_w_;
+#pragma omp parallel for
+        for (int64_t block = 0; block < blocks; block++) {
+            for (int64_t n = 0; n < images_; n++)
+                for (int64_t pixel = 0; pixel < pixels; pixel++) std::fill_n(wanted(n, block, pixel), from_.lanes, 0.f);
+            for (int64_t r = 0; r < rois_; r++)
+                for (int64_t cell = 0; cell < cells && image_of_[r] >= 0; cell++) add(r, block, cell);
+        }
+    }
+
+    float* wanted(int64_t n, int64_t block, int64_t pixel) const {
+        return input(0)->diff->data() + from_.offset(n, block) + pixel * from_.inner_stride;
+    }
+
+    float scale_;
+    int64_t images_, height_, width_, rois_, pooled_h_, pooled_w_;
+    ChannelRows from_{}, to_{};      // features and top: the same lanes
+    std::vector<int64_t> image_of_;  // every region's
+};
+
+}  // namespace engine
