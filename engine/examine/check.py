@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -17,19 +17,16 @@ from engine.config.label_map import read_label_map
 from engine.config.phases import unknown_stages
 from engine.data import batch_size_of
 from engine.data.source_shapes import SUPPOSITIONS, SourceShapes, Supposition, suppositions
-from engine.errors import CODE, FILE, ConfigError, EngineError, shape_text
+from engine.errors import CODE, FILE, ConfigError, EngineError
+from engine.examine.check_graph import absent_fillers, distributions, unread
 from engine.graph.build import PHASES, Graph, build, kept
 from engine.graph.costs import LayerCost, Memory, layer_costs, memory
 from engine.graph.model_parallel import model_parts
 from engine.graph.passes.gradients import mark_gradients
 from engine.graph.passes.split import insert_splits
 from engine.host.memory import SMALLER_BATCH, free_memory, size_text, with_margin
-from engine.layers.accuracy import Accuracy
-from engine.layers.fillers import fill_parameter
-from engine.layers.labels import are_distributions
 from engine.layers.python import ModuleRefused
 from engine.layers.registry import layer_types
-from engine.layers.softmax_with_loss import SoftmaxWithLoss
 from engine.solver.adversarial_param import describe, of_discriminator
 from engine.solver.elastic_param import require_ranks
 from engine.solver.global_batch import data_layers, other_batch, product_text, shared_states, unshared_data
@@ -423,8 +420,8 @@ def _built(
         try:
             graph = build(config, phase, level=level, stages=stages, shapes_of=shapes_of)
             graph.freeze(frozen)
-            lines += _absent_fillers(graph)
-            doubts = [*_unread(graph), *_distributions(graph)]
+            lines += absent_fillers(graph)
+            doubts = [*unread(graph), *distributions(graph)]
             net = _net_report(config, graph)
             net.supposition = supposition
         except ConfigError as error:
@@ -452,55 +449,10 @@ def _built(
     return None, shapes_of
 
 
-def _absent_fillers(graph: Graph) -> Iterator[str]:
-    """Of files that parameters begin with. Raises ConfigError for one that has not their numbers."""
-    for layer in graph.layers:
-        for parameter in layer.params:
-            if parameter.filler is not None and parameter.filler.type == "file":
-                try:
-                    fill_parameter(parameter, 0)
-                except ConfigError as error:
-                    if error.absent != FILE:
-                        raise
-                    yield str(error)
-
-
 def _without_sides(text: str) -> str:
     """An error, without heights and widths where channels differ, too: it does not come of a picture's size."""
     differ = len({shape[1] for shape in _SHAPE.finditer(text)}) > 1
     return _SHAPE.sub(r"(\1)", text) if differ else text
-
-
-def _unread(graph: Graph) -> Iterator[str]:
-    """A line for each layer of a net that is trained whose gradient is 0, for nobody reads what it makes: a bottom may
-    have a wrong name. What measures, gives data, or shows what others read in another form is not meant to be read."""
-    if graph.phase != proto.TRAIN or not any(any(layer.loss_weights) for layer in graph.layers):
-        return
-    outputs, readers = set(graph.outputs), graph.readers()
-    for layer in graph.layers:
-        shows = not layer.params and any(len(readers[bottom]) > 1 for bottom in layer.bottoms)
-        makes = layer.bottoms and layer.named_tops and layer.differentiable and not (layer.is_loss or shows)
-        if makes and outputs.issuperset(layer.named_tops) and not any(layer.loss_weights):
-            tops = ", ".join(f"'{top.name}'" for top in layer.named_tops)
-            yield f"{layer.where}: layer '{layer.name}': in phase TRAIN nobody reads its top {tops}"
-
-
-def _distributions(graph: Graph) -> Iterator[str]:
-    """A line for each layer that takes as many labels as scores for distributions, where neither mix_param nor a
-    Softmax makes them: they may be numbers that no Caffe takes for labels."""
-    if any(layer.message.transform_param.HasField("mix_param") for layer in graph.layers):
-        return
-    soft = {top for layer in graph.layers if layer.type == "Softmax" for top in layer.tops}
-    for layer in graph.layers:
-        if not isinstance(layer, Accuracy | SoftmaxWithLoss) or not are_distributions(layer, layer.axis):
-            continue
-        scores, labels = layer.bottoms[:2]
-        if labels not in soft:
-            told = f"its labels '{labels.name}' are as many numbers as the scores '{scores.name}'"
-            yield (
-                f"{layer.where}: layer '{layer.name}' ({layer.type}): {told} ({shape_text(scores.shape)}): they are "
-                "taken for distributions over the classes"
-            )
 
 
 def _net_report(config: NetConfig, graph: Graph) -> NetReport:

@@ -1,0 +1,58 @@
+"""What `engine check` says of a net that can be built: files that its parameters lack, and what is likely a mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine import proto
+from engine.errors import FILE, ConfigError, shape_text
+from engine.graph.build import Graph
+from engine.layers.accuracy import Accuracy
+from engine.layers.fillers import fill_parameter
+from engine.layers.labels import are_distributions
+from engine.layers.softmax_with_loss import SoftmaxWithLoss
+
+
+def absent_fillers(graph: Graph) -> Iterator[str]:
+    """Of files that parameters begin with. Raises ConfigError for one that has not their numbers."""
+    for layer in graph.layers:
+        for parameter in layer.params:
+            if parameter.filler is not None and parameter.filler.type == "file":
+                try:
+                    fill_parameter(parameter, 0)
+                except ConfigError as error:
+                    if error.absent != FILE:
+                        raise
+                    yield str(error)
+
+
+def unread(graph: Graph) -> Iterator[str]:
+    """A line for each layer of a net that is trained whose gradient is 0, for nobody reads what it makes: a bottom may
+    have a wrong name. What measures, gives data, or shows what others read in another form is not meant to be read."""
+    if graph.phase != proto.TRAIN or not any(any(layer.loss_weights) for layer in graph.layers):
+        return
+    outputs, readers = set(graph.outputs), graph.readers()
+    for layer in graph.layers:
+        shows = not layer.params and any(len(readers[bottom]) > 1 for bottom in layer.bottoms)
+        makes = layer.bottoms and layer.named_tops and layer.differentiable and not (layer.is_loss or shows)
+        if makes and outputs.issuperset(layer.named_tops) and not any(layer.loss_weights):
+            tops = ", ".join(f"'{top.name}'" for top in layer.named_tops)
+            yield f"{layer.where}: layer '{layer.name}': in phase TRAIN nobody reads its top {tops}"
+
+
+def distributions(graph: Graph) -> Iterator[str]:
+    """A line for each layer that takes as many labels as scores for distributions, where neither mix_param nor a
+    Softmax makes them: they may be numbers that no Caffe takes for labels."""
+    if any(layer.message.transform_param.HasField("mix_param") for layer in graph.layers):
+        return
+    soft = {top for layer in graph.layers if layer.type == "Softmax" for top in layer.tops}
+    for layer in graph.layers:
+        if not isinstance(layer, Accuracy | SoftmaxWithLoss) or not are_distributions(layer, layer.axis):
+            continue
+        scores, labels = layer.bottoms[:2]
+        if labels not in soft:
+            told = f"its labels '{labels.name}' are as many numbers as the scores '{scores.name}'"
+            yield (
+                f"{layer.where}: layer '{layer.name}' ({layer.type}): {told} ({shape_text(scores.shape)}): they are "
+                "taken for distributions over the classes"
+            )
