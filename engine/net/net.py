@@ -289,10 +289,8 @@ class Net:
     def params(self) -> dict[str, list[Tensor]]:
         """Tensors by layer name, as pycaffe's `net.params`; shared parameters appear under every layer that has
         them."""
-        result: dict[str, list[Tensor]] = {}
-        for parameter in self.all_params():
-            result.setdefault(parameter.layer, []).append(self.tensor_of[parameter.owner or parameter])
-        return result
+        own = self.params_by_layer().items()
+        return {layer: [self.tensor_of[each.owner or each] for each in params] for layer, params in own}
 
     def all_params(self) -> list[Parameter]:
         """Every parameter of every layer in the file's order, fused layers under their own names."""
