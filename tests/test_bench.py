@@ -94,7 +94,7 @@ def test_kernel_program_answers_every_line(tool, precision):
 )
 def test_pytorch_computes_what_engine_does(tool, tmp_path, name, phase):
     torch = pytest.importorskip("torch")
-    model = tool("train").model_of(name, tmp_path)
+    model = tool("public_nets").model_of(name, tmp_path)
     tool("describe_net").describe(str(model), 2, phase, tmp_path)
     net = tool("torch_net").TorchNet(tmp_path, torch.channels_last, phase == "TRAIN")
     loss = net()

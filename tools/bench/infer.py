@@ -91,14 +91,13 @@ def prepare(name: str, folder: Path) -> None:
     from google.protobuf import text_format
 
     import engine.caffe as caffe
-    from engine.config import parse_net, read_net
+    from engine.config import read_net
     from engine.exchange.onnx_export import export_onnx
     from engine.inference.deploy import deploy
 
     folder.mkdir()
     text, weights = folder / "net.prototxt", folder / "net.caffemodel"
-    public = name in public_nets.NETS
-    trained = parse_net(public_nets.text_of(name)) if public else read_net(ROOT / "nets" / f"{name}.prototxt")
+    trained = read_net(public_nets.model_of(name, folder))
     text.write_text(text_format.MessageToString(deploy(trained, (1, 3, SIDE, SIDE)).message))
     net = caffe.Net(text, caffe.TEST)
     for layer, blobs in net.params.items():

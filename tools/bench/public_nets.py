@@ -7,9 +7,10 @@ python tools/bench/public_nets.py mobilenet > mobilenet.prototxt
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "nets"))
+WRITTEN = Path(__file__).resolve().parent.parent.parent / "nets"
+sys.path.insert(0, str(WRITTEN))
 
-import writer
+import writer  # noqa: E402
 
 SIDE = 224
 
@@ -152,6 +153,14 @@ NETS = {net.__name__: net for net in (mobilenet, mobilenet_v2, squeezenet, shuff
 def text_of(name, batch=32):
     """A net's prototxt, in training and testing on pictures of ImageNet."""
     return NETS[name]().text(batch, writer.DATA)
+
+
+def model_of(net: str, folder: Path) -> Path:
+    """The prototxt of a net: a file, of nets/, or of this module, then written into the folder."""
+    if net not in NETS:
+        return Path(net).resolve() if net.endswith(".prototxt") else WRITTEN / f"{net}.prototxt"
+    (model := folder / f"{net}.prototxt").write_text(text_of(net))
+    return model
 
 
 if __name__ == "__main__":

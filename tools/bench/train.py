@@ -59,14 +59,6 @@ def launcher() -> str:
     return found
 
 
-def model_of(net: str, folder: Path) -> Path:
-    """Its prototxt: a file, of nets/, or of public_nets.py, then written into the folder."""
-    if net not in public_nets.NETS:
-        return Path(net).resolve() if net.endswith(".prototxt") else ROOT / f"nets/{net}.prototxt"
-    (model := folder / f"{net}.prototxt").write_text(public_nets.text_of(net))
-    return model
-
-
 def run_engine(case: dict, model: Path, options) -> dict:
     ranks, threads, batch = case["topology"]
     with tempfile.TemporaryDirectory() as folder:
@@ -152,7 +144,7 @@ class Bench:
 
     def contenders(self, case: dict):
         """(name, function that measures it)."""
-        model = model_of(case["net"], self.folder)
+        model = public_nets.model_of(case["net"], self.folder)
         yield ENGINE, lambda: run_engine(case, model, self.options)
         if self.has_torch:
             for name, preload in ((TORCH, ""), (TCMALLOC, self.preload)):
