@@ -6,9 +6,10 @@ only ratios are meaningful.
     python tools/bench/layers.py --layers 'Pooling*,LRN*' --torch_python ...   # some of them
     python tools/bench/layers.py --rounds 0 --json layers.json                 # prints the table again
 
-In fp32, on the same numbers; tops that differ are an error. engine's layer stands behind inputs, which are row-major,
-or behind convolutions by the identity, in whose layout, PyTorch's op has contiguous tensors or channels last: the
-faster counts on both sides. The gradient of the top is given, those of bottoms and parameters are computed. Every round
+On the same numbers; tops that differ are an error. engine's layer stands behind inputs, which are row-major, or behind
+convolutions by the identity, in whose layout, PyTorch's op has contiguous tensors or channels last: the faster counts
+on both sides. --precision bf16 takes those that can stand behind convolutions, which give them bf16, and counts what
+converts; PyTorch's op has bf16 tensors, parameters of convolutions and products too, and autocast. The gradient of the top is given, those of bottoms and parameters are computed. Every round
 runs each contender in a process of its own; a time is the least of many, a ratio is PyTorch's time divided by engine's,
 the median of the rounds' ratios. PyTorch has tcmalloc where it is installed (Debian: libgoogle-perftools4). What a net
 gains by fusion is not in here: see train.py. Runs are added to those in --json FILE.
@@ -34,7 +35,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 ENGINE, TORCH = CONTENDERS = ("engine", "PyTorch")
 PASSES = ("forward", "backward")
-TOLERANCE = 1e-3  # of the largest value of a top
+TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}  # of the largest value of a top
 
 Step = Callable[[], tuple[float, float]]  # seconds of forward and backward
 
@@ -56,6 +57,10 @@ class Case:
     def learns(self) -> tuple[bool, ...]:
         """Which bottoms get a gradient."""
         return tuple(i < len(self.shapes) - bool(self.classes) for i in range(len(self.shapes)))
+
+    @property
+    def follows_convolution(self) -> bool:
+        return len(self.shapes[0]) == 4 and self.learns[0] and self.gradient
 
     def bottoms(self) -> list[np.ndarray]:
         draw = np.random.default_rng(1)
@@ -303,6 +308,7 @@ CASES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", default="*", help="patterns of names, separated by commas (default: all)")
+    parser.add_argument("--precision", choices=TOLERANCE, default="fp32")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="(default: one for each core)")
     parser.add_argument("--rounds", type=int, default=3, help="0: print what --json FILE holds (default: 3)")
     parser.add_argument("--seconds", type=float, default=0.3, help="of each measurement (default: 0.3)")
@@ -316,7 +322,12 @@ def main() -> None:
     file = Path(options.json) if options.json else None
     runs = json.loads(file.read_text()) if file and file.exists() else []
     wanted = options.layers.split(",")
-    names = [name for name in CASES if any(fnmatch.fnmatch(name, pattern) for pattern in wanted)]
+    names = [
+        name
+        for name, case in CASES.items()
+        if any(fnmatch.fnmatch(name, pattern) for pattern in wanted)
+        and (options.precision == "fp32" or case.follows_convolution)
+    ]
     before = 1 + max((run["round"] for run in runs), default=-1)
     for number in range(before, before + options.rounds):
         for name in names:
@@ -333,7 +344,7 @@ def one_round(name: str, number: int, options) -> list[dict]:
     with tempfile.TemporaryDirectory() as folder:
         for contender, python in zip(CONTENDERS, (sys.executable, options.torch_python), strict=True):
             command = [python, __file__, "--measure", contender, name, folder]
-            command += ["--seconds", options.seconds, "--threads", options.threads]
+            command += ["--seconds", options.seconds, "--threads", options.threads, "--precision", options.precision]
             environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(options.threads)}
             environ |= {"LD_PRELOAD": tcmalloc()} if contender == TORCH else {}
             done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=environ)
@@ -345,7 +356,7 @@ def one_round(name: str, number: int, options) -> list[dict]:
             runs.append({"layer": name, "round": number, "contender": contender, **times})
         mine, other = (np.load(Path(folder) / f"{each}.npy") for each in CONTENDERS)
     if not case.random and not (
-        mine.shape == other.shape and np.abs(mine - other).max() <= TOLERANCE * np.abs(other).max()
+        mine.shape == other.shape and np.abs(mine - other).max() <= TOLERANCE[options.precision] * np.abs(other).max()
     ):
         raise SystemExit(f"{name}: the tops differ, {mine.shape} {mine.flat[:4]} and {other.shape} {other.flat[:4]}")
     return runs
@@ -357,7 +368,7 @@ def one_round(name: str, number: int, options) -> list[dict]:
 def measure(contender: str, name: str, folder: str, options) -> None:
     """Prints the least times as JSON, and leaves the top in the folder. engine is measured first: it knows the shapes
     of the parameters."""
-    ways = {ENGINE: by_engine, TORCH: by_torch}[contender](CASES[name], Path(folder) / "shapes.json", options.threads)
+    ways = {ENGINE: by_engine, TORCH: by_torch}[contender](CASES[name], Path(folder) / "shapes.json", options)
     cost = [min(sum(step()) for _ in range(3)) for _, step in ways]
     top, step = ways[cost.index(min(cost))]
     np.save(Path(folder) / f"{contender}.npy", top)
@@ -367,14 +378,17 @@ def measure(contender: str, name: str, folder: str, options) -> None:
     print(json.dumps({each: 1e3 * min(values) for each, values in zip(PASSES, zip(*times, strict=True), strict=True)}))
 
 
-def by_engine(case: Case, shapes: Path, threads: int) -> list[tuple[np.ndarray, Step]]:
-    """A top, and a function that does a step, for each layout. threads: what OMP_NUM_THREADS has said already."""
+def by_engine(case: Case, shapes: Path, options) -> list[tuple[np.ndarray, Step]]:
+    """A top, and a function that does a step, for each layout. OMP_NUM_THREADS has said how many threads."""
     from engine import proto
     from engine.config import parse_net
+    from engine.net import PASSES as REWRITES
     from engine.net import Counters, Net, NetOptions
 
+    alone = NetOptions(precision=options.precision, passes=REWRITES - {"fuse"})
+
     def prepared(behind_convolutions: bool) -> tuple[np.ndarray, Step]:
-        net = Net(parse_net(text_of(case, behind_convolutions)), proto.TRAIN, NetOptions())
+        net = Net(parse_net(text_of(case, behind_convolutions)), proto.TRAIN, alone)
         for blob, values in zip(net.inputs, case.bottoms(), strict=True):
             net.feed(blob, values)
         for name, tensors in net.params.items():
@@ -384,7 +398,8 @@ def by_engine(case: Case, shapes: Path, threads: int) -> list[tuple[np.ndarray, 
                 tensor.set(parameter(shape, number) if identity is None else identity)
         shapes.write_text(json.dumps([tuple(tensor.shape) for tensor in net.params.get("layer", [])]))
         count = len(net.program)
-        forwards = [op for op, layer in enumerate(net.builder.layer_of_op) if layer.name == "layer"]
+        own = ("layer", "c0_layer_fp32", "c1_layer_fp32")  # those of a layer that computes in fp32 alone
+        forwards = [op for op, layer in enumerate(net.builder.layer_of_op) if layer.name in own]
         backwards = [2 * count - 1 - op for op in forwards if net.program.needs_backward(op)]
 
         def step() -> tuple[float, float]:
@@ -397,8 +412,8 @@ def by_engine(case: Case, shapes: Path, threads: int) -> list[tuple[np.ndarray, 
         step()
         return net.outputs()["top"], step
 
-    ways = [prepared(False), *([prepared(True)] if len(case.shapes[0]) == 4 else [])]
-    return [(top, step) for top, step in ways if step()[0] > 0]  # not fused into the convolution
+    inputs = [prepared(False)] if options.precision == "fp32" else []
+    return inputs + ([prepared(True)] if case.follows_convolution else [])
 
 
 def text_of(case: Case, behind_convolutions: bool) -> str:
@@ -417,12 +432,13 @@ def text_of(case: Case, behind_convolutions: bool) -> str:
     return text + f'layer {{ name: "layer" {bottoms} top: "top" {case.layer} {weight} }}\n'
 
 
-def by_torch(case: Case, shapes: Path, threads: int) -> list[tuple[np.ndarray, Step]]:
+def by_torch(case: Case, shapes: Path, options) -> list[tuple[np.ndarray, Step]]:
     """The same."""
     import torch
     from torch.nn import functional
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(options.threads)
+    bf16 = options.precision == "bf16"
     op = compile(case.op, "op", "eval")
     given = [(values, learns) for values, learns in zip(case.bottoms(), case.learns, strict=True)]
     weights = [parameter(tuple(shape), number) for number, shape in enumerate(json.loads(shapes.read_text()))]
@@ -430,25 +446,29 @@ def by_torch(case: Case, shapes: Path, threads: int) -> list[tuple[np.ndarray, S
     def prepared(layout: torch.memory_format) -> tuple[np.ndarray, Step]:
         def leaf(values: np.ndarray, learns: bool) -> torch.Tensor:
             tensor = torch.from_numpy(values)
+            if bf16 and learns and len(values.shape) == 4:
+                tensor = tensor.bfloat16()
             return (tensor.contiguous(memory_format=layout) if tensor.ndim == 4 else tensor).requires_grad_(learns)
 
         bottoms = [leaf(values, learns) for values, learns in given]
         parameters = [leaf(values, True) for values in weights]
         names = {"torch": torch, "F": functional, "p": parameters, **dict(zip("xyz", bottoms, strict=False))}
-        top = eval(op, names)
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            top = eval(op, names)
         gradient = torch.ones_like(top).contiguous(memory_format=layout if top.ndim == 4 else torch.contiguous_format)
 
         def step() -> tuple[float, float]:
             for each in (*bottoms, *parameters):
                 each.grad = None
             begin = time.perf_counter()
-            top = eval(op, names)
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                top = eval(op, names)
             middle = time.perf_counter()
             if case.gradient:
                 top.backward(gradient)
             return middle - begin, time.perf_counter() - middle
 
-        return top.detach().contiguous().numpy(), step
+        return top.detach().float().contiguous().numpy(), step
 
     return [prepared(layout) for layout in (torch.contiguous_format, torch.channels_last)]
 
