@@ -65,6 +65,9 @@ fork runs, with other numbers, where its text says nothing else.
 - `SpatialTransformer`: theta is two rows of three numbers, of which `st_param` may give some, and leads from (row,
   column, 1) to a row and a column: -1 is the first, and 1 the height or the width, one beyond the last. Around the
   bottom are zeros. Some forks, most of them without `st_param`, put columns first, and 1 is their last one.
+- `DeformableConvolution`: as in the paper's own code: `deformable_group` divides the channels, and the second bottom,
+  two offsets for each of these groups and each place of the window, has the size of the top. The first fork that had it
+  divides the rows of the bottom into groups instead, and reads offsets of the bottom's size as if they had the top's.
 - `CTCLoss`, `WarpCTCLoss`, `CtcLoss`: scores (steps, sequences, classes) before the softmax, then, for `CTCLoss` and
   `WarpCTCLoss`, indicators (steps, sequences) and labels (most, sequences), which a negative one ends; for `CtcLoss`
   and `WarpCTCLoss`, labels (sequences, most), filled up with blanks; for `WarpCTCLoss`, lengths, numbers of labels, and

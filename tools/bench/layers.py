@@ -9,10 +9,11 @@ only ratios are meaningful.
 On the same numbers; tops that differ are an error. engine's layer stands behind inputs, which are row-major, or behind
 convolutions by the identity, in whose layout, PyTorch's op has contiguous tensors or channels last: the faster counts
 on both sides. --precision bf16 takes those that can stand behind convolutions, which give them bf16, and counts what
-converts; PyTorch's op has bf16 tensors, parameters of convolutions and products too, and autocast. The gradient of the top is given, those of bottoms and parameters are computed. Every round
-runs each contender in a process of its own; a time is the least of many, a ratio is PyTorch's time divided by engine's,
-the median of the rounds' ratios. PyTorch has tcmalloc where it is installed (Debian: libgoogle-perftools4). What a net
-gains by fusion is not in here: see train.py. Runs are added to those in --json FILE.
+converts; PyTorch's op has bf16 tensors, and autocast. The gradient of the top is given, those of bottoms and parameters
+are computed. Every round runs each contender in a process of its own; a time is the least of many, a ratio is PyTorch's
+time divided by engine's, the median of the rounds' ratios. PyTorch has tcmalloc where it is installed (Debian:
+libgoogle-perftools4). What a net gains by fusion is not in here: see train.py. Runs are added to those in --json FILE,
+which are of one precision.
 """
 
 import argparse
