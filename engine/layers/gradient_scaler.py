@@ -1,0 +1,45 @@
+"""Turns gradients round: what follows learns to tell domains apart, what comes before to make them alike (Ganin et al.
+2016, arXiv 1505.07818)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.layers.base import Attributes, Layer, Shape
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.layers.builder import Builder
+
+
+@register("GradientScaler")
+class GradientScaler(Layer):
+    """Bottoms and as many tops, of any shapes: each top is its bottom, whose gradient is the top's times -c, with c =
+    lower_bound + (upper_bound - lower_bound) (2 / (1 + exp(-alpha p)) - 1) and p = min(iteration / max_iter, 1)."""
+
+    bf16 = True
+    bottom_range = (1, None)
+    top_range = (1, None)
+    in_pairs = True
+
+    def infer(self) -> list[Shape]:
+        param = self.message.gradient_scaler_param
+        if len(self.message.top) != len(self.shapes):
+            raise self.error(f"expected a top for each bottom, got {len(self.shapes)} and {len(self.message.top)}")
+        if not (param.lower_bound <= param.upper_bound and param.alpha >= 0 and param.max_iter >= 1):
+            raise self.error(
+                "expected lower_bound up to upper_bound, alpha of at least 0 and max_iter of at least 1, got "
+                f"{param.lower_bound:g}, {param.upper_bound:g}, {param.alpha:g} and {param.max_iter:g}"
+            )
+        return self.shapes
+
+    def attributes(self) -> Attributes:
+        param = self.message.gradient_scaler_param
+        return {name: getattr(param, name) for name in ("lower_bound", "upper_bound", "alpha", "max_iter")}
+
+    def lower(self, builder: Builder) -> None:
+        for bottom, top in zip(self.bottoms, self.tops, strict=True):
+            builder.op("GradientScaler", self, [builder.tensor(bottom)], self.attributes(), tops=[top])
+
+    def flops(self) -> int:
+        return 0
