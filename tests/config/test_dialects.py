@@ -193,10 +193,7 @@ def test_an_unknown_type_comes_before_its_own_fields():
     [
         ('type: "Yolov3" yolov3_param { side: 13 }', "MobileNet-YOLO's and is not supported; instead: RegionLoss"),
         ('type: "Pooling3D" pooling_param { kernel_depth: 2 }', "C3D's and is not supported; instead: Pooling with"),
-        (
-            'type: "GradientScaler" gradient_scaler_param { alpha: 10 }',
-            "Jiaolong's and is not supported; instead: a Python",
-        ),
+        ('type: "DenseBlock" denseblock_param { numTransition: 6 }', "DenseNet's and is not supported; instead: its"),
         ('type: "OrdinalRegressionLoss" ordinal_regression_loss_param { k: 3 }', "happynear's and is not supported"),
     ],
 )
