@@ -47,11 +47,14 @@ def test_layers_beside_pytorch_are_layers(tool):
 def test_a_layer_beside_pytorch_is_timed_in_layouts_in_which_it_has_a_row_of_its_own(tool, tmp_path):
     layers = tool("layers")
     relu = layers.of_one('type: "ReLU"', "F.relu(x)", (2, 16, 8, 8))
-    ways = layers.by_engine(relu, tmp_path / "shapes", 1)
-    assert len(ways) == 1  # a convolution would apply it on its way
-    ways += layers.by_engine(replace(relu, layer='type: "PReLU"'), tmp_path / "shapes", 1)
+    ways = layers.by_engine(relu, tmp_path / "shapes", SimpleNamespace(precision="fp32"))
+    ways += layers.by_engine(
+        replace(relu, layer='type: "PReLU"'), tmp_path / "shapes", SimpleNamespace(precision="fp32")
+    )
     assert (tmp_path / "shapes").read_text() == "[[16]]"
-    assert len(ways) == 3
+    assert len(ways) == 4
+    ways += layers.by_engine(relu, tmp_path / "shapes", SimpleNamespace(precision="bf16"))
+    assert len(ways) == 5
     for top, step in ways:
         assert top.shape == (2, 16, 8, 8)
         assert min(step()) > 0
@@ -304,6 +307,7 @@ def test_the_table_of_pipelines(tool, capsys):
         ("shufflenet", 1_865_728),
         ("resnext50", 25_028_904),
         ("se_resnet50", 28_088_024),
+        ("yolov3", 61_949_149 + 766_000),  # and the layer that classifies
     ],
 )
 def test_public_nets_have_the_parameters_of_their_papers(tool, name, parameters):

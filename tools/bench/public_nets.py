@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Public nets that nets/ does not have, to be measured: small ones, and those with groups.
+"""Public nets that nets/ does not have, to be measured: small ones, those with groups, and those that enlarge planes.
 
 python tools/bench/public_nets.py mobilenet > mobilenet.prototxt
 """
@@ -31,6 +31,11 @@ convolution_param {{
         """BatchNorm and Scale, in place."""
         self.add(f"{name}/bn", "BatchNorm", blob, "batch_norm_param { moving_average_fraction: 0.95 }", blob)
         return self.add(f"{name}/scale", "Scale", blob, f"{writer.UNDECAYED}\nscale_param {{ bias_term: true }}", blob)
+
+    def leaky(self, name, bottom, channels, kernel, stride=1):
+        """As Darknet has it: a convolution, a norm, and a ReLU that lets a tenth of what is negative pass."""
+        x = self.norm_alone(name, self.linear(name, bottom, channels, kernel, stride))
+        return self.add(f"{name}/relu", "ReLU", x, "relu_param { negative_slope: 0.1 }", x)
 
     def sum(self, name, x, y):
         return self.add(name, "Eltwise", f"{x} {y}")
@@ -147,7 +152,61 @@ def se_resnet50():
     return _bottlenecks(Net("SE-ResNet-50", SIDE), groups=1, wider=1, attention=True)
 
 
-NETS = {net.__name__: net for net in (mobilenet, mobilenet_v2, squeezenet, shufflenet, resnext50, se_resnet50)}
+def unet():
+    """U-Net (Ronneberger et al., 2015): figure 1, with padding. Data have no classes of pixels: these are averaged."""
+    net, x, skipped = Net("U-Net", SIDE), "data", []
+
+    def twice(name, x, width):
+        for i in (1, 2):
+            x = net.convolution(f"{name}/{i}", x, width, 3, filler='"msra"')
+        return x
+
+    for level, width in enumerate((64, 128, 256, 512)):
+        skipped.append(x := twice(f"down{level}", x, width))
+        x = net.max_pool(f"pool{level}", x, 2, 2)
+    x = twice("bottom", x, 1024)
+    for level in (3, 2, 1, 0):
+        width = 64 << level
+        body = f"""\
+convolution_param {{
+    num_output: {width} kernel_size: 2 stride: 2
+    weight_filler {{ type: "msra" }}
+}}"""
+        x = net.add(f"enlarged{level}", "Deconvolution", x, body)
+        x = twice(f"up{level}", net.concat(f"joined{level}", [skipped[level], x]), width)
+    net.loss("loss", net.global_pool("mean", net.linear("scores", x, 21, 1, bias=True)))
+    return net
+
+
+def yolov3():
+    """YOLOv3 (Redmon and Farhadi, 2018): Darknet-53 and three heads. Data have no boxes: the heads are averaged."""
+    net, outputs, planes = Net("YOLOv3", SIDE), 255, []
+    x = net.leaky("conv0", "data", 32, 3)
+    for stage, blocks in enumerate((1, 2, 8, 8, 4)):
+        width = 64 << stage
+        x = net.leaky(f"down{stage}", x, width, 3, 2)
+        for block in range(blocks):
+            name = f"block{stage}_{block}"
+            y = net.leaky(f"{name}/2", net.leaky(f"{name}/1", x, width // 2, 1), width, 3)
+            x = net.sum(name, x, y)
+        planes.append(x)
+    heads = []
+    for level, width in ((4, 512), (3, 256), (2, 128)):
+        for i in range(5):
+            x = net.leaky(f"head{level}/{i}", x, width * (1 + i % 2), 3 if i % 2 else 1)
+        y = net.linear(f"head{level}/boxes", net.leaky(f"head{level}/5", x, 2 * width, 3), outputs, 1, bias=True)
+        heads.append(net.global_pool(f"head{level}/mean", y))
+        if level > 2:
+            x = net.leaky(f"head{level}/narrow", x, width // 2, 1)
+            x = net.add(f"head{level}/larger", "Upsample", x, "upsample_param { scale: 2 }")
+            x = net.concat(f"head{level}/joined", [x, planes[level - 1]])
+    net.loss("loss", net.inner_product("fc", net.concat("heads", heads), writer.CLASSES))
+    return net
+
+
+NETS = {
+    net.__name__: net for net in (mobilenet, mobilenet_v2, squeezenet, shufflenet, resnext50, se_resnet50, unet, yolov3)
+}
 
 
 def text_of(name, batch=32):
