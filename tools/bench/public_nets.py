@@ -158,7 +158,7 @@ def unet():
 
     def twice(name, x, width):
         for i in (1, 2):
-            x = net.convolution(f"{name}/{i}", x, width, 3, filler='"msra"')
+            x = net.convolution(f"{name}/{i}", x, width, 3)
         return x
 
     for level, width in enumerate((64, 128, 256, 512)):
