@@ -52,6 +52,24 @@ of Intel's is taken apart.
   (iteration / `max_iter`)^`momentum_power`; or `"opt"`, (1 - sqrt(rate) / 2)^2, at most `max_momentum` if it is given.
 - `weight_decay_policy`: `"fixed"`, or `"poly"`, from `weight_decay` to `max_weight_decay` likewise.
 
+## Clips of C3D's
+
+Facebook's C3D has two versions: 1.0 with `layers`, and with `image_data_param` for clips, and 1.1 with
+`convolution3d_param`, `pooling3d_param` and `video_data_param`. Nets of both run as they are, on blobs of (clips,
+channels, length, height, width):
+
+- `Convolution3D`, `Deconvolution3D` and `Pooling3D` are Convolution, Deconvolution and Pooling with windows of three
+  numbers: `kernel_depth`, `temporal_stride` (1, if it is not given) and `temporal_pad` (0) along the length, and
+  `kernel_size`, `stride` and `pad` along height and width. Sizes of a Pooling3D are rounded up along all three; it pads
+  averages alone, and never along the length. `group`, which C3D does not read, is an error. Where several values of a
+  window are its maximum, C3D gives each of them the gradient; here the first has it, as in BVLC's Caffe.
+- `input_dim` has five numbers for each `input`.
+- Files of 1.0, weights, states and means, have a length, which moves all fields behind it by one; that tells them from
+  others. A mean of clips is subtracted by VideoData. A file that has gradients, too (`snapshot_diff`), is refused as
+  damaged.
+- VIDEO_DATA of 1.0 and VideoData of 1.1 read folders of frames ([data.md](data.md#videodata)); video files, which both
+  read without `use_image`, are converted first, by `engine convert_video`.
+
 ## One name, several layers
 
 Forks have layers of these names that compute different things. Here they are what most of them are; a net of another

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from google.protobuf.message import Message
+
 from engine import proto
+from engine.config.idle_fields import MOVED_TO_TRANSFORM
 from engine.config.prototext import Node, where_of
 from engine.config.renamed import copy_field
 from engine.errors import ConfigError
@@ -144,6 +147,100 @@ def _upgrade_shape(layer: proto.LayerParameter, param: str, field: str, origin: 
         raise ConfigError(f"{label}expected 1 to 3 dims in {old}, got {len(dims)}", where_of(origin))
 
 
+# C3D's layers, and the fields of their windows: of frames, of time, and what both are if they are not given.
+_OVER_TIME = ("Convolution3D", "Deconvolution3D", "Pooling3D")
+_WINDOW = (("kernel_size", "kernel_depth", 0), ("stride", "temporal_stride", 1), ("pad", "temporal_pad", 0))
+
+
+def _upgrade_c3d(layer: proto.LayerParameter, origin: Node | None) -> None:
+    """C3D's layers of clips, whose windows have a number for time, and one for both sides of a frame."""
+    label, where = f"layer '{layer.name}': ", where_of(origin)
+    for old, new in (("convolution3d_param", "convolution_param"), ("pooling3d_param", "pooling_param")):
+        if layer.HasField(old):
+            if layer.HasField(new):
+                raise ConfigError(f"{label}both '{new}' and C3D's '{old}' are given; keep '{old}'", where)
+            getattr(layer, new).CopyFrom(getattr(layer, old))
+            layer.ClearField(old)
+    if layer.type in _OVER_TIME:
+        _upgrade_window(layer, layer.pooling_param if layer.type == "Pooling3D" else layer.convolution_param, where)
+        return
+    for message in (layer.convolution_param, layer.pooling_param):
+        for field, _ in message.ListFields():
+            if field.name in ("kernel_depth", "temporal_stride", "temporal_pad"):
+                raise ConfigError(
+                    f"{label}C3D's {field.name} is for {', '.join(_OVER_TIME)}, not for {layer.type}", where
+                )
+
+
+def _upgrade_window(
+    layer: proto.LayerParameter, message: proto.ConvolutionParameter | proto.PoolingParameter, where: str | None
+) -> None:
+    """Gives one of C3D's layers the type that it has here, and its window a number for each axis."""
+    sides = {field: (_one(message, time, default), _one(message, field, default)) for field, time, default in _WINDOW}
+    wrong = ""
+    if not all(sides["kernel_size"]) or any(None in each for each in sides.values()):
+        wrong = f"{layer.type} needs a kernel_size and a kernel_depth above 0, and takes one stride and one pad"
+    elif isinstance(message, proto.PoolingParameter):
+        wrong = _wrong_pooling_of_c3d(message)
+    elif message.group != 1:
+        wrong = f"C3D's {layer.type} reads no group; expected none, or {layer.type.removesuffix('3D')}"
+    if wrong:
+        raise ConfigError(f"layer '{layer.name}': {wrong}", where)
+    names, suffix = set(message.DESCRIPTOR.fields_by_name), "_3d" if layer.type == "Pooling3D" else ""
+    for field, time, _ in _WINDOW:
+        over_time, size = sides[field]
+        for each in {field, time, "filter_group"} & names:
+            message.ClearField(each)
+        getattr(message, f"{field}{suffix}").extend([over_time, size, size])
+    layer.type = layer.type.removesuffix("3D")
+
+
+def _one(message: Message, field: str, default: int) -> int | None:
+    """The value of a field that C3D has once; default: of one that is not given, None: of one that is given more
+    often."""
+    value = next((value for each, value in message.ListFields() if each.name == field), default)
+    return value if isinstance(value, int) else value[0] if len(value) == 1 else None
+
+
+def _wrong_pooling_of_c3d(param: proto.PoolingParameter) -> str:
+    """Why C3D's Pooling3D cannot be ours: it pads averages alone, and keeps windows that begin beyond the bottom."""
+    if param.pad and param.pool != param.AVE:
+        return f"C3D's Pooling3D pads averages alone; expected pad 0, got {param.pad}"
+    if param.pad and param.stride + param.pad > param.kernel_size:
+        return (
+            f"C3D's Pooling3D keeps windows that lie in the padding; expected stride and pad of together at most "
+            f"kernel_size {param.kernel_size}, got {param.stride} and {param.pad}"
+        )
+    return ""
+
+
+def _upgrade_clips(layer: proto.LayerParameter, origin: Node | None) -> None:
+    """C3D's data of clips: VIDEO_DATA, whose fields are those of its ImageData, and later VideoData."""
+    if layer.type != "VideoData":
+        return
+    images, param, label = layer.image_data_param, layer.video_data_param, f"layer '{layer.name}': "
+    if layer.HasField("image_data_param"):
+        if layer.HasField("video_data_param"):
+            raise ConfigError(
+                f"{label}both 'video_data_param' and 'image_data_param' are given; keep 'video_data_param'",
+                where_of(origin),
+            )
+        if images.mean_file:
+            images.ClearField("mean_value")  # which C3D reads where there is no file
+        for field, value in images.ListFields():
+            to = "transform_param" if field.name in (*MOVED_TO_TRANSFORM, "mean_value") else "video_data_param"
+            if field.name not in getattr(layer, to).DESCRIPTOR.fields_by_name:
+                raise ConfigError(f"{label}C3D's VIDEO_DATA reads no image_data_param.{field.name}", where_of(origin))
+            if field.name != "show_data":
+                copy_field(layer, f"{to}.{field.name}", value, label, origin)
+        param.use_image = images.use_image
+        layer.ClearField("image_data_param")
+    if any(param.HasField(field) for field in ("use_image", "root_folder", "sampling_rate", "use_temporal_jitter")):
+        param.use_image = param.use_image  # given: what tells C3D's from those of temporal segment networks
+        param.modality = param.modality if param.HasField("modality") else param.RGB
+        param.name_pattern = param.name_pattern or "%06d.jpg"
+
+
 def _upgrade_unpooling(layer: proto.LayerParameter, origin: Node | None) -> None:
     """DeconvNet's name of an Upsample with a mask."""
     if layer.type != "Unpooling":
@@ -199,5 +296,7 @@ _UPGRADES = (
     _upgrade_holes,
     _upgrade_dilation,
     _upgrade_shapes,
+    _upgrade_c3d,
+    _upgrade_clips,
     _upgrade_unpooling,
 )

@@ -88,11 +88,14 @@ def _upgrade_inputs(message: proto.NetParameter, origin: Node | None) -> list[No
     names, dims = list(message.input), list(message.input_dim)
     if not all(isinstance(name, str) for name in names):  # as protobuf gives them of a binary file
         raise ConfigError("the name of an input is not UTF-8", where_of(origin))
-    shapes = [list(shape.dim) for shape in message.input_shape] or [dims[i : i + 4] for i in range(0, len(dims), 4)]
-    if shapes and (len(shapes) != len(names) or len(dims) % 4):
+    axes = 5 if names and len(dims) == 5 * len(names) else 4  # C3D's inputs are clips
+    shapes = [list(shape.dim) for shape in message.input_shape]
+    shapes = shapes or [dims[i : i + axes] for i in range(0, len(dims), axes)]
+    if shapes and (len(shapes) != len(names) or len(dims) % axes):
         given = f"{len(message.input_shape)} input_shape" if message.input_shape else f"{len(dims)} input_dim"
         raise ConfigError(
-            f"{len(names)} input with {given}; expected an input_shape, or 4 input_dim, for each", where_of(origin)
+            f"{len(names)} input with {given}; expected an input_shape, or 4 input_dim, for each (of clips, 5)",
+            where_of(origin),
         )
     for field in ("input", "input_dim", "input_shape"):
         message.ClearField(field)

@@ -11,11 +11,14 @@ from engine.weights.protobuf import read_blob
 
 
 def read_mean(path: str, where: str | None = None) -> np.ndarray:
-    """(c, h, w) float32 from a BlobProto of 1 x c x h x w, or c x h x w. Raises DataError."""
+    """(c, h, w) float32 from a BlobProto of 1 x c x h x w, or c x h x w; of a clip, 1 x c x length x h x w, its frames
+    one after the other, (length * c, h, w), as VideoData stacks them. Raises DataError."""
     try:
         mean = read_blob(path)
     except WeightsError as error:
         raise DataError(f"mean_file {error}", where) from None
+    if mean.ndim == 5 and mean.size and len(mean) == 1:
+        mean = mean[0].swapaxes(0, 1).reshape(-1, *mean.shape[-2:])
     if mean.ndim not in (3, 4) or mean.size == 0 or mean.size != np.prod(mean.shape[-3:]):
         raise DataError(f"mean_file {path} holds a blob of {shape_text(mean.shape)}, not one image", where)
     return mean.reshape(mean.shape[-3:])

@@ -1,5 +1,7 @@
 """Fields of other forks: every row of the table, read from texts of this file's own."""
 
+import re
+
 import pytest
 
 from engine import proto
@@ -192,7 +194,7 @@ def test_an_unknown_type_comes_before_its_own_fields():
     ("layer", "hint"),
     [
         ('type: "Yolov3" yolov3_param { side: 13 }', "MobileNet-YOLO's and is not supported; instead: RegionLoss"),
-        ('type: "Pooling3D" pooling_param { kernel_depth: 2 }', "C3D's and is not supported; instead: Pooling with"),
+        ('type: "ImResize" imresize_param { factor: 2 }', "OpenPose's and is not supported; instead: Interp"),
         ('type: "DenseBlock" denseblock_param { numTransition: 6 }', "DenseNet's and is not supported; instead: its"),
         ('type: "OrdinalRegressionLoss" ordinal_regression_loss_param { k: 3 }', "happynear's and is not supported"),
     ],
@@ -479,6 +481,116 @@ def test_windows_that_are_shapes():
 def test_shapes_that_are_no_windows(layer, message):
     with pytest.raises(ConfigError, match=message):
         net(layer)
+
+
+C3D = """
+    input: "x" input_dim: 2 input_dim: 3 input_dim: 4 input_dim: 8 input_dim: 10
+    layers { name: "c" type: CONVOLUTION3D bottom: "x" top: "c" blobs_lr: 1 blobs_lr: 2 convolution_param {
+        num_output: 5 kernel_size: 3 kernel_depth: 2 pad: 1 stride: 2 filter_group: 5 bias_filler { value: 1 } } }
+    layers { name: "p" type: POOLING3D bottom: "c" top: "p" pooling_param {
+        kernel_size: 2 kernel_depth: 1 temporal_stride: 2 } }
+    layers { name: "d" type: DECONVOLUTION3D bottom: "p" top: "d" convolution_param {
+        num_output: 2 kernel_size: 4 kernel_depth: 3 pad: 2 stride: 2 temporal_pad: 1 temporal_stride: 3 } }"""
+C3D_TODAY = """
+    layer { name: "input" type: "Input" top: "x" input_param { shape { dim: [2, 3, 4, 8, 10] } } }
+    layer { name: "c" type: "Convolution" bottom: "x" top: "c" param { lr_mult: 1 } param { lr_mult: 2 }
+        convolution_param { num_output: 5 kernel_size: [2, 3, 3] pad: [0, 1, 1] stride: [1, 2, 2]
+        bias_filler { value: 1 } } }
+    layer { name: "p" type: "Pooling" bottom: "c" top: "p" pooling_param {
+        kernel_size_3d: [1, 2, 2] stride_3d: [2, 1, 1] pad_3d: [0, 0, 0] } }
+    layer { name: "d" type: "Deconvolution" bottom: "p" top: "d" convolution_param {
+        num_output: 2 kernel_size: [3, 4, 4] pad: [1, 2, 2] stride: [3, 2, 2] } }"""
+
+
+def test_layers_of_c3d():
+    """Of its first version, in the older format and with inputs of five axes, and of its second."""
+    old, today = parse_net(C3D, "n"), parse_net(C3D_TODAY, "n")
+    assert old.message == today.message
+    assert [note for note in old.notes if "filter_group is ignored (C3D's): how many filters" in note]
+    second = """
+    layer { name: "c" type: "Convolution3D" bottom: "x" top: "c" param { lr_mult: 1 } param { lr_mult: 2 }
+        convolution3d_param { num_output: 5 kernel_size: 3 kernel_depth: 2 pad: 1 stride: 2 bias_filler { value: 1 } } }
+    layer { name: "p" type: "Pooling3D" bottom: "c" top: "p"
+        pooling3d_param { kernel_size: 2 kernel_depth: 1 temporal_stride: 2 } }
+    layer { name: "d" type: "Deconvolution3D" bottom: "p" top: "d" convolution3d_param {
+        num_output: 2 kernel_size: 4 kernel_depth: 3 pad: 2 stride: 2 temporal_pad: 1 temporal_stride: 3 } }"""
+    assert list(parse_net(second, "n").message.layer) == list(today.message.layer)[1:]
+    param = net(
+        'type: "Pooling3D" pooling_param { pool: AVE kernel_size: 3 kernel_depth: 2 stride: 2 pad: 1 }'
+    ).pooling_param
+    assert (list(param.kernel_size_3d), list(param.stride_3d), list(param.pad_3d)) == ([2, 3, 3], [1, 2, 2], [0, 1, 1])
+
+
+CONV3D = 'type: "Convolution3D" convolution_param { num_output: 4 %s }'
+POOL3D = 'type: "Pooling3D" pooling_param { kernel_size: 2 kernel_depth: 2 %s }'
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (
+            POOL3D % "" + " pooling3d_param { pool: AVE }",
+            "both 'pooling_param' and C3D's 'pooling3d_param' are given; keep 'pooling3d_param'",
+        ),
+        (CONV3D % "kernel_size: 3", "Convolution3D needs a kernel_size and a kernel_depth above 0"),
+        (CONV3D % "kernel_depth: 3", "Convolution3D needs a kernel_size and a kernel_depth above 0"),
+        (CONV3D % "kernel_size: [3, 4] kernel_depth: 3", "Convolution3D needs a kernel_size and a kernel_depth"),
+        (CONV3D % "kernel_size: 3 kernel_depth: 3 pad: [0, 1, 1]", "above 0, and takes one stride and one pad"),
+        (CONV3D % "kernel_size: 3 kernel_depth: 3 group: 2", "C3D's Convolution3D reads no group; expected none, or"),
+        ('type: "Pooling3D" pooling_param { kernel_size: 2 }', "Pooling3D needs a kernel_size and a kernel_depth"),
+        (POOL3D % "pad: 1", "C3D's Pooling3D pads averages alone; expected pad 0, got 1"),
+        (
+            POOL3D % "pool: AVE pad: 1 stride: 2",
+            "expected stride and pad of together at most kernel_size 2, got 2 and 1",
+        ),
+        (
+            'type: "Convolution" convolution_param { num_output: 4 kernel_size: 3 temporal_pad: 1 }',
+            "C3D's temporal_pad is for Convolution3D, Deconvolution3D, Pooling3D, not for Convolution",
+        ),
+        (
+            'type: "Pooling" pooling_param { kernel_size: 3 kernel_depth: 1 }',
+            "C3D's kernel_depth is for Convolution3D, Deconvolution3D, Pooling3D, not for Pooling",
+        ),
+        (
+            'type: "VideoData" image_data_param { source: "x" } video_data_param { use_image: true }',
+            "both 'video_data_param' and 'image_data_param' are given; keep 'video_data_param'",
+        ),
+        (
+            'type: "VideoData" image_data_param { min_height: 3 }',
+            "C3D's VIDEO_DATA reads no image_data_param.min_height",
+        ),
+    ],
+)
+def test_layers_of_c3d_that_cannot_be(layer, message):
+    with pytest.raises(ConfigError, match=f"layer 'l': .*{re.escape(message)}"):
+        net(layer)
+
+
+@pytest.mark.parametrize(("type_", "instead"), [("VOXEL_SOFTMAX", "SOFTMAX"), ("VOLUME_DATA", "HDF5Data")])
+def test_types_of_c3d_that_are_not_here(type_, instead):
+    with pytest.raises(ConfigError, match=f"type: {type_} is C3D's and is not supported; instead: {instead}"):
+        parse_net(f'layers {{ name: "l" type: {type_} }}', "n")
+
+
+def test_clips_of_c3d():
+    """VIDEO_DATA of its first version and VideoData of its second; others are those of temporal segment networks."""
+    old = parse_net(
+        """layers { name: "d" type: VIDEO_DATA top: "d" image_data_param { source: "l" use_image: true batch_size: 3
+        mean_file: "m" mean_value: 7 crop_size: 5 mirror: true scale: 2 new_height: 8 new_width: 9 new_length: 4
+        show_data: 1 sampling_rate: 2 use_temporal_jitter: true shuffle: true } }""",
+        "n",
+    )
+    assert any("show_data is ignored (C3D's)" in note for note in old.notes)
+    today = """layer { name: "d" type: "VideoData" top: "d" transform_param { mean_file: "m" crop_size: 5 mirror: true
+        scale: 2 } video_data_param { source: "l" use_image: true batch_size: 3 new_height: 8 new_width: 9 new_length: 4
+        sampling_rate: 2 use_temporal_jitter: true shuffle: true } }"""
+    assert old.message == parse_net(today, "n").message
+    param = old.message.layer[0].video_data_param
+    assert (param.Modality.Name(param.modality), param.name_pattern) == ("RGB", "%06d.jpg")
+    files = net('type: "VideoData" image_data_param { source: "l" mean_value: 7 }')
+    assert files.video_data_param.HasField("use_image") and list(files.transform_param.mean_value) == [7]
+    assert net('type: "VideoData" video_data_param { root_folder: "r" }').video_data_param.HasField("use_image")
+    assert not net('type: "VideoData" video_data_param { source: "l" }').video_data_param.HasField("use_image")
 
 
 def test_regions_that_are_not_enlarged():

@@ -403,6 +403,95 @@ def test_videos_that_cannot_be_read(videos):
         first(layer("VideoData", "video_data_param { video_type: WEBCAM }"))
 
 
+CLIP = 'use_image: true modality: RGB name_pattern: "image_%04d.png" new_length: 3'
+
+
+def clip(folder, text="", transform="", line="long 2 3"):
+    """C3D's; a line of the list: folder, first frame or number of frames, label."""
+    (folder / "list.txt").write_text(line + "\n")
+    return video(folder, f'{CLIP} root_folder: "{folder}/" {text}', transform)
+
+
+def test_clips_begin_where_the_list_says(videos):
+    data, label = first(clip(videos), size=1)
+    assert data.shape == (1, 3, 3, 5, 6) and label.tolist() == [3]
+    assert data[0, :, :, 0, 0].tolist() == [[40, 60, 80]] * 3
+    data, _ = first(clip(videos, "sampling_rate: 2 new_height: 4 new_width: 9"), proto.TEST, 1)
+    assert data.shape == (1, 3, 3, 4, 9) and data[0, 1, :, 0, 0].tolist() == [40, 80, 120]
+
+
+def test_clips_begin_anywhere_with_jitter(videos):
+    """The list says how many frames there are."""
+    message = clip(videos, "use_temporal_jitter: true sampling_rate: 2", line="long 9 3")
+    with open_data(message, proto.TRAIN).batches(1) as batches:
+        begins = {int(next(batches).arrays["data"][0][0, 0, 0, 0, 0]) // 20 for _ in range(60)}
+    assert begins == {1, 2, 3, 4}
+    assert first(message, proto.TEST, 1)[0][0, 0, :, 0, 0].tolist() == [20, 60, 100]
+    with pytest.raises(DataError, match="it has 5 frames, fewer than new_length x sampling_rate, 6"):
+        first(clip(videos, "use_temporal_jitter: true sampling_rate: 2", line="long 5 3"), size=1)
+
+
+def test_clips_are_cut_and_mirrored_as_one(videos):
+    data, _ = first(clip(videos, "", "crop_size: 4 mirror: true"), size=1)
+    steps = np.diff(data[0], axis=-1)
+    assert data.shape == (1, 3, 3, 4, 4) and (steps == steps.flat[0]).all() and abs(steps.flat[0]) == 1
+    assert (np.diff(data[0], axis=1) == 20).all()
+
+
+def test_means_of_clips(videos):
+    plain, _ = first(clip(videos), proto.TEST, 1)
+    less, _ = first(clip(videos, "", "mean_value: 1 mean_value: 2 mean_value: 3 scale: 2"), proto.TEST, 1)
+    np.testing.assert_array_equal(less, (plain - np.float32([1, 2, 3]).reshape(3, 1, 1, 1)) * 2)
+    less, _ = first(clip(videos, "", "mean_value: 5"), proto.TEST, 1)
+    np.testing.assert_array_equal(less, plain - 5)
+    volume = np.arange(3 * 3 * 5 * 6, dtype=np.float32).reshape(1, 3, 3, 5, 6)
+    of_today = proto.BlobProto(shape={"dim": volume.shape}, data=volume.ravel()).SerializeToString()
+    of_c3d = bytes([8, 1, 16, 3, 24, 3, 32, 5, 40, 6, 50, 0xB8, 8]) + volume.tobytes()  # with a length in field 3
+    for content in (of_today, of_c3d):
+        (videos / "mean").write_bytes(content)
+        less, _ = first(clip(videos, "", f'mean_file: "{videos}/mean"'), proto.TEST, 1)
+        np.testing.assert_array_equal(less, plain - volume)
+    with pytest.raises(DataError, match="expected an image of 9 x 5 x 6, as mean_file"):
+        first(clip(videos, "new_height: 4 new_width: 4", f'mean_file: "{videos}/mean"'), size=1)
+
+
+def test_clips_without_their_data(videos):
+    message = clip(videos, "new_height: 8 new_width: 9")
+    message.video_data_param.source = "none"
+    assert shapes_without_data(message)[0] == (3, 3, 8, 9)
+    message.transform_param.crop_size = 4
+    message.video_data_param.use_image = False  # it cannot be run, but its shape is known
+    assert shapes_without_data(message)[0] == (3, 3, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("use_image: false", "VideoData reads no video files: with use_image: true it reads folders of frames"),
+        ("sampling_rate: 0", "C3D's clips take a new_length, num_segments 1 and a sampling_rate of 1 to 10000"),
+        ("num_segments: 2", "C3D's clips take a new_length, num_segments 1"),
+    ],
+)
+def test_clips_that_cannot_be(videos, text, message):
+    layer = clip(videos)
+    text_format.Merge(text, layer.video_data_param)
+    with pytest.raises(ConfigError, match=message):
+        first(layer)
+    layer = clip(videos)
+    layer.video_data_param.ClearField("new_length")
+    with pytest.raises(ConfigError, match="C3D's clips take a new_length"):
+        first(layer)
+
+
+def test_lists_of_clips_that_cannot_be_read(videos):
+    with pytest.raises(DataError, match=r"list.txt:1: expected `folder first-frame label`; got 'long -1 3'"):
+        first(clip(videos, line="long -1 3"))
+    with pytest.raises(DataError, match=r"list.txt:1: expected `folder frames label`; got 'long 0 3'"):
+        first(clip(videos, "use_temporal_jitter: true", line="long 0 3"))
+    with pytest.raises(DataError, match=r"long/image_0010.png: cannot be read: No such file"):
+        first(clip(videos, line="long 8 3"), size=1)
+
+
 def test_image_seg_data_of_several_scales(pairs):
     """Of the pictures' 12 x 16 pixels: the third array says how much of the crop they fill."""
     text = image_data(pairs, "label_type: PIXEL")

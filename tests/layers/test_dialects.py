@@ -305,3 +305,44 @@ def test_bounds_of_a_scale_must_be_in_order():
     assert "expected min_value up to max_value, got 2 and 1" in error_of(
         layer("Scale", "scale_param { min_value: 2 max_value: 1 }"), x=SHAPE
     )
+
+
+# C3D's layers of clips
+
+CLIPS = "force_backward: true input: 'x' input_dim: [2, 3, 4, 6, 7]"
+OF_C3D = """layers { name: "c" type: CONVOLUTION3D bottom: "x" top: "c" convolution_param { num_output: 5 kernel_size: 3
+    kernel_depth: 2 pad: 1 temporal_pad: 1 weight_filler { type: "xavier" } } }
+  layers { name: "p" type: POOLING3D bottom: "c" top: "p" pooling_param { pool: %s kernel_size: 2 kernel_depth: 3
+    stride: 2 temporal_stride: 3 } }
+  layers { name: "d" type: DECONVOLUTION3D bottom: "p" top: "y" convolution_param { num_output: 2 kernel_size: 4
+    kernel_depth: 1 stride: 2 temporal_stride: 2 weight_filler { type: "xavier" } } }"""
+TODAY = """layer { name: "c" type: "Convolution" bottom: "x" top: "c" convolution_param { num_output: 5
+    kernel_size: [2, 3, 3] pad: 1 weight_filler { type: "xavier" } } }
+  layer { name: "p" type: "Pooling" bottom: "c" top: "p" pooling_param { pool: %s kernel_size_3d: [3, 2, 2]
+    stride_3d: [3, 2, 2] } }
+  layer { name: "d" type: "Deconvolution" bottom: "p" top: "y" convolution_param { num_output: 2
+    kernel_size: [1, 4, 4] stride: 2 weight_filler { type: "xavier" } } }"""
+
+
+@pytest.mark.parametrize("pool", ["MAX", "AVE"])
+def test_layers_of_c3d_are_those_of_today(pool):
+    x, found = sample((2, 3, 4, 6, 7)), []
+    for text in (OF_C3D, TODAY):
+        net = make_net(f"{CLIPS} {text % pool}")
+        net.blobs["x"].set(x)
+        net.forward()
+        y = net.blobs["y"].data
+        assert y.shape == (2, 2, 3, 8, 10)
+        set_top_diff(net, "y", np.cos(np.arange(y.size, dtype=np.float32)).reshape(y.shape))
+        net.backward()
+        gradients = [tensor.diff.get() for name in "cd" for tensor in net.params[name]]
+        found.append([net.blobs[name].data for name in "cpy"] + [net.blobs["x"].diff, *gradients])
+    for ours, theirs in zip(*found, strict=True):
+        assert np.any(ours)
+        np.testing.assert_array_equal(ours, theirs)
+    c, p = found[0][:2]  # windows of 3 x 2 x 2; the last ones of 5 frames and 7 columns are cut
+    assert c.shape == (2, 5, 5, 6, 7) and p.shape == (2, 5, 2, 3, 4)
+    reduced = {"MAX": np.max, "AVE": np.mean}[pool]
+    for t, h, w in np.ndindex(2, 3, 4):
+        window = c[:, :, 3 * t : 3 * t + 3, 2 * h : 2 * h + 2, 2 * w : 2 * w + 2]
+        np.testing.assert_allclose(p[:, :, t, h, w], reduced(window, axis=(2, 3, 4)), rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-"""VideoData: stacks of frames of videos, which lie in folders as image files (temporal segment networks)."""
+"""VideoData: frames of videos, which lie in folders as image files: stacks (temporal segment networks), clips (C3D)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NUMBER, _AXIS = re.compile(r"%(0?[1-9])?d"), "%c"
 
 
 class Video(NamedTuple):
-    """A line of the list."""
+    """A line of the list. frames: how many it has; of a clip without use_temporal_jitter, the first one's number."""
 
     folder: str
     frames: int
@@ -43,6 +43,10 @@ class VideoReader(PictureReader):
     num_segments snippets of new_length frames each, one from each equal part of the video: at a random place in TRAIN,
     in the middle in TEST. RGB: three channels a frame, or one with grayscale; FLOW: the files of x and of y of each. A
     mirrored flow runs the other way: with transform_param.is_flow its x is turned around, 255 - x.
+
+    With `use_image`, C3D's clips (channels, new_length, h, w) of frames that are sampling_rate apart: from the one on
+    that the list says. With use_temporal_jitter the list says how many there are: from a random one on in TRAIN, from
+    the first, 1, in TEST (where C3D asks for frame 0, which its folders have not).
     """
 
     field = "video_data_param"
@@ -51,9 +55,19 @@ class VideoReader(PictureReader):
         super().__init__(message, request)
         param = message.video_data_param
         _check(param, request.where)
+        if param.HasField("use_image") and not param.use_image:
+            raise ConfigError(
+                "VideoData reads no video files: with use_image: true it reads folders of frames, as `engine "
+                "convert_video` makes them, and a list of lines `folder first-frame label`",
+                request.where,
+            )
         self._param, self._training = param, request.phase == proto.TRAIN
-        self._transform = message.transform_param
-        self._transformer = Transformer(message.transform_param, request.phase, request.where, ("is_flow",))
+        self._clips = param.use_image
+        self._transform = proto.TransformationParameter()
+        self._transform.CopyFrom(message.transform_param)
+        if self._clips and len(self._transform.mean_value) > 1:  # of each frame
+            self._transform.mean_value.extend(list(self._transform.mean_value) * (param.new_length - 1))
+        self._transformer = Transformer(self._transform, request.phase, request.where, ("is_flow",))
         self.name = request.path(param.source)
         self._place = f"{request.where}: {self.name}" if request.where else self.name
         if message.transform_param.is_flow and message.transform_param.mean_file:
@@ -61,7 +75,7 @@ class VideoReader(PictureReader):
         self._flow = param.modality == param.FLOW
         self._color = _color(message, request.where)
         self._pattern = param.name_pattern or (_FLOW if self._flow else _RGB)
-        self._videos = _read_videos(self.name, request.where)
+        self._videos = _read_videos(self.name, param, request.where)
         self.size = len(self._videos)
         self.shuffle = param.shuffle
         self.owners = request.owners(param.source)
@@ -71,7 +85,11 @@ class VideoReader(PictureReader):
     def _first_stack(self) -> Shape:
         shapes: list[Shape] = []
         self.read(0, 0, lambda video, label, random: shapes.append(self._transformer.shape(self._stack(video, None))))
-        return shapes[0]
+        return self._clip_shape(shapes[0]) if self._clips else shapes[0]
+
+    def _clip_shape(self, stack: Shape) -> Shape:
+        length = self._param.new_length
+        return (stack[0] // length, length, *stack[1:])
 
     def fetch(self, index: int) -> tuple[str, Video]:
         return self._videos[index].folder, self._videos[index]
@@ -83,22 +101,41 @@ class VideoReader(PictureReader):
     def load(self, sample: Sample, out: Sequence[np.ndarray]) -> str:
         def use(video: Video, label: int, random: KeyedRandom) -> None:
             stack = self._stack(video, random if self._training else None)
-            cut = self._transformer.apply(stack, random, out[0])
+            frames = np.empty_like(out[0]).reshape(-1, *out[0].shape[-2:]) if self._clips else out[0]
+            cut = self._transformer.apply(stack, random, frames)
             if cut.mirrored and self._flow and self._transform.is_flow:
-                mean = np.resize(self._transform.mean_value or [0.0], len(out[0]))[::2, None, None]
+                mean = np.resize(self._transform.mean_value or [0.0], len(frames))[::2, None, None]
                 # 255 - value in place of value, of what is (value - mean) * scale now
-                out[0][::2] = (255 - 2 * mean) * self._transform.scale - out[0][::2]
+                frames[::2] = (255 - 2 * mean) * self._transform.scale - frames[::2]
+            if self._clips:
+                out[0][...] = frames.reshape(self._param.new_length, -1, *frames.shape[1:]).swapaxes(0, 1)
             out[1][...] = label
 
         return self.read(sample.epoch, sample.index, use)
 
     def _stack(self, video: Video, random: KeyedRandom | None) -> np.ndarray:
         """(h, w, channels) of all frames. random: of the snippets' places; None for the middles. Raises ImageError."""
+        numbers = self._clip(video, random) if self._clips else self._snippets(video, random)
+        planes = [self._frame(os.path.join(video.folder, name)) for each in numbers for name in self._names(each)]
+        return np.concatenate(planes, axis=2)
+
+    def _clip(self, video: Video, random: KeyedRandom | None) -> Sequence[int]:
+        """The numbers of a clip's frames. Raises ImageError."""
+        rate = self._param.sampling_rate
+        covered, begin = self._param.new_length * rate, video.frames
+        if self._param.use_temporal_jitter:
+            if video.frames < covered:
+                raise ImageError(f"it has {video.frames} frames, fewer than new_length x sampling_rate, {covered}")
+            begin = random.integer(1, video.frames - covered + 1) if random else 1
+        return range(begin, begin + covered, rate)
+
+    def _snippets(self, video: Video, random: KeyedRandom | None) -> Sequence[int]:
+        """The numbers of the frames of a stack. Raises ImageError."""
         length, segments = self._param.new_length, self._param.num_segments
         if video.frames < length:
             raise ImageError(f"it has {video.frames} frames, fewer than new_length {length}")
         part = video.frames // segments
-        planes = []
+        numbers = []
         for segment in range(segments):
             spare = part - length
             if spare < 0:
@@ -107,9 +144,8 @@ class VideoReader(PictureReader):
                 begin = (spare + 1) // 2 + segment * part
             else:
                 begin = random.integer(0, spare) + segment * part
-            for frame in range(begin + 1, begin + length + 1):
-                planes += [self._frame(os.path.join(video.folder, name)) for name in self._names(frame)]
-        return np.concatenate(planes, axis=2)
+            numbers += range(begin + 1, begin + length + 1)
+        return numbers
 
     def _names(self, frame: int) -> list[str]:
         named = _NUMBER.sub(lambda match: f"{frame:{match[1] or ''}d}", self._pattern, count=1)
@@ -140,6 +176,8 @@ class VideoReader(PictureReader):
         if not height:
             raise ConfigError(f"the size of the frames is unknown: source {param.source} is not there", where)
         each = (2 if param.modality == param.FLOW else 1) * len(_color(message, where))
+        if param.HasField("use_image"):
+            return (each, param.new_length, height, width), ()
         return (each * param.new_length * param.num_segments, height, width), ()
 
 
@@ -150,6 +188,8 @@ def _check(param: proto.VideoDataParameter, where: str | None) -> None:
             "video files and cameras are not read",
             where,
         )
+    if param.HasField("use_image"):
+        _check_clips(param, where)
     if not 1 <= param.new_length * param.num_segments <= MAX_FRAMES:
         raise ConfigError(
             f"video_data_param: expected 1 to {MAX_FRAMES} frames, got num_segments {param.num_segments} x new_length "
@@ -170,6 +210,15 @@ def _check(param: proto.VideoDataParameter, where: str | None) -> None:
         raise ConfigError(f"video_data_param.name_pattern: expected one such as {wanted}, got {pattern!r}", where)
 
 
+def _check_clips(param: proto.VideoDataParameter, where: str | None) -> None:
+    """What C3D's have, and temporal segment networks' not."""
+    if not param.HasField("new_length") or param.num_segments != 1 or not 1 <= param.sampling_rate <= MAX_FRAMES:
+        raise ConfigError(
+            f"video_data_param: C3D's clips take a new_length, num_segments 1 and a sampling_rate of 1 to {MAX_FRAMES}",
+            where,
+        )
+
+
 def _color(message: proto.LayerParameter, where: str | None) -> str:
     """What frames are decoded to. Raises ConfigError."""
     param, forced = message.video_data_param, forced_color(message.transform_param, where)
@@ -180,19 +229,21 @@ def _color(message: proto.LayerParameter, where: str | None) -> str:
     return forced or (GRAY if param.grayscale else COLOR)
 
 
-def _read_videos(path: str, where: str | None) -> list[Video]:
+def _read_videos(path: str, param: proto.VideoDataParameter, where: str | None) -> list[Video]:
     """Raises DataError."""
     videos = []
-    text = read_text(path, where, "a text file of lines `folder frames label`")
+    is_first = param.use_image and not param.use_temporal_jitter
+    wanted = f"folder {'first-frame' if is_first else 'frames'} label"
+    text = read_text(path, where, f"a text file of lines `{wanted}`")
     for line_number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
         words = line.strip().rsplit(None, 2)
-        frames = whole(words[-2], 1, 2**31 - 1) if len(words) == 3 else None
+        frames = whole(words[-2], int(not is_first), 2**31 - 1) if len(words) == 3 else None
         label = whole(words[-1], -(2**31), 2**31 - 1)
         if frames is None or label is None or "\0" in line:
-            raise DataError(f"expected `folder frames label`; got {line!r}", f"{path}:{line_number}")
-        videos.append(Video(words[0], frames, label))
+            raise DataError(f"expected `{wanted}`; got {line!r}", f"{path}:{line_number}")
+        videos.append(Video(param.root_folder + words[0], frames, label))
     if not videos:
         raise DataError(f"{path} has no lines in it", where)
     return videos
