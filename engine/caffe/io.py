@@ -14,6 +14,7 @@ import numpy as np
 from engine.data.decode import COLOR, decode_bytes
 from engine.errors import ConfigError, DataError
 from engine.proto import caffe_pb2
+from engine.weights.protobuf import c3d_width
 
 __all__ = [
     "Transformer",
@@ -185,7 +186,11 @@ class Transformer:
 
 
 def blobproto_to_array(blob, return_diff: bool = False) -> np.ndarray:
-    """The data (or diff) of a BlobProto in its shape; of older ones (num, channels, height, width)."""
+    """The data (or diff) of a BlobProto in its shape; of older ones (num, channels, height, width), of C3D's (num,
+    channels, length, height, width)."""
+    width = c3d_width(blob)
+    if width is not None and not return_diff:
+        return np.array(blob.diff, np.float32).reshape(blob.num, blob.channels, blob.height or 1, blob.width, width)
     values = np.array(blob.diff if return_diff else blob.data, np.float32)
     legacy = ("num", "channels", "height", "width")
     if any(blob.HasField(axis) for axis in legacy):

@@ -15,9 +15,9 @@ from engine.config import read_solver
 from engine.config.config import read_net_as_written
 from engine.config.intels_norms import upgrade_intels_norms
 from engine.config.upgrade import upgrade_net
-from engine.errors import ConfigError
+from engine.errors import ConfigError, WeightsError
 from engine.files import atomic_write
-from engine.weights.protobuf import read_message, write_message
+from engine.weights.protobuf import c3d_width, read_message, write_message
 
 
 def upgrade_net_text(source: str, target: str) -> list[str]:
@@ -32,8 +32,15 @@ def upgrade_net_text(source: str, target: str) -> list[str]:
 
 
 def upgrade_net_binary(source: str, target: str) -> list[str]:
-    """The same for a caffemodel (or a net in binary); blobs are taken over as they are. Raises also WeightsError."""
+    """The same for a caffemodel (or a net in binary); blobs are taken over as they are. Raises also WeightsError, of
+    files of C3D, too, whose types of layers have other numbers."""
     net = read_message(source, proto.raw.NetParameter, "caffemodel")
+    if any(c3d_width(blob) is not None for layer in net.layers for blob in layer.blobs):
+        raise WeightsError(
+            "a file of Facebook's C3D, which numbers layers and fields otherwise; expected another one: weights of C3D "
+            "are read as they are, with the net's text",
+            source,
+        )
     try:
         message = cast("proto.NetParameter", net)  # whose blobs, which differ, are moved as they are
         origins, notes = upgrade_net(message)

@@ -464,8 +464,8 @@ class Net:
 
 
 def _fits(given: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Files from before 2015 hold four axes for everything: leading ones do not count there. A vector is one however
-    many ones stand around it."""
+    """Files from before 2015 hold four axes for everything, C3D's five: leading ones do not count there. A vector is
+    one however many ones stand around it."""
 
     def squeezed(shape):
         shape = tuple(shape)
@@ -476,6 +476,6 @@ def _fits(given: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     def vector(shape):
         return [size for size in shape if size != 1]
 
-    if tuple(given) == tuple(wanted) or (len(given) == 4 and squeezed(given) == squeezed(wanted)):
+    if tuple(given) == tuple(wanted) or (len(given) in (4, 5) and squeezed(given) == squeezed(wanted)):
         return True
     return len(vector(wanted)) <= 1 and vector(given) == vector(wanted)

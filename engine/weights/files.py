@@ -31,8 +31,8 @@ _RANGES = {
 def read_caffemodel(path: str | os.PathLike) -> dict[str, list[np.ndarray | None]]:
     """Layer name -> its parameter blobs (float32, writable, in Caffe's shapes), for the layers that have any.
 
-    Reads the current format, V0, V1 and HDF5. Blobs of files before 2015 have four axes, leading ones included. None
-    is a blob that Caffe left out of an HDF5 file because it belongs to another layer, too.
+    Reads the current format, V0, V1 and HDF5. Blobs of files before 2015 have four axes, C3D's five, leading ones
+    included. None is a blob that Caffe left out of an HDF5 file because it belongs to another layer, too.
     Raises WeightsError for a file that is missing, truncated or something else.
     """
     with _memory_of(path):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import numpy as np
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, EncodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from engine import proto
 from engine.errors import WeightsError, shape_text
@@ -107,7 +108,10 @@ def blob_array(blob: proto.raw.BlobProto) -> np.ndarray:
 
     Raises WeightsError if the number of values is not that of the shape, or no blob has such a shape.
     """
-    if blob.HasField("shape"):
+    width = c3d_width(blob)
+    if width is not None:
+        shape = (blob.num, blob.channels, blob.height or 1, blob.width, width)
+    elif blob.HasField("shape"):
         shape = tuple(blob.shape.dim)
     elif any(blob.HasField(axis) for axis in _LEGACY_AXES):
         shape = tuple(getattr(blob, axis) for axis in _LEGACY_AXES)
@@ -118,7 +122,9 @@ def blob_array(blob: proto.raw.BlobProto) -> np.ndarray:
             checked_shape(shape)
         except ValueError as error:
             raise WeightsError(str(error)) from None
-    if blob.HasField("raw_data"):  # NVIDIA's
+    if width is not None:
+        data, dtype = blob.diff, "<f4"
+    elif blob.HasField("raw_data"):  # NVIDIA's
         if blob.raw_data_type not in _RAW_TYPES:
             raise WeightsError(f"values of type {blob.raw_data_type} in raw_data; expected float, double or float16")
         data, dtype = [blob.raw_data], _RAW_TYPES[blob.raw_data_type]
@@ -127,10 +133,19 @@ def blob_array(blob: proto.raw.BlobProto) -> np.ndarray:
     content = b"".join(data)
     values = np.frombuffer(content[: len(content) // int(dtype[2]) * int(dtype[2])], dtype)
     if shape is not None and values.size != math.prod(shape):
-        values = values if blob.HasField("raw_data") else _unpacked(blob)
+        values = values if width is not None or blob.HasField("raw_data") else _unpacked(blob)
         if values.size != math.prod(shape):
             raise WeightsError(f"{values.size} values for the shape {shape_text(shape)}")
     return values.astype(np.float32).reshape(shape if shape is not None else -1)
+
+
+def c3d_width(blob: proto.BlobProto | proto.raw.BlobProto) -> int | None:
+    """Of a blob that Facebook's C3D wrote: its width, None of any other one. C3D has the length of clips before height
+    and width, and so the numbers of all fields after `channels` are one more than here: a length is read as a height, a
+    height as a width, the values as gradients; the width, a number in the place of values, is as if it were unknown."""
+    if blob.data or not blob.HasField("num"):
+        return None
+    return next((each.data for each in UnknownFieldSet(blob) if each.field_number == 5 and each.wire_type == 0), None)
 
 
 def _unpacked(blob: proto.raw.BlobProto) -> np.ndarray:

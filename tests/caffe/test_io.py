@@ -111,6 +111,9 @@ def test_blobprotos():
     np.testing.assert_array_equal(io.blobproto_to_array(blob, return_diff=True), 2 * array)
     old = caffe_pb2.BlobProto(num=1, channels=2, height=3, width=4, data=array.ravel())
     assert io.blobproto_to_array(old).shape == (1, 2, 3, 4)
+    content = bytes([8, 1, 16, 2, 24, 2, 32, 3, 40, 2, 50, 96]) + array.tobytes()  # of C3D, which has a length
+    clip = io.blobproto_to_array(caffe_pb2.BlobProto.FromString(content))
+    np.testing.assert_array_equal(clip, array.reshape(1, 2, 2, 3, 2))
     text = io.arraylist_to_blobprotovector_str([array, array[0]])
     assert io.arraylist_to_blobprotovecor_str([array, array[0]]) == text
     for ours, expected in zip(io.blobprotovector_str_to_arraylist(text), [array, array[0]]):

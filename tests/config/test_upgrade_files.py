@@ -11,7 +11,7 @@ from engine import proto
 from engine.cli import main
 from engine.config import read_net, read_solver
 from engine.config.upgrade_files import upgrade_net_binary, upgrade_net_text, upgrade_solver_text
-from engine.errors import ConfigError, EngineError
+from engine.errors import ConfigError, EngineError, WeightsError
 from engine.weights import read_caffemodel
 from tests.shared import SHARED, needs_shared
 
@@ -81,6 +81,16 @@ def test_weights_that_cannot_be_upgraded_are_named(tmp_path):
     old = tmp_path / "old.caffemodel"
     old.write_bytes(proto.NetParameter(input=["x?"], input_dim=[1, 1, 2, 3]).SerializeToString().replace(b"?", b"\xff"))
     with pytest.raises(ConfigError, match=f"^{re.escape(str(old))}: the name of an input is not UTF-8$"):
+        upgrade_net_binary(str(old), str(tmp_path / "new"))
+
+
+def test_weights_of_c3d_stay_as_they_are(tmp_path):
+    """Whose numbers of layers and fields are others: its Convolution3D is an ArgMax here."""
+    old = tmp_path / "old.caffemodel"
+    blob = bytes([8, 1, 16, 1, 24, 1, 32, 1, 40, 1, 50, 4, 0, 0, 0, 0])
+    layer = bytes([34, 1, ord("c"), 40, 30, 50, len(blob)]) + blob
+    old.write_bytes(bytes([18, len(layer)]) + layer)
+    with pytest.raises(WeightsError, match=r"old.caffemodel: a file of Facebook's C3D, which numbers layers"):
         upgrade_net_binary(str(old), str(tmp_path / "new"))
 
 

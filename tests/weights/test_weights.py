@@ -328,6 +328,64 @@ def test_v1_and_v0_files(tmp_path):
     assert blobs["conv"][0].tolist() == [1, 2]
 
 
+def field(number, content):
+    """A field of a message: a number, or bytes."""
+    if isinstance(content, int):
+        return bytes([number << 3, *varint(content)])
+    return bytes([number << 3 | 2, *varint(len(content))]) + content
+
+
+def varint(number):
+    return [number] if number < 128 else [number & 127 | 128, *varint(number >> 7)]
+
+
+def c3d_blob(values, *shape):
+    """As C3D writes it: num, channels, length, height, width and the values, in the fields 1 to 6."""
+    axes = b"".join(field(number, size) for number, size in enumerate(shape, 1))
+    return axes + field(6, np.asarray(values, "<f4").tobytes())
+
+
+def test_files_of_c3d(tmp_path):
+    """Whose blobs have a length, and five axes for everything."""
+    layers = {
+        "conv": [c3d_blob(range(2 * 3 * 4 * 2 * 2), 2, 3, 4, 2, 2), c3d_blob([7, 8], 1, 1, 1, 1, 2)],
+        "ip": [c3d_blob(range(3 * 200), 1, 1, 1, 3, 200)],
+        "old": [c3d_blob(range(6), 1, 1, 0, 2, 3)],
+    }
+    content = b"".join(
+        field(2, field(4, name.encode()) + field(5, 30) + b"".join(field(6, blob) for blob in blobs))
+        for name, blobs in layers.items()
+    )
+    (tmp_path / "x").write_bytes(content)
+    blobs = read_caffemodel(tmp_path / "x")
+    assert blobs["conv"][0].shape == (2, 3, 4, 2, 2) and blobs["conv"][0].ravel().tolist() == list(range(96))
+    assert blobs["conv"][1].shape == (1, 1, 1, 1, 2) and blobs["conv"][1].ravel().tolist() == [7, 8]
+    assert blobs["ip"][0].shape == (1, 1, 1, 3, 200) and blobs["old"][0].shape == (1, 1, 1, 2, 3)
+    text = """input: "x" input: "x2" input_dim: [1, 3, 4, 21, 11, 1, 2, 4, 5, 5]
+    layers { name: "conv" type: CONVOLUTION3D bottom: "x" top: "c" convolution_param {
+        num_output: 2 kernel_size: 2 kernel_depth: 4 } }
+    layers { name: "ip" type: INNER_PRODUCT bottom: "x2" top: "y" inner_product_param {
+        num_output: 3 bias_term: false } }"""
+    net = Net(parse_net(text), proto.TEST)
+    net.load_weights(blobs, "x")
+    for name in ("conv", "ip"):
+        for tensor, blob in zip(net.params[name], blobs[name], strict=True):
+            np.testing.assert_array_equal(tensor.get().ravel(), blob.ravel())
+
+
+@pytest.mark.parametrize(
+    ("blob", "message"),
+    [
+        (c3d_blob(range(7), 1, 2, 2, 2, 1), "7 values for the shape 1 x 2 x 2 x 2 x 1"),
+        (c3d_blob(range(2), 1, 2, 1, 1, 2**31), "the shape 1 x 2 x 1 x 1 x 2147483648, expected"),
+    ],
+)
+def test_files_of_c3d_that_cannot_be(tmp_path, blob, message):
+    (tmp_path / "x").write_bytes(field(2, field(4, b"conv") + field(6, blob)))
+    with pytest.raises(WeightsError, match=f"layer 'conv', blob 0: {message}"):
+        read_caffemodel(tmp_path / "x")
+
+
 def test_doubles_and_values_that_are_not_packed(tmp_path):
     net = proto.NetParameter()
     layer = net.layer.add(name="a")
