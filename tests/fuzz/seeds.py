@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import struct
 import tarfile
 import tempfile
@@ -78,17 +79,25 @@ def annotated() -> proto.AnnotatedDatum:
     return message
 
 
+def c3d_blob(*shape: int) -> proto.raw.BlobProto:
+    """As Facebook's C3D writes it, of zeros: the axes are fields 1 to 5, the values are field 6."""
+    values = bytes(4 * math.prod(shape))
+    axes = bytes(byte for number, size in enumerate(shape, 1) for byte in (number << 3, size))
+    return proto.raw.BlobProto.FromString(axes + bytes([6 << 3 | 2, len(values)]) + values)
+
+
 def caffemodels() -> list[bytes]:
     """In each of Caffe's formats, with blobs of a few values: what is changed is the structure, not a value."""
-    net, v1, v0 = (proto.raw.NetParameter(name=name) for name in ("n", "v1", "v0"))
+    net, v1, c3d, v0 = (proto.raw.NetParameter(name=name) for name in ("n", "v1", "c3d", "v0"))
     for index, shape in enumerate([(2,), (1, 2), (1, 1, 2, 1), ()]):
         fill_blob(net.layer.add(name=f"l{index}", type="X").blobs.add(), np.ones(shape, np.float32))
     legacy = proto.raw.BlobProto(num=1, channels=1, height=1, width=2, data=[b"\0" * 8])
     v1.layers.add(name="a").blobs.append(legacy)
+    c3d.layers.add(name="a").blobs.append(c3d_blob(1, 1, 2, 1, 2))
     layer = v0.layers.add().layer
     layer.name = "a"
     layer.blobs.append(legacy)
-    return [each.SerializePartialToString() for each in (net, v1, v0)]
+    return [each.SerializePartialToString() for each in (net, v1, c3d, v0)]
 
 
 def state(**fields) -> weights.SolverState:
@@ -157,7 +166,7 @@ def means() -> list[bytes]:
     blob = proto.raw.BlobProto(num=1, channels=3, height=2, width=2, data=[b"\0" * 48])
     newer = proto.raw.BlobProto(data=[b"\0" * 48])
     newer.shape.dim.extend([3, 2, 2])
-    return [blob.SerializeToString(), newer.SerializeToString()]
+    return [each.SerializeToString() for each in (blob, newer, c3d_blob(1, 3, 2, 2, 2))]
 
 
 def clips() -> list[bytes]:
