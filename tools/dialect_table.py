@@ -86,6 +86,11 @@ fork runs, with other numbers, where its text says nothing else.
 - `DeformableConvolution`: as in the paper's own code: `deformable_group` divides the channels, and the second bottom,
   two offsets for each of these groups and each place of the window, has the size of the top. The first fork that had it
   divides the rows of the bottom into groups instead, and reads offsets of the bottom's size as if they had the top's.
+- `YoloDetectionOutput`, `Yolov3DetectionOutput`: as in the fork for one image and square planes. In the fork, the rows
+  of several images all have number 0, and their boxes suppress each other; here each image has its own. Planes of other
+  sides count columns by the width and rows by the height; the fork takes the width for both. Fields that lead beyond
+  the bottoms, `mask` or `biases` are errors; the fork reads what lies there. A box has one row, that of its best class:
+  the fork's rows of its other classes are suppressed, too, but where `nms_threshold` is above 1, which is an error.
 - `CTCLoss`, `WarpCTCLoss`, `CtcLoss`: scores (steps, sequences, classes) before the softmax, then, for `CTCLoss` and
   `WarpCTCLoss`, indicators (steps, sequences) and labels (most, sequences), which a negative one ends; for `CtcLoss`
   and `WarpCTCLoss`, labels (sequences, most), filled up with blanks; for `WarpCTCLoss`, lengths, numbers of labels, and

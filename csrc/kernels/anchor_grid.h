@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -54,6 +55,19 @@ public:
 
     static Box centered(float x, float y, float width, float height) {
         return {x - width / 2, y - height / 2, x + width / 2, y + height / 2};
+    }
+
+    // The first of those with the greatest score; NaN is no score.
+    int64_t best_class(const float* predictions, int64_t n, int64_t box) const {
+        int64_t best = 0;
+        float most = -std::numeric_limits<float>::infinity();
+        for (int64_t c = 0; c < classes; c++) {
+            const float score = predictions[at(n, box, first_class + c)];
+            if (!(score > most)) continue;
+            most = score;
+            best = c;
+        }
+        return best;
     }
 
     // Softmax of the scores of a box.
