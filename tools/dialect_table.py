@@ -91,6 +91,11 @@ fork runs, with other numbers, where its text says nothing else.
   sides count columns by the width and rows by the height; the fork takes the width for both. Fields that lead beyond
   the bottoms, `mask` or `biases` are errors; the fork reads what lies there. A box has one row, that of its best class:
   the fork's rows of its other classes are suppressed, too, but where `nms_threshold` is above 1, which is an error.
+- `Yolov3`: as in the fork with `iou_loss: MSE`, what its first texts and other forks mean; without `iou_loss`, its last
+  code computes GIOU, which is an error here. A center on the last edge belongs to the last pixel, and boxes without a
+  width or a height do not count; the fork writes beyond the plane, and has infinite gradients.
+- `AnnotatedData` with `yolo_data_type: 1` gives the boxes of both of its forms in one, (1, 1, M, 8), without difficult
+  ones. Of several `resize_param` the last one counts, for all batches.
 - `CTCLoss`, `WarpCTCLoss`, `CtcLoss`: scores (steps, sequences, classes) before the softmax, then, for `CTCLoss` and
   `WarpCTCLoss`, indicators (steps, sequences) and labels (most, sequences), which a negative one ends; for `CtcLoss`
   and `WarpCTCLoss`, labels (sequences, most), filled up with blanks; for `WarpCTCLoss`, lengths, numbers of labels, and

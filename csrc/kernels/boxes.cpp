@@ -69,6 +69,25 @@ Truths read_truths(const std::string& layer, const float* values, int64_t rows, 
     return truths;
 }
 
+Truths read_centered_truths(const std::string& layer, const float* values, int64_t images, int64_t rows,
+                            int64_t classes) {
+    Truths truths;
+    for (int64_t i = 0; i < images * rows; i++, values += 5) {
+        const float x = values[1], y = values[2], width = values[3], height = values[4];
+        if (!(width > 0 && height > 0)) continue;
+        const int64_t label = whole(values[0]);
+        if (label < 0 || label >= classes) {
+            std::ostringstream message;
+            message << "layer '" << layer << "': row " << i % rows << " of the ground truth of image " << i / rows
+                    << " has label " << values[0] << ", expected one of [0, " << classes << ")";
+            throw std::runtime_error(message.str());
+        }
+        const Box box{x - width / 2, y - height / 2, x + width / 2, y + height / 2};
+        truths[i / rows].push_back({box, label + 1, false});
+    }
+    return truths;
+}
+
 std::vector<int64_t> suppress(const std::vector<Box>& boxes, const std::vector<float>& scores, float least,
                               int64_t top_k, float threshold, float eta, int64_t most) {
     std::vector<int64_t> order, kept;

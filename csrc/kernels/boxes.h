@@ -58,6 +58,11 @@ constexpr int64_t any_class = INT64_MAX;  // for `classes`: however many there a
 // classes).
 Truths read_truths(const std::string& layer, const float* values, int64_t rows, int64_t classes, int64_t background);
 
+// The same of (images, 1, rows, 5): label in [0, classes), which becomes one from 1, x and y of the center, width,
+// height; a row whose width or height is not above 0 is padding.
+Truths read_centered_truths(const std::string& layer, const float* values, int64_t images, int64_t rows,
+                            int64_t classes);
+
 // Indices of the boxes that stay when, from the best score down, each takes out those that overlap it by more than
 // `threshold`. Only scores above `least` count, and of these only the best `top_k` (-1: all). `eta` below 1 lowers a
 // threshold above 0.5 after each box that stays. The search ends when `most` stay (-1: at the end).

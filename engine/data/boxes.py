@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 COLUMNS = 7
 CORNERS = slice(2, 6)
+DIFFICULT = 6
 Patch = tuple[float, float, float, float]  # x1, y1, x2, y2 in fractions of a picture's sides; may reach out of it
 
 WHOLE: Patch = (0.0, 0.0, 1.0, 1.0)

@@ -79,10 +79,13 @@ def expand_picture(param: TransformationParameter, where: str | None) -> Step:
 def make_patches(
     param: AnnotatedDataParameter, transform: TransformationParameter, where: str | None = None
 ) -> Augment:
-    """(picture, boxes, random) -> one of the patches that the batch_samplers find, at random, with the boxes that
-    emit_constraint lets it keep; where they find none, the picture as it is. Raises ConfigError."""
+    """(picture, boxes, random) -> one of the patches that the batch_samplers find, at random, or, where there are none,
+    one by yolo_data_jitter, with the boxes that emit_constraint lets it keep; where they find none, the picture as it
+    is. Raises ConfigError."""
     emit = make_emit(transform.emit_constraint if transform.HasField("emit_constraint") else None)
     samplers = [_make_sampler(sampler, where) for sampler in param.batch_sampler]
+    if not samplers:
+        samplers = [_make_jitter(param.yolo_data_jitter, where)]
 
     def apply(image: Image.Image, boxes: np.ndarray, random: KeyedRandom) -> tuple[Image.Image, np.ndarray]:
         patches = [patch for sampler in samplers for patch in sampler(boxes, random)]
@@ -120,6 +123,18 @@ def _make_sampler(param: BatchSampler, where: str | None) -> Callable[[np.ndarra
             if satisfies(patch, boxes):
                 found.append(patch)
         return found
+
+    return sample
+
+
+def _make_jitter(jitter: float, where: str | None) -> Callable[[np.ndarray, KeyedRandom], Sequence[Patch]]:
+    """boxes -> a patch whose sides lack up to `jitter` of the picture's. Raises ConfigError."""
+    check_within(0, jitter, 0.999, "annotated_data_param.yolo_data_jitter", where)
+
+    def sample(boxes: np.ndarray, random: KeyedRandom) -> Sequence[Patch]:
+        width, height = random.uniform(1 - jitter, 1), random.uniform(1 - jitter, 1)
+        left, top = random.uniform(0, 1 - width), random.uniform(0, 1 - height)
+        return [(left, top, left + width, top + height)]
 
     return sample
 

@@ -190,7 +190,13 @@ def _corners(count: int, generator: np.random.Generator) -> np.ndarray:
 
 
 def _boxes(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.ndarray:
-    """(1, 1, boxes, 8): sample, class, instance, four corners, difficult. One box in each sample, then none (-1)."""
+    """(1, 1, boxes, 8): sample, class, instance, four corners, difficult. One box in each sample, then none (-1). Or
+    (N, 1, boxes, 5): class, center, width and height, then none (0)."""
+    if shape[3] == 5:
+        rows = np.zeros(shape)
+        corners = _corners(shape[0], generator)
+        rows[:, 0, 0, 1:3], rows[:, 0, 0, 3:] = (corners[:, :2] + corners[:, 2:]) / 2, corners[:, 2:] - corners[:, :2]
+        return rows
     rows = np.full((shape[2], shape[3]), -1.0)
     count = min(shape[2], _sample_count(layer))
     rows[:count, 0] = np.arange(count)
@@ -253,6 +259,7 @@ _MAKERS: dict[tuple[str, int], Maker] = {
     ("RNN", 1): _sequences,
     ("MultiBoxLoss", 3): _boxes,
     ("RegionLoss", 1): _boxes,
+    ("Yolov3", 1): _boxes,
     ("DetectionEvaluate", 1): _boxes,
     ("EvalDetection", 1): _boxes,
     ("ROIPooling", 1): _regions,

@@ -34,6 +34,10 @@ class EvalDetection(AnchorGrid):
     def anchors(self) -> int:
         return self.param.num_object
 
+    @property
+    def plane(self) -> Shape:
+        return self.param.side, self.param.side
+
     def infer(self) -> list[Shape]:
         self.check_grid()
         return [(self.shapes[0][0], self.param.num_class + self.param.side**2 * self.anchors * 4)]

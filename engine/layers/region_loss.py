@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from engine.layers.anchor_grid import AnchorGrid
+from engine.layers.anchor_grid import GridLoss
 from engine.layers.base import Attributes, Shape
-from engine.layers.loss import LossLayer
 from engine.layers.registry import register
 
 
 @register("RegionLoss")
-class RegionLoss(LossLayer, AnchorGrid):
+class RegionLoss(GridLoss):
     """Bottoms: predictions, ground truth. Top: the loss ().
 
     The gradient, divided by N, is that of: for the box of each truth's pixel whose anchor fits best, coord_scale times
@@ -36,14 +35,8 @@ class RegionLoss(LossLayer, AnchorGrid):
         return [()]
 
     def attributes(self) -> Attributes:
-        param = self.param
         return {
             **super().attributes(),
-            **self.grid_attributes(),
-            "bias_match": bool(param.bias_match),
-            "object_scale": param.object_scale,
-            "noobject_scale": param.noobject_scale,
-            "class_scale": param.class_scale,
-            "coord_scale": param.coord_scale,
-            "threshold": param.thresh,
+            "bias_match": bool(self.param.bias_match),
+            "noobject_scale": self.param.noobject_scale,
         }

@@ -193,7 +193,7 @@ def test_an_unknown_type_comes_before_its_own_fields():
 @pytest.mark.parametrize(
     ("layer", "hint"),
     [
-        ('type: "Yolov3" yolov3_param { side: 13 }', "MobileNet-YOLO's and is not supported; instead: RegionLoss"),
+        ('type: "YoloSeg" yolo_seg_param { num_class: 1 }', "MobileNet-YOLO's and is not supported; instead: SigmoidC"),
         ('type: "ImResize" imresize_param { factor: 2 }', "OpenPose's and is not supported; instead: Interp"),
         ('type: "DenseBlock" denseblock_param { numTransition: 6 }', "DenseNet's and is not supported; instead: its"),
         ('type: "OrdinalRegressionLoss" ordinal_regression_loss_param { k: 3 }', "happynear's and is not supported"),

@@ -104,6 +104,35 @@ def test_a_crop_keeps_what_emit_constraint_lets_it(database):
     assert label[0, 0, 1, 0] == 2  # a quarter of the second picture's only box is in the crop
 
 
+def test_difficult_boxes_of_yolo(database):
+    for more, kept in (("", [0, 2]), ("train_diffcult: true", [0, 1, 2])):
+        more = f"annotated_data_param {{ yolo_data_type: 1 yolo_data_jitter: 0 {more} }}"
+        _, label = batch_of(layer_of(database, RESIZE, more))
+        rows = label[0, 0][label[0, 0, :, 0] == 0]
+        np.testing.assert_allclose(rows[:, 1:], BOXES[kept], rtol=1e-6)
+
+
+def test_patches_of_yolo():
+    """Shorter than the picture by up to yolo_data_jitter, independently, and anywhere in it."""
+    param = proto.AnnotatedDataParameter(yolo_data_type=1, yolo_data_jitter=0.4)
+    cut = make_patches(param, proto.TransformationParameter())
+    image, whole = Image.fromarray(np.zeros((1000, 500, 3), np.uint8)), BOXES[1:2]
+    found = []
+    for sample in range(300):
+        patch, boxes = cut(image, whole, KeyedRandom(1, 0, sample))
+        assert len(boxes) == 1
+        found.append((patch.width / 500, patch.height / 1000))
+    sides = np.array(found)
+    assert sides.min() >= 0.598 and sides.max() <= 1
+    np.testing.assert_allclose(sides.mean(0), 0.8, atol=0.03)
+    assert abs(np.corrcoef(sides.T)[0, 1]) < 0.2
+
+
+def test_a_resize_of_several_is_made_always(database):
+    data, _ = batch_of(layer_of(database, "resize_param { height: 6 width: 8 prob: 0.1 }"))
+    assert data.shape == (3, 3, 6, 8)
+
+
 def test_a_net_reads_it(database):
     layer = 'layer { name: "d" type: "AnnotatedData" top: "data" top: "label" '
     text = f'{layer} data_param {{ source: "{database}" batch_size: 2 }} transform_param {{ {RESIZE} }} }}'

@@ -100,6 +100,20 @@ def test_truth_at_the_border_and_anchors_that_fit_alike():
     assert np.argwhere(of_x).tolist() == [[0, 0, 2, 2]]
 
 
+def test_rows_of_a_forks_data_layer_and_a_plane_of_other_sides():
+    """(N, 1, M, 5) of class, center, width and height; `side` is not what the plane has."""
+    truth = bottoms()["truth"]
+    rows = np.zeros((3, 1, 4, 5), np.float32)
+    for i, (n, label, _, x1, y1, x2, y2, _) in enumerate(truth[0, 0, : len(TRUTH)]):
+        rows[int(n), 0, i] = [label - 1, (x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1]
+    x = np.random.default_rng(8).normal(size=(3, 2 * (5 + CLASSES), 4, 7)).astype(np.float32)
+    nets = [run(layer(), x=x, truth=each) for each in (truth, rows)]
+    for net in nets:
+        net.backward()
+    np.testing.assert_allclose(*(net.blobs["loss"].data for net in nets), rtol=1e-5)
+    np.testing.assert_allclose(*(net.blobs["x"].diff for net in nets), rtol=1e-4, atol=1e-5)
+
+
 def test_blocked():
     truth = bottoms()["truth"]
     text = layer().replace('bottom: "x"', 'bottom: "c"').replace(f"num_class: {CLASSES}", "num_class: 11")

@@ -1,4 +1,5 @@
-"""A small SSD learns where rectangles are: AnnotatedData with its augmentations, priors, the loss, the test's mAP."""
+"""A small SSD and small YOLOs learn where rectangles are: AnnotatedData with its augmentations, the loss, the test's
+mAP."""
 
 import csv
 import json
@@ -157,6 +158,53 @@ def test_a_small_ssd_learns(databases):
     assert list(after) == ["map", "map_class1", "map_class2"]
     assert before["map"] < 0.3 and after["map"] > 0.8, (before, after)
     check_report(databases, net)
+
+
+V2_BIASES = " ".join(f"biases: {side}" for side in (2.4, 2, 2.4, 3.4))  # in pixels of the plane of 6 x 6
+V2 = f"""
+layer {{ name: "loss" type: "RegionLoss" bottom: "fine" bottom: "label" top: "loss" include {{ phase: TRAIN }}
+  region_loss_param {{ num_class: 2 num: 2 object_scale: 5 noobject_scale: 1 coord_scale: 1 thresh: 0.6
+    {V2_BIASES} }} }}
+layer {{ name: "found" type: "YoloDetectionOutput" bottom: "fine" top: "found" include {{ phase: TEST }}
+  yolo_detection_output_param {{ num_classes: 2 num_box: 2 {V2_BIASES} }} }}"""
+
+V3_BIASES = " ".join(f"biases: {side}" for side in (16, 16, 20, 20, 20, 28, 23, 23))  # in pixels of the picture
+V3_LOSS = """layer {{ name: "loss_{name}" type: "Yolov3" bottom: "{name}" bottom: "label" top: "loss_{name}"
+  include {{ phase: TRAIN }} yolov3_param {{ num_class: 2 num: 2 object_scale: 5 coord_scale: 1 thresh: 0.6
+    anchors_scale: {scale} {biases} {mask} }} }}"""
+V3 = (
+    convolution("c4", "c3", 32, 2)
+    + convolution("coarse", "c4", 2 * 7, relu=False)
+    + V3_LOSS.format(name="fine", scale=8, biases=V3_BIASES, mask="mask: 0 mask: 1")
+    + V3_LOSS.format(name="coarse", scale=16, biases=V3_BIASES, mask="mask: 2 mask: 3")
+    + f"""
+layer {{ name: "found" type: "Yolov3DetectionOutput" bottom: "coarse" bottom: "fine" top: "found"
+  include {{ phase: TEST }} yolov3_detection_output_param {{ num_classes: 2 num_box: 2 {V3_BIASES}
+    mask: 2 mask: 3 mask: 0 mask: 1 anchors_scale: 16 anchors_scale: 8 mask_group_num: 2 }} }}"""
+)
+
+
+@pytest.mark.parametrize("layers", [V2, V3], ids=["v2", "v3"])
+def test_a_small_yolo_learns(databases, layers):
+    net = BODY[: BODY.index('layer { name: "loc"')]
+    net += convolution("fine", "c3", 2 * 7, relu=False) + layers
+    net += BODY[BODY.index('layer { name: "map"') :]
+    yolo = "yolo_data_type: 1 yolo_data_jitter: 0.2"
+    train = {"phase": "TRAIN", "batch": 16, "shuffle": "true", "augment": "", "samplers": yolo}
+    test = {"phase": "TEST", "batch": 16, "shuffle": "false", "augment": "", "samplers": ""}
+    for part in (test, train):
+        net = DATA.format(source=databases / part["phase"].lower(), folder=databases, **part) + net
+    solver = make_solver(
+        'type: "Adam" base_lr: 0.002 delta: 1e-8 momentum: 0.9 max_iter: 250 test_iter: 4 test_interval: 250 '
+        'test_initialization: false eval_type: "detection" ap_version: "11point"',
+        net,
+    )
+    solver.feeder.start()
+    before = solver.test_nets.evaluators[0].run(4)
+    assert solver.solve()
+    after = solver.test_nets.evaluators[0].run(4)
+    solver.close()
+    assert before["map"] < 0.3 and after["map"] > 0.8, (before, after)
 
 
 def check_report(folder, net: str):

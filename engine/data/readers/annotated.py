@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine import proto
-from engine.data.boxes import COLUMNS, boxes_of, make_emit, mirrored, seen_from
+from engine.data.boxes import COLUMNS, DIFFICULT, boxes_of, make_emit, mirrored, seen_from
 from engine.data.decode import AnyImage, ImageError, as_array, as_pillow, decode, parse_annotated
 from engine.data.distort import make_distort
 from engine.data.keyed_random import KeyedRandom
@@ -29,12 +29,20 @@ class AnnotatedReader(DatabaseReader):
     batch, class, instance, x1, y1, x2, y2 in fractions of the picture's sides, difficult. After the last box, -1.
 
     In this order: distort_param, expand_param, a patch by batch_sampler, resize_param, crop, mirror. A patch and a crop
-    keep the boxes that emit_constraint lets them.
+    keep the boxes that emit_constraint lets them. resize_param.prob has no effect: in the forks it chooses between
+    several of them, and all pictures of a batch have one size.
+
+    With yolo_data_type 1, of MobileNet-YOLO's fork, yolo_data_jitter makes patches where there is no batch_sampler, and
+    difficult boxes are left out but for train_diffcult. The fork's boxes have five numbers then, here eight all the
+    same.
     """
 
     handled = ("distort_param", "expand_param")
 
     def __init__(self, message: proto.LayerParameter, request: Request):
+        if message.transform_param.HasField("resize_param"):
+            message = proto.LayerParameter.FromString(message.SerializeToString())
+            message.transform_param.resize_param.ClearField("prob")
         super().__init__(message, request)
         if not hasattr(self._source, "serialised"):
             raise ConfigError(
@@ -58,7 +66,9 @@ class AnnotatedReader(DatabaseReader):
         self._steps = []
         if transform.HasField("expand_param"):
             self._steps.append(make_expand(transform, request.where))
-        if annotated.batch_sampler:
+        yolo = annotated.yolo_data_type == 1
+        self._all = annotated.train_diffcult or not yolo
+        if annotated.batch_sampler or yolo:
             self._steps.append(make_patches(annotated, transform, request.where))
         self.shapes = (self.first_shape(self._transformer.shape), (MAX_BOXES, 1 + COLUMNS))
 
@@ -79,6 +89,7 @@ class AnnotatedReader(DatabaseReader):
                 image, boxes = step(as_pillow(image), boxes, random)
             cut = self._transformer.apply(image, random, out[0])
             boxes = seen_from(cut.patch, boxes[self._emit(cut.patch, boxes)])
+            boxes = boxes[(boxes[:, DIFFICULT] == 0) | self._all]
             out[1].fill(-1)
             out[1][: len(boxes), 0] = sample.place
             out[1][: len(boxes), 1:] = mirrored(boxes) if cut.mirrored else boxes
