@@ -1,6 +1,7 @@
-// The same numbers in another precision, and their gradients back; the layout stays, but for images that become bf16
-// where there is AMX: the kernels that read them want channels last.
-// inputs: x; attributes: bf16 (what x becomes; else float32), keeps_rows (what reads it takes rows, not images).
+// The same numbers in another precision, and their gradients back; the layout stays, but for what is read row by row,
+// which becomes row-major in the same pass, and for images that become bf16 where there is AMX: the kernels that read
+// them want channels last.
+// inputs: x; attributes: bf16 (what x becomes; else float32), in_rows (what reads it takes rows, not images).
 #include "kernels/isa.h"
 #include "ops/common/parts.h"
 
@@ -24,7 +25,8 @@ private:
         const Dims dims = layout.get_dims();
         const bool bf16 = spec_.attributes.flag("bf16");
         const auto type = bf16 ? memory::data_type::bf16 : memory::data_type::f32;
-        const bool is_images = dims.size() >= 3 && is_plain(layout) && !spec_.attributes.flag("keeps_rows");
+        if (spec_.attributes.flag("in_rows")) return plain_layout(dims, type);
+        const bool is_images = dims.size() >= 3 && is_plain(layout);
         if (!bf16 || !is_images || !may_use(Isa::amx)) return layout_like(layout, dims, type);
         Dims strides(dims.size());
         int64_t stride = strides[1] = 1;

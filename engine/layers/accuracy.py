@@ -28,6 +28,10 @@ class Accuracy(Layer):
     constant_bottoms = frozenset({1})
 
     @property
+    def takes_rows(self) -> bool:
+        return True
+
+    @property
     def asked_axis(self) -> int:
         return self.message.accuracy_param.axis
 

@@ -25,6 +25,10 @@ class ArgMax(Layer):
     differentiable = False
 
     @property
+    def takes_rows(self) -> bool:
+        return True
+
+    @property
     def param(self):
         return self.message.argmax_param
 

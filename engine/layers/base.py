@@ -134,6 +134,8 @@ class Layer:
     wide_bottoms: ClassVar[frozenset[int]] = frozenset()
     wide_tops: ClassVar[bool] = False
     widens = False  # whether they are float32 in this net, for readers that take nothing else: see can_widen
+    # Bottoms of which only the shape is read.
+    shape_bottoms: ClassVar[frozenset[int]] = frozenset()
     # Whether the type reads positive_weight and negative_weight of loss_param.
     takes_label_weights = False
     # Whether NaN in a bottom stands for what nobody knows.
@@ -231,7 +233,8 @@ class Layer:
 
     @property
     def takes_rows(self) -> bool:
-        """Whether its ops read bottoms in bf16 row by row; others may want images with channels last."""
+        """Whether its ops read bottoms row by row, in row-major order; others may want images with channels last, or
+        as they are."""
         return False
 
     def infer(self) -> list[Shape]:

@@ -21,6 +21,10 @@ class LossLayer(Layer):
     constant_bottoms = frozenset({1})
 
     @property
+    def takes_rows(self) -> bool:
+        return True
+
+    @property
     def ignored_label(self) -> int | None:
         param = self.message.loss_param
         return param.ignore_label if param.HasField("ignore_label") else None

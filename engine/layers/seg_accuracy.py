@@ -26,6 +26,10 @@ class SegAccuracy(Layer):
     constant_bottoms = frozenset({1})
 
     @property
+    def takes_rows(self) -> bool:
+        return True
+
+    @property
     def goes_on(self) -> bool:
         """The pixels so far."""
         return not self.message.seg_accuracy_param.reset

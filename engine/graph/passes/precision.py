@@ -32,12 +32,16 @@ def lower_precision(graph: Graph) -> None:
         for reader in readers.get(blob, ()):  # one at most
             if reader.type == "Split":
                 return all(is_read_wide(top) for top in reader.tops)
-            return not reader.bf16 or reader.bottoms.index(blob) in reader.wide_bottoms
+            i = reader.bottoms.index(blob)
+            return not reader.bf16 or i in reader.wide_bottoms or i in reader.shape_bottoms
         return True
 
     for layer in graph.layers:
-        runs_narrow = layer.bf16 and (layer.type in ALWAYS or any(blob in narrow for blob in layer.bottoms))
-        for i, blob in enumerate(layer.bottoms):
+        given = {i: blob for i, blob in enumerate(layer.bottoms) if i not in layer.shape_bottoms}
+        runs_narrow = layer.bf16 and (
+            layer.type in ALWAYS or any(blob in narrow for i, blob in given.items() if i not in layer.wide_bottoms)
+        )
+        for i, blob in given.items():
             wanted_narrow = runs_narrow and i not in layer.wide_bottoms
             if (blob in narrow) == wanted_narrow:
                 continue
@@ -54,7 +58,7 @@ def _cast(blob: Blob, reader: Layer, to_bf16: bool) -> Layer:
     name = f"{blob.name}_{reader.name}_{'bf16' if to_bf16 else 'fp32'}"
     message = proto.LayerParameter(name=name, type="Cast", bottom=[blob.name], top=[name])
     cast = Cast(message, reader.where, reader.phase)
-    cast.to_bf16, cast.keeps_rows = to_bf16, reader.takes_rows
+    cast.to_bf16, cast.in_rows = to_bf16, reader.takes_rows
     cast.bottoms = [blob]
     cast.tops = [Blob(name, blob.shape, blob.needs_gradient and not blob.gradient_is_set)]
     cast.loss_weights = [0.0]
