@@ -38,7 +38,7 @@ public:
         const float* const given = outputs_[0]->diff->data();
         if (param_gradient(0)) {
             const TensorPtr& diff = param(0)->diff;
-            scatter_rows(given, rows_, width_, diff->data(), inputs_, diff->accumulate);
+            scatter_rows(given, rows_, width_, diff->data(), inputs_, diff->accumulate, senders_);
         }
         if (bias_ && param_gradient(1)) {
             const TensorPtr& diff = param(1)->diff;
@@ -51,6 +51,7 @@ private:
     bool bias_;
     int64_t inputs_, width_;
     std::vector<int64_t> rows_;
+    RowSenders senders_;
     dnnl::memory of_blocks_;  // sums for the gradient of the bias
 };
 

@@ -18,6 +18,8 @@ class BatchReindex(Layer):
 
     bottom_range = (2, 2)
     constant_bottoms = frozenset({1})
+    bf16 = True
+    wide_bottoms = frozenset({1})
 
     def infer(self) -> list[Shape]:
         x, rows = self.shapes
@@ -28,7 +30,8 @@ class BatchReindex(Layer):
         return [(*rows, *x[1:])]
 
     def lower(self, builder: Builder) -> None:
-        builder.op("BatchReindex", self, [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms])
+        x, rows = (builder.tensor(blob) for blob in self.bottoms)
+        builder.op("BatchReindex", self, [builder.by_sample(self, x), builder.plain(self, rows)])
 
     def flops(self) -> int:
         return 0

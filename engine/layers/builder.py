@@ -159,6 +159,11 @@ class Builder:
             return tensor
         return self.op("Plain", layer, [tensor], params=[], tops=[], shapes=[tensor.shape])[0]
 
+    def by_sample(self, layer: Layer, tensor: Tensor) -> Tensor:
+        """The tensor with its samples one after the other, each in whatever order; adds a reorder only if they lie in
+        each other."""
+        return tensor if tensor.layout[:1] in ("a", "A") else self.plain(layer, tensor)
+
     def view(self, layer: Layer, tensor: Tensor, shape: Shape, top: Blob | None = None) -> Tensor:
         """The same values under another shape of the same count; of the blob `top` when it is the layer's result."""
         plain = self.plain(layer, tensor)

@@ -25,10 +25,15 @@ class Filter(Layer):
     bottom_range = (2, None)
     top_range = (1, None)
     in_pairs = True
+    bf16 = True
 
     @property
     def constant_bottoms(self) -> frozenset[int]:
         return frozenset({len(self.bottoms) - 1})
+
+    @property
+    def wide_bottoms(self) -> frozenset[int]:
+        return self.constant_bottoms
 
     def infer(self) -> list[Shape]:
         *samples, selector = self.shapes
@@ -43,12 +48,14 @@ class Filter(Layer):
                 raise self.error(
                     f"expected {selector[0]} samples, one for each of the selector, got bottom {number} {shape}"
                 )
+        self.bf16 = self.bf16 and len(samples) == 1  # of several some may be labels
         return samples
 
     def lower(self, builder: Builder) -> None:
-        *samples, selector = (builder.plain(self, builder.tensor(blob)) for blob in self.bottoms)
+        *samples, selector = (builder.tensor(blob) for blob in self.bottoms)
+        selector = builder.plain(self, selector)
         for x, top in zip(samples, self.tops, strict=True):
-            builder.op("Filter", self, [x, selector], tops=[top])
+            builder.op("Filter", self, [builder.by_sample(self, x), selector], tops=[top])
 
     def flops(self) -> int:
         return 0
