@@ -1,12 +1,17 @@
 // Sums over all trailing axes, of values, their magnitudes or their squares, times a coefficient.
-// inputs: x, row-major; outputs: x's leading axes; attributes: term (value, magnitude, square), coefficient.
+// inputs: x, float32 or bf16, row-major, or in any layout whose samples lie one after the other where at most the
+// samples are apart in the top; outputs: x's leading axes, float32; attributes: term (value, magnitude, square),
+// coefficient.
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
+#include <type_traits>
 
-#include "kernels/double_sums.h"
+#include "kernels/bf16.h"
+#include "kernels/chunks.h"
 #include "kernels/vectorised.h"
-#include "ops/common/elementwise.h"
+#include "op.h"
+#include "ops/common/channel_layout.h"
 
 namespace engine {
 namespace {
@@ -20,27 +25,46 @@ Term term_of(const std::string& name) {
     throw std::invalid_argument("no term '" + name + "'");
 }
 
-ENGINE_VECTORISED double sum_of_magnitudes(const float* x, int64_t length) {
+// Of at most chunk_size terms, by vectors that do not wait for each other: in double, or, of bf16, which has fewer
+// digits, in float32.
+template <typename T, typename TermOf>
+ENGINE_INLINE double sum_of_terms(const T* x, int64_t length, const TermOf& term_of) {
+    using Sum = std::conditional_t<std::is_same_v<T, bf16>, float, double>;
+    constexpr int64_t together = 64;
+    Sum sums[together] = {};
+    int64_t i = 0;
+    for (; i + together <= length; i += together) {
+#pragma omp simd
+        for (int64_t j = 0; j < together; j++) sums[j] += term_of(Sum(number(x[i + j])));
+    }
+    for (int64_t j = 0; i < length; i++, j++) sums[j] += term_of(Sum(number(x[i])));
     double total = 0;
-#pragma omp simd reduction(+ : total)
-    for (int64_t i = 0; i < length; i++) total += std::abs(x[i]);
+    for (int64_t j = 0; j < together; j++) total += double(sums[j]);
     return total;
 }
 
-double sum(Term term, const float* x, int64_t length) {
-    if (term == Term::value) return sum_of(x, length);
-    return term == Term::magnitude ? sum_of_magnitudes(x, length) : sum_of_products(x, x, length);
+template <typename T>
+ENGINE_VECTORISED double sum(Term term, const T* x, int64_t length) {
+    if (term == Term::value) return sum_of_terms(x, length, [](auto value) ENGINE_BODY { return value; });
+    if (term == Term::square) return sum_of_terms(x, length, [](auto value) ENGINE_BODY { return value * value; });
+    return sum_of_terms(x, length, [](auto value) ENGINE_BODY { return std::abs(value); });
 }
 
-ENGINE_VECTORISED void spread(Term term, const float* x, float gradient, float* dx, int64_t length) {
+template <typename T>
+ENGINE_VECTORISED void spread(Term term, const T* x, float gradient, T* dx, int64_t length) {
     if (term == Term::value) {
-        std::fill_n(dx, length, gradient);
+        T rounded;
+        store(gradient, rounded);
+        std::fill_n(dx, length, rounded);
     } else if (term == Term::magnitude) {
 #pragma omp simd
-        for (int64_t i = 0; i < length; i++) dx[i] = x[i] > 0 ? gradient : x[i] < 0 ? -gradient : 0.f;
+        for (int64_t i = 0; i < length; i++) {
+            const float value = number(x[i]);
+            store(value > 0 ? gradient : value < 0 ? -gradient : 0.f, dx[i]);
+        }
     } else {
 #pragma omp simd
-        for (int64_t i = 0; i < length; i++) dx[i] = 2 * gradient * x[i];
+        for (int64_t i = 0; i < length; i++) store(2 * gradient * number(x[i]), dx[i]);
     }
 }
 
@@ -51,21 +75,34 @@ public:
           term_(term_of(spec_.attributes.text("term"))),
           coefficient_(spec_.attributes.real("coefficient")),
           rows_(count_of(spec_.output_shapes[0])),
-          row_(input(0)->count() / rows_),
+          row_(int64_t(input(0)->layout.get_size()) / element_bytes() / rows_),
           pieces_((row_ + chunk_size - 1) / chunk_size),
           sums_(rows_ * pieces_) {
         output(0, plain_layout(spec_.output_shapes[0]));
         touch(Pass::forward, {input(0), outputs_[0]});
         if (!input_gradient(0) || !output_gradient(0)) return;
+        padded_ = padded_rows(input(0)->layout);
         touch(Pass::backward, {outputs_[0]->diff, input(0)->diff});
         if (term_ == Term::value) return;
         touch(Pass::backward, input(0));
         may_overwrite(Pass::backward, input(0), input(0)->diff);
     }
 
+    void forward(const dnnl::stream&) override { is_narrow() ? add_up<bf16>() : add_up<float>(); }
+
+    void backward(const dnnl::stream&) override {
+        is_narrow() ? spread_gradient<bf16>() : spread_gradient<float>();
+        if (padded_) clear_padding(*padded_, element_bytes(), input(0)->diff->buffer->address());
+    }
+
+private:
+    bool is_narrow() const { return input(0)->layout.get_data_type() == dnnl::memory::data_type::bf16; }
+    int64_t element_bytes() const { return is_narrow() ? 2 : 4; }
+
     // Sums of pieces first, then these in their order: the same for any number of threads.
-    void forward(const dnnl::stream&) override {
-        const float* const x = input(0)->data();
+    template <typename T>
+    void add_up() {
+        const T* const x = address<T>(input(0));
         each_piece([&](int64_t piece, int64_t begin, int64_t length) { sums_[piece] = sum(term_, x + begin, length); });
         float* const y = outputs_[0]->data();
         for (int64_t row = 0; row < rows_; row++) {
@@ -75,15 +112,16 @@ public:
         }
     }
 
-    void backward(const dnnl::stream&) override {
-        const float *const x = input(0)->data(), *const given = outputs_[0]->diff->data();
-        float* const wanted = input(0)->diff->data();
+    template <typename T>
+    void spread_gradient() const {
+        const T* const x = address<T>(input(0));
+        const float* const given = outputs_[0]->diff->data();
+        T* const wanted = address<T>(input(0)->diff);
         each_piece([&](int64_t piece, int64_t begin, int64_t length) {
             spread(term_, x + begin, float(coefficient_ * given[piece / pieces_]), wanted + begin, length);
         });
     }
 
-private:
     // work(piece, begin, length), in parallel.
     template <typename Work>
     void each_piece(const Work& work) const {
@@ -98,6 +136,7 @@ private:
     double coefficient_;
     int64_t rows_, row_, pieces_;
     std::vector<double> sums_;
+    std::optional<ChannelRows> padded_;
 };
 
 static const RegisterOp<Reduction> registered("Reduction");

@@ -1,29 +1,84 @@
-// Every pixel becomes a rectangle of equal ones. inputs: x (N, C, H, W), any layout with rows of channels;
-// outputs: (N, C, H * height, W * width); attributes: height, width (of the rectangle).
+// Every pixel becomes a rectangle of equal ones. inputs: x (N, C, H, W), float32 or bf16, any layout with rows of
+// channels; outputs: (N, C, H * height, W * width), as x; attributes: height, width (of the rectangle).
 #include <algorithm>
+#include <cstring>
 
-#include "kernels/vectorised.h"
+#include "kernels/sixteen.h"
 #include "ops/common/channel_layout.h"
 #include "ops/common/parts.h"
 
 namespace engine {
 namespace {
 
-// One row of the bottom, and one of the top.
-ENGINE_VECTORISED void widen(const float* x, float* y, int64_t length, int64_t lanes, int64_t x_step, int64_t y_step,
-                             int64_t copies) {
-    for (int64_t i = 0; i < length; i++, x += x_step)
-        for (int64_t copy = 0; copy < copies; copy++, y += y_step)
-#pragma omp simd
-            for (int64_t lane = 0; lane < lanes; lane++) y[lane] = x[lane];
+// Rows of pixels, each `lanes` numbers; `bottom` and `top` elements lie between neighbouring pixels.
+struct Rows {
+    int64_t length, lanes, bottom, top;  // length: pixels of the bottom's row
+    int64_t height, width;               // of the rectangles
+};
+
+// The usual numbers become constants.
+template <int64_t usual, int64_t other, typename Body>
+ENGINE_INLINE void with_constant(int64_t number, const Body& body) {
+    if (number == usual) return body(std::integral_constant<int64_t, usual>());
+    if (number == other) return body(std::integral_constant<int64_t, other>());
+    body(number);
 }
 
-ENGINE_VECTORISED void narrow(const float* y, float* x, int64_t length, int64_t lanes, int64_t x_step, int64_t y_step,
-                              int64_t copies) {
-    for (int64_t i = 0; i < length; i++, x += x_step)
-        for (int64_t copy = 0; copy < copies; copy++, y += y_step)
+// A row of the top, from one of the bottom.
+template <typename T>
+ENGINE_VECTORISED void widen(const Rows& rows, const T* x, T* y) {
+    const int64_t length = rows.length, bottom = rows.bottom, top = rows.top;
+    if (rows.lanes == 1) {
+        with_constant<2, 4>(rows.width, [&](auto width) ENGINE_BODY {
+            for (int64_t i = 0; i < length; i++)
+                for (int64_t copy = 0; copy < width; copy++) y[i * width + copy] = x[i];
+        });
+        return;
+    }
+    with_constant<2, 4>(rows.width, [&](auto width) ENGINE_BODY {
+        with_constant<16, 8>(rows.lanes, [&](auto lanes) ENGINE_BODY {
+            for (int64_t i = 0; i < length; i++)
+                for (int64_t copy = 0; copy < width; copy++)
+                    std::memcpy(y + (i * width + copy) * top, x + i * bottom, size_t(lanes) * sizeof(T));
+        });
+    });
+}
+
+// A row of the bottom: the sums of the rectangles in rows of the top, which begin `step` elements apart.
+template <typename T>
+ENGINE_VECTORISED void narrow(const Rows& rows, const T* y, int64_t step, T* x) {
+    const int64_t length = rows.length, height = rows.height, bottom = rows.bottom, top = rows.top;
+    if (rows.lanes == 1) {
+        with_constant<2, 4>(rows.width, [&](auto width) ENGINE_BODY {
 #pragma omp simd
-            for (int64_t lane = 0; lane < lanes; lane++) x[lane] += y[lane];
+            for (int64_t i = 0; i < length; i++) {
+                float sum = 0;
+                for (int64_t row = 0; row < height; row++)
+                    for (int64_t copy = 0; copy < width; copy++) sum += number(y[row * step + i * width + copy]);
+                store(sum, x[i]);
+            }
+        });
+        return;
+    }
+    constexpr int64_t strip = 64;  // pixels: one row of the top after the other is how memory is read fastest
+    with_constant<2, 4>(rows.width, [&](auto width) ENGINE_BODY {
+        in_sixteens(rows.lanes, [&](auto which, int64_t lane) ENGINE_BODY {
+            for (int64_t begin = 0; begin < length; begin += strip) {
+                const int64_t count = std::min(strip, length - begin);
+                Sixteen sums[strip], term;
+                for (int64_t i = 0; i < count; i++) sums[i] = Sixteen{};
+                for (int64_t row = 0; row < height; row++) {
+                    const T* from = y + row * step + begin * width * top + lane;
+                    for (int64_t i = 0; i < count; i++)
+                        for (int64_t copy = 0; copy < width; copy++, from += top) {
+                            which.read(from, term);
+                            sums[i] += term;
+                        }
+                }
+                for (int64_t i = 0; i < count; i++) which.write(sums[i], x + (begin + i) * bottom + lane);
+            }
+        });
+    });
 }
 
 class RepeatPixels : public Op {
@@ -32,9 +87,9 @@ public:
         : Op(std::move(spec)),
           height_(spec_.attributes.integer("height")),
           width_(spec_.attributes.integer("width")),
-          rows_(input(0)->shape.at(2)),
+          pixel_rows_(input(0)->shape.at(2)),
           columns_(input(0)->shape.at(3)) {
-        const Layout top = layout_like(input(0)->layout, spec_.output_shapes[0], memory::data_type::f32);
+        const Layout top = layout_like(input(0)->layout, spec_.output_shapes[0], input(0)->layout.get_data_type());
         const auto rows = rows_of_both(input(0)->layout, top);
         x_ = rows.bottom;
         y_ = rows.top;
@@ -43,43 +98,45 @@ public:
         if (input_gradient(0) && output_gradient(0)) touch(Pass::backward, {outputs_[0]->diff, input(0)->diff});
     }
 
-    void forward(const dnnl::stream&) override {
-        each_row([this](int64_t bottom, int64_t top) {
-            const float* const x = input(0)->data() + bottom;
-            for (int64_t copy = 0; copy < height_; copy++) {
-                float* const y = outputs_[0]->data() + top + copy * columns_ * width_ * y_.inner_stride;
-                widen(x, y, columns_, x_.lanes, x_.inner_stride, y_.inner_stride, width_);
-            }
-        });
-    }
-
-    void backward(const dnnl::stream&) override {
-        each_row([this](int64_t bottom, int64_t top) {
-            float* const wanted = input(0)->diff->data() + bottom;
-            for (int64_t i = 0; i < columns_; i++) std::fill_n(wanted + i * x_.inner_stride, x_.lanes, 0.f);
-            for (int64_t copy = 0; copy < height_; copy++) {
-                const float* const given = outputs_[0]->diff->data() + top + copy * columns_ * width_ * y_.inner_stride;
-                narrow(given, wanted, columns_, x_.lanes, x_.inner_stride, y_.inner_stride, width_);
-            }
-        });
-    }
+    void forward(const dnnl::stream&) override { is_narrow() ? repeat<bf16>() : repeat<float>(); }
+    void backward(const dnnl::stream&) override { is_narrow() ? add_up<bf16>() : add_up<float>(); }
 
 private:
+    bool is_narrow() const { return input(0)->layout.get_data_type() == memory::data_type::bf16; }
+    Rows rows() const { return {columns_, x_.lanes, x_.inner_stride, y_.inner_stride, height_, width_}; }
+    int64_t top_row() const { return columns_ * width_ * y_.inner_stride; }
+
+    template <typename T>
+    void repeat() const {
+        each_row([this](int64_t bottom, int64_t top) {
+            T* const y = address<T>(outputs_[0]) + top;
+            for (int64_t copy = 0; copy < height_; copy++)
+                widen(rows(), address<T>(input(0)) + bottom, y + copy * top_row());
+        });
+    }
+
+    template <typename T>
+    void add_up() const {
+        each_row([this](int64_t bottom, int64_t top) {
+            narrow(rows(), address<T>(outputs_[0]->diff) + top, top_row(), address<T>(input(0)->diff) + bottom);
+        });
+    }
+
     // work(offset of a row of the bottom, offset of the first of its rows in the top), in parallel.
     template <typename Work>
     void each_row(const Work& work) const {
         const int64_t blocks = x_.blocks();
 #pragma omp parallel for collapse(2) schedule(static)
         for (int64_t panel = 0; panel < x_.panels(); panel++)
-            for (int64_t row = 0; row < rows_; row++) {
+            for (int64_t row = 0; row < pixel_rows_; row++) {
                 const int64_t n = panel / blocks, block = panel % blocks;
                 work(x_.offset(n, block) + row * columns_ * x_.inner_stride,
-                     y_.offset(n, block) + row * height_ * columns_ * width_ * y_.inner_stride);
+                     y_.offset(n, block) + row * height_ * top_row());
             }
     }
 
-    int64_t height_, width_;  // of the rectangles
-    int64_t rows_, columns_;  // of the bottom
+    int64_t height_, width_;        // of the rectangles
+    int64_t pixel_rows_, columns_;  // of the bottom
     ChannelRows x_{}, y_{};
 };
 

@@ -1,48 +1,69 @@
 // Copies of a blob one after the other along an axis.
-// inputs: x, row-major; attributes: axis, tiles (how many).
+// inputs: x, float32 or bf16, in any layout in which memory is rows of all that lies along the axis and within it;
+// outputs: as x; attributes: axis, tiles (how many).
 #include <algorithm>
+#include <stdexcept>
 
-#include "ops/common/elementwise.h"
+#include "kernels/chunks.h"
+#include "kernels/sixteen.h"
+#include "ops/common/parts.h"
 
 namespace engine {
 namespace {
 
+// The sum of `tiles` rows that lie one after the other.
+template <typename T>
+ENGINE_VECTORISED void sum_tiles(const T* rows, int64_t length, int64_t tiles, T* into) {
+    in_sixteens(length, [&](auto which, int64_t at) ENGINE_BODY {
+        Sixteen sum, term;
+        which.read(rows + at, sum);
+        for (int64_t tile = 1; tile < tiles; tile++) {
+            which.read(rows + tile * length + at, term);
+            sum += term;
+        }
+        which.write(sum, into + at);
+    });
+}
+
 class Tile : public Op {
 public:
     explicit Tile(OpSpec spec) : Op(std::move(spec)), tiles_(spec_.attributes.integer("tiles")) {
-        const Dims& shape = input(0)->shape;
-        outer_ = count_of({shape.begin(), shape.begin() + spec_.attributes.integer("axis")});
-        run_ = input(0)->count() / outer_;
-        output(0, plain_layout(spec_.output_shapes[0]));
+        const Layout& layout = input(0)->layout;
+        const int64_t axis = spec_.attributes.integer("axis");
+        const Layout top = layout_like(layout, spec_.output_shapes[0], layout.get_data_type());
+        const auto rows = rows_along(layout, axis), into = rows_along(top, axis);
+        if (!rows || !into || rows->count != into->count || rows->length * tiles_ != into->length)
+            throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(layout));
+        outer_ = rows->count;
+        run_ = rows->length;
+        output(0, top);
         touch(Pass::forward, {input(0), outputs_[0]});
         if (input_gradient(0) && output_gradient(0)) touch(Pass::backward, {outputs_[0]->diff, input(0)->diff});
     }
 
-    void forward(const dnnl::stream&) override {
-        const float* const x = input(0)->data();
-        float* const y = outputs_[0]->data();
+    void forward(const dnnl::stream&) override { is_narrow() ? copy_rows<bf16>() : copy_rows<float>(); }
+    void backward(const dnnl::stream&) override { is_narrow() ? sum_rows<bf16>() : sum_rows<float>(); }
+
+private:
+    bool is_narrow() const { return input(0)->layout.get_data_type() == memory::data_type::bf16; }
+
+    template <typename T>
+    void copy_rows() const {
+        const T* const x = address<T>(input(0));
+        T* const y = address<T>(outputs_[0]);
 #pragma omp parallel for schedule(static) if (outer_ * tiles_ * run_ > chunk_size)
         for (int64_t i = 0; i < outer_ * tiles_; i++) std::copy_n(x + i / tiles_ * run_, run_, y + i * run_);
     }
 
-    void backward(const dnnl::stream&) override {
-        const float* const given = outputs_[0]->diff->data();
-        float* const wanted = input(0)->diff->data();
+    template <typename T>
+    void sum_rows() const {
+        const T* const given = address<T>(outputs_[0]->diff);
+        T* const wanted = address<T>(input(0)->diff);
 #pragma omp parallel for schedule(static) if (outer_ * tiles_ * run_ > chunk_size)
-        for (int64_t i = 0; i < outer_; i++) {
-            const float* from = given + i * tiles_ * run_;
-            float* const into = wanted + i * run_;
-            std::copy_n(from, run_, into);
-            for (int64_t tile = 1; tile < tiles_; tile++) {
-                from += run_;
-#pragma omp simd
-                for (int64_t j = 0; j < run_; j++) into[j] += from[j];
-            }
-        }
+        for (int64_t i = 0; i < outer_; i++) sum_tiles(given + i * tiles_ * run_, run_, tiles_, wanted + i * run_);
     }
 
-private:
-    int64_t tiles_, outer_, run_;
+    int64_t tiles_, outer_ = 0, run_ = 0;
 };
 
 static const RegisterOp<Tile> registered("Tile");

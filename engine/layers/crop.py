@@ -18,6 +18,8 @@ class Crop(Layer):
 
     bottom_range = (2, 2)
     constant_bottoms = frozenset({1})
+    bf16 = True
+    shape_bottoms = frozenset({1})
 
     @property
     def axis(self) -> int:

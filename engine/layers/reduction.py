@@ -19,6 +19,9 @@ class Reduction(Layer):
     """Bottom (outer..., inner...), split at `axis`; top (outer...): the SUM, ASUM (of magnitudes), SUMSQ (of squares)
     or MEAN of inner, times `coeff` (1)."""
 
+    bf16 = True
+    wide_tops = True
+
     @property
     def axis(self) -> int:
         return self.canonical_axis(self.message.reduction_param.axis, len(self.shapes[0]))
@@ -32,7 +35,8 @@ class Reduction(Layer):
         return {"term": TERMS[param.operation], "coefficient": param.coeff / terms}
 
     def lower(self, builder: Builder) -> None:
-        x = builder.plain(self, builder.tensor(self.bottoms[0]))
+        x = builder.tensor(self.bottoms[0])
+        x = builder.by_sample(self, x) if self.axis <= 1 else builder.plain(self, x)
         builder.op("Reduction", self, [x], self.attributes())
 
     def flops(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from engine.layers.base import Layer, Shape
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 class Tile(Layer):
     """Bottom: any shape; top: the same, but axis `axis` (1) is `tiles` times as long."""
 
+    bf16 = True
+
     @property
     def axis(self) -> int:
         return self.canonical_axis(self.message.tile_param.axis, len(self.shapes[0]))
@@ -26,8 +29,13 @@ class Tile(Layer):
         return [(*shape[:axis], shape[axis] * tiles, *shape[axis + 1 :])]
 
     def lower(self, builder: Builder) -> None:
-        x = builder.plain(self, builder.tensor(self.bottoms[0]))
-        builder.op("Tile", self, [x], {"axis": self.axis, "tiles": self.message.tile_param.tiles})
+        x, axis = builder.tensor(self.bottoms[0]), self.axis
+        block = re.search(r"(\d+)b$", x.layout)  # channels that lie together, such as in aBcd16b
+        if axis > 1 or self.shapes[0][1:2] == (1,) or (axis == 1 and block and self.shapes[0][1] % int(block[1])):
+            x = builder.plain(self, x)
+        else:
+            x = builder.by_sample(self, x)
+        builder.op("Tile", self, [x], {"axis": axis, "tiles": self.message.tile_param.tiles})
 
     def flops(self) -> int:
         return 0

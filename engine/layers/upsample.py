@@ -24,6 +24,7 @@ class Upsample(Layer):
 
     bottom_range = (1, 2)
     constant_bottoms = frozenset({1})
+    bf16 = True
 
     @property
     def param(self):
@@ -35,6 +36,7 @@ class Upsample(Layer):
 
     def infer(self) -> list[Shape]:
         shape = self.shapes[0]
+        self.bf16 = self.bf16 and not self._has_mask
         if len(shape) != 4:
             raise self.error(f"expected a bottom of 4 axes (N, C, H, W), got {shape}")
         if self._has_mask and self.shapes[1] != shape:

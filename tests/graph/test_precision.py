@@ -9,7 +9,7 @@ from engine.graph.build import build
 from engine.net import Net, NetOptions, prepare
 from engine.weights import read_caffemodel, write_caffemodel
 from tests.graph.test_passes import NETS, randomise
-from tests.layers.harness import needs_bf16
+from tests.layers.harness import inputs, make_net, needs_bf16, net_text, set_top_diff
 
 CHAIN = """
 layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 4 dim: 16 dim: 9 dim: 9 } } }
@@ -162,6 +162,113 @@ def test_every_layer_within_a_few_roundings(kind, channels):
     for what, values in found[0].items():
         size = np.linalg.norm(found[0]["first[0]" if what == "first[1]" else what])
         assert np.linalg.norm(found[1][what] - values) <= (0.1 if kind in KINKS else 0.02) * size, what
+
+
+# Layers that move numbers, or add few: with small whole numbers they are exact in bf16, too.
+MOVING = {
+    "Tile of channels": 'type: "Tile" tile_param { tiles: 3 }',
+    "Tile of samples": 'type: "Tile" tile_param { axis: 0 tiles: 2 }',
+    "Tile of rows": 'type: "Tile" tile_param { axis: 2 tiles: 2 }',
+    "Crop": 'type: "Crop" bottom: "size" crop_param { axis: 2 offset: 1 }',
+    "Crop of channels": 'type: "Crop" bottom: "size" crop_param { axis: 1 offset: 1 }',
+    "Upsample": 'type: "Upsample"',
+    "Upsample by 3 and 5": 'type: "Upsample" upsample_param { scale_h: 3 scale_w: 5 }',
+    "BatchReindex": 'type: "BatchReindex" bottom: "rows"',
+    "Filter": 'type: "Filter" bottom: "chosen"',
+    "Reduction, everything": 'type: "Reduction"',
+    "Reduction of samples": 'type: "Reduction" reduction_param { axis: 1 operation: MEAN coeff: 0.5 }',
+    "Reduction of planes": 'type: "Reduction" reduction_param { axis: 2 operation: ASUM }',
+    "Reduction of squares": 'type: "Reduction" reduction_param { axis: 1 operation: SUMSQ }',
+    "ShuffleChannel": 'type: "ShuffleChannel" shuffle_channel_param { group: 2 }',
+    "Permute": 'type: "Permute" permute_param { order: 0 order: 2 order: 3 }',
+    "Reorg": 'type: "Reorg" reorg_param { stride: 2 reverse: true }',
+}
+
+
+@needs_bf16
+@pytest.mark.parametrize("channels", [32, 20])
+@pytest.mark.parametrize("kind", MOVING)
+def test_what_moves_numbers_is_exact(kind, channels):
+    """Behind a convolution by the identity, in whose layout, whose last block of channels may have padding."""
+    shapes = {"x": (4, channels, 6, 34), "size": (1, channels - 3, 4, 5), "rows": (6,), "chosen": (4,)}
+    text = net_text(
+        f"""layer {{ name: "c" type: "Convolution" bottom: "x" top: "c"
+          convolution_param {{ num_output: {channels} kernel_size: 1 bias_term: false }} }}
+        layer {{ name: "l" bottom: "c" top: "y" {MOVING[kind]} }}""",
+        **{name: shape for name, shape in shapes.items() if name == "x" or f'"{name}"' in MOVING[kind]},
+    )
+    draw, found = np.random.default_rng(3), []
+    values = {name: draw.integers(-3, 4, shape).astype(np.float32) for name, shape in shapes.items()}
+    values |= {"rows": np.float32([2, 0, 2, 3, 2, 0]), "chosen": np.float32([1, 0, 0, 1])}
+    for precision in ("fp32", "bf16"):
+        net = make_net(text, precision=precision)
+        net.params["c"][0].set(np.eye(channels, dtype=np.float32)[..., None, None])
+        for name, blob in inputs(net).items():
+            blob.set(values[name])
+        y = net.forward()["y"]
+        set_top_diff(net, "y", np.random.default_rng(4).integers(-3, 4, y.shape).astype(np.float32))
+        net.backward()
+        found.append((y, net.blobs["c"].diff, inputs(net)["x"].diff))
+    assert [net.builder.tensors[blob].dtype for blob in net.graph.layers[-1].bottoms[:1]] == ["bf16"]
+    for exact, rounded in zip(*found, strict=True):
+        if "MEAN" not in MOVING[kind]:
+            np.testing.assert_array_equal(rounded, exact)
+        else:
+            np.testing.assert_allclose(rounded, exact, rtol=2**-8)
+
+
+@needs_bf16
+@pytest.mark.parametrize("channels", [1, 3, 20])
+def test_what_a_loss_reads_becomes_rows_in_one_step(channels):
+    """Exactly: with small whole numbers, a fourth of which bf16 holds, too."""
+    text = net_text(
+        f"""layer {{ name: "c" type: "Convolution" bottom: "x" top: "c"
+          convolution_param {{ num_output: {channels} kernel_size: 1 bias_term: false }} }}
+        layer {{ name: "loss" type: "EuclideanLoss" bottom: "c" bottom: "t" top: "loss" }}""",
+        **{name: (4, channels, 5, 7) for name in "xt"},
+    )
+    draw, found = np.random.default_rng(3), []
+    values = {name: draw.integers(-3, 4, (4, channels, 5, 7)).astype(np.float32) for name in "xt"}
+    for precision in ("fp32", "bf16"):
+        net = make_net(text, precision=precision)
+        net.params["c"][0].set(np.eye(channels, dtype=np.float32)[..., None, None])
+        for name, blob in inputs(net).items():
+            blob.set(values[name])
+        loss = net.forward()["loss"]
+        net.backward()
+        found.append((loss, inputs(net)["x"].diff))
+    assert net.builder.type_of_op.count("Cast") == 2 and "Plain" not in net.builder.type_of_op
+    for exact, rounded in zip(*found, strict=True):
+        np.testing.assert_array_equal(rounded, exact)
+
+
+@needs_bf16
+def test_only_the_shape_of_a_crops_second_bottom_is_read():
+    """Which is then not converted."""
+    text = """
+    layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 dim: 8 dim: 8 } } }
+    layer { name: "c" type: "Convolution" bottom: "x" top: "c" convolution_param { num_output: 16 kernel_size: 3 pad: 1 } }
+    layer { name: "crop" type: "Crop" bottom: "%s" bottom: "%s" top: "y" crop_param { axis: 2 } }
+    layer { name: "end" type: "%s" bottom: "y" top: "z" %s }"""
+    end = "Convolution", "convolution_param { num_output: 16 kernel_size: 1 }"
+    for x, size, layer in (("c", "x", end), ("x", "c", ("Power", ""))):
+        graph = prepare(build(parse_net(text % (x, size, *layer), "crop"), proto.TRAIN), precision="bf16")
+        crop = next(each for each in graph.layers if each.type == "Crop")
+        assert not [each for each in graph.layers if each.type == "Cast" and each.tops[0] in crop.bottoms]
+
+
+@needs_bf16
+def test_labels_beside_samples_stay_float32():
+    text = """
+    layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 4 dim: 3 } } }
+    layer { name: "s" type: "Input" top: "s" input_param { shape { dim: 4 } } top: "l" }
+    layer { name: "ip" type: "InnerProduct" bottom: "x" top: "a" inner_product_param { num_output: 5 } }
+    layer { name: "r" type: "ReLU" bottom: "a" top: "a" }
+    layer { name: "f" type: "Filter" bottom: "a" bottom: "l" bottom: "s" top: "b" top: "m" }"""
+    net = make_net(text, precision="bf16")
+    net.blobs["l"].set(np.float32([1001, 2, 3, 4]))
+    net.blobs["s"].set(np.ones(4, np.float32))
+    assert net.forward()["m"][0] == 1001
 
 
 @needs_bf16
