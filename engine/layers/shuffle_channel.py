@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from engine.layers.base import Layer, Shape
@@ -28,11 +27,9 @@ class ShuffleChannel(Layer):
         return [shape]
 
     def lower(self, builder: Builder) -> None:
-        (n, c, *rest), group = self.shapes[0], self.message.shuffle_channel_param.group
-        each, inner = c // group, math.prod(rest)
-        x = builder.view(self, builder.tensor(self.bottoms[0]), (n, group, each, inner))
-        y = builder.op("Permute", self, [x], {"order": [0, 2, 1, 3]}, tops=[], shapes=[(n, each, group, inner)])[0]
-        builder.view(self, y, self.tops[0].shape, self.tops[0])
+        channels, group = self.shapes[0][1], self.message.shuffle_channel_param.group
+        order = [c for first in range(channels // group) for c in range(first, channels, channels // group)]
+        builder.op("ReorderChannels", self, [builder.tensor(self.bottoms[0])], {"order": order})
 
     def flops(self) -> int:
         return 0

@@ -25,10 +25,18 @@ def test_forward_and_gradients(shape, group):
     check_gradients(net_text(layer(group), x=shape), {"x": x})
 
 
-@pytest.mark.parametrize("channels", [32, 40])
-def test_blocked(channels):
-    net = run_blocked(layer(4, "c"), c=channels)
+@pytest.mark.parametrize("shape", [(3, 36), (2, 40, 70), (2, 36, 1, 1)])
+def test_more_channels_than_fit_into_a_vector(shape):
+    x = RANDOM.normal(size=shape).astype(np.float32)
+    np.testing.assert_array_equal(run(layer(4), x=x).blobs["y"].data, x[:, places(shape[1], 4)])
+
+
+@pytest.mark.parametrize("channels", [32, 40, 12])
+@pytest.mark.parametrize("size", [(2, 3, 5, 6), (2, 3, 9, 15)])
+def test_blocked(channels, size):
+    net = run_blocked(layer(4, "c"), size=size, c=channels)
     c, y = net.blobs["c"], net.blobs["y"]
+    assert y.tensor.layout == c.tensor.layout
     np.testing.assert_array_equal(y.data, c.data[:, places(channels, 4)])
     np.testing.assert_array_equal(c.diff[:, places(channels, 4)], y.diff)
 

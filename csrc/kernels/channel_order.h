@@ -1,0 +1,44 @@
+// The channels of a blob in another order, in whatever layout it is.
+#pragma once
+
+#include <vector>
+
+#include "kernels/bf16.h"
+#include "kernels/channel_rows.h"
+
+namespace engine {
+
+class ChannelOrder {
+public:
+    ChannelOrder() = default;
+    // Channel c of the result is channel order[c]. The result lies as the blob does.
+    ChannelOrder(const ChannelRows& rows, const std::vector<int64_t>& order);
+
+    // T: float, bf16. Padding becomes zero.
+    template <typename T>
+    void apply(const T* x, T* y) const;
+
+private:
+    // What sixteen channels of the result take from sixteen of the blob: for each lane the number of what is there
+    // (which it keeps), or 16 and the lane of what is taken. And the same for two pixels of bf16: 32 and the lane.
+    struct Take {
+        int64_t from;  // the number of those sixteen
+        alignas(64) int32_t lanes[16];
+        alignas(64) int16_t pairs[32];
+    };
+
+    template <typename T, bool whole>
+    void take(const T* x, T* y, int64_t pixels) const;
+    void take_pairs(const bf16* x, bf16* y, int64_t pixels) const;
+    template <typename T>
+    void copy(const T* x, T* y, int64_t pixels) const;
+
+    ChannelRows rows_{};
+    std::vector<int64_t> order_;
+    bool by_sixteen_ = false;
+    int64_t unit_stride_ = 0;  // elements from sixteen channels to the next
+    std::vector<Take> takes_;
+    std::vector<size_t> ends_;  // of what each sixteen channels take, and 0 before the first
+};
+
+}  // namespace engine
