@@ -225,7 +225,7 @@ def test_what_a_loss_reads_becomes_rows_in_one_step(channels):
         f"""layer {{ name: "c" type: "Convolution" bottom: "x" top: "c"
           convolution_param {{ num_output: {channels} kernel_size: 1 bias_term: false }} }}
         layer {{ name: "loss" type: "EuclideanLoss" bottom: "c" bottom: "t" top: "loss" }}""",
-        **{name: (4, channels, 5, 7) for name in "xt"},
+        **dict.fromkeys("xt", (4, channels, 5, 7)),
     )
     draw, found = np.random.default_rng(3), []
     values = {name: draw.integers(-3, 4, (4, channels, 5, 7)).astype(np.float32) for name in "xt"}
@@ -247,7 +247,7 @@ def test_only_the_shape_of_a_crops_second_bottom_is_read():
     """Which is then not converted."""
     text = """
     layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 dim: 8 dim: 8 } } }
-    layer { name: "c" type: "Convolution" bottom: "x" top: "c" convolution_param { num_output: 16 kernel_size: 3 pad: 1 } }
+    layer { name: "c" type: "Convolution" bottom: "x" top: "c" convolution_param { num_output: 16 kernel_size: 1 } }
     layer { name: "crop" type: "Crop" bottom: "%s" bottom: "%s" top: "y" crop_param { axis: 2 } }
     layer { name: "end" type: "%s" bottom: "y" top: "z" %s }"""
     end = "Convolution", "convolution_param { num_output: 16 kernel_size: 1 }"
