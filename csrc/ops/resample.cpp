@@ -1,14 +1,14 @@
 // Planes in another size: a pixel of the top is a weighted sum of those around its place in the bottom, by weights that
-// do not depend on the values. inputs: x (N, C, H, W), any layout with rows of channels; outputs: (N, C, h, w);
-// attributes, for rows and for columns: row_first (for each row of the top, the first of the bottom that counts),
-// row_taps (how many of them count), row_weights (that many for each row of the top; 0 beyond the plane).
+// do not depend on the values. inputs: x (N, C, H, W), float32 or bf16, any layout with rows of channels;
+// outputs: (N, C, h, w), as x; attributes: wide (optional: the top is float32), and, for rows and for columns:
+// row_first (for each row of the top, the first of the bottom that counts), row_taps (how many of them count),
+// row_weights (that many for each row of the top; 0 beyond the plane).
 #include <omp.h>
 
 #include <algorithm>
 
-#include "kernels/vectorised.h"
+#include "kernels/sixteen.h"
 #include "ops/common/channel_layout.h"
-#include "ops/common/elementwise.h"
 #include "ops/common/parts.h"
 #include "threads.h"
 
@@ -59,40 +59,46 @@ Mix transposed(const Mix& mix, int64_t size) {
     return other;
 }
 
-// y = weight x for the first term of a sum, y += weight x for others.
-ENGINE_INLINE void add_term(bool first, float weight, const float* x, float* y, int64_t length) {
-    if (first)
-#pragma omp simd
-        for (int64_t i = 0; i < length; i++) y[i] = weight * x[i];
-    else
-#pragma omp simd
-        for (int64_t i = 0; i < length; i++) y[i] += weight * x[i];
-}
-
-// line = the sum of rows that lie `row_step` apart, each `pixels` of `lanes` numbers that begin `step` apart.
-ENGINE_VECTORISED void add_rows(const float* rows, int64_t row_step, const Term* begin, const Term* end, int64_t pixels,
+// line = the sum of rows that lie `row_step` apart, each `pixels` of `lanes` numbers that begin `step` apart: of one
+// row after the other, as memory is read fastest.
+template <typename From>
+ENGINE_VECTORISED void add_rows(const From* rows, int64_t row_step, const Term* begin, const Term* end, int64_t pixels,
                                 int64_t lanes, int64_t step, float* line) {
     if (begin == end) std::fill_n(line, pixels * lanes, 0.f);
     const int64_t runs = step == lanes ? 1 : pixels, length = pixels * lanes / runs;
     for (const Term* term = begin; term != end; term++)
-        for (int64_t run = 0; run < runs; run++)
-            add_term(term == begin, term->weight, rows + term->from * row_step + run * step, line + run * length,
-                     length);
+        for (int64_t run = 0; run < runs; run++) {
+            const From* const x = rows + term->from * row_step + run * step;
+            float* const sums = line + run * length;
+            const float weight = term->weight;
+            if (term == begin)
+#pragma omp simd
+                for (int64_t i = 0; i < length; i++) sums[i] = weight * number(x[i]);
+            else
+#pragma omp simd
+                for (int64_t i = 0; i < length; i++) sums[i] += weight * number(x[i]);
+        }
 }
 
 // Pixels that lie `step` apart, from those of a line, without gaps.
-ENGINE_VECTORISED void add_columns(const float* line, const Mix& mix, int64_t lanes, int64_t step, float* to) {
+template <typename To>
+ENGINE_VECTORISED void add_columns(const float* line, const Mix& mix, int64_t lanes, int64_t step, To* to) {
     for (int64_t place = 0; place < mix.size(); place++, to += step) {
         const Term *const begin = mix.begin(place), *const end = mix.end(place);
         if (lanes == 1) {
             float sum = 0;
             for (const Term* term = begin; term != end; term++) sum += term->weight * line[term->from];
-            *to = sum;
+            store(sum, *to);
             continue;
         }
-        if (begin == end) std::fill_n(to, lanes, 0.f);
-        for (const Term* term = begin; term != end; term++)
-            add_term(term == begin, term->weight, line + term->from * lanes, to, lanes);
+        in_sixteens(lanes, [&](auto which, int64_t at) ENGINE_BODY {
+            Sixteen sum{}, values;
+            for (const Term* term = begin; term != end; term++) {
+                which.read(line + term->from * lanes + at, values);
+                sum += term->weight * values;
+            }
+            which.write(sum, to + at);
+        });
     }
 }
 
@@ -103,7 +109,9 @@ public:
         const Mix rows = mix_of(spec_.attributes, "row"), columns = mix_of(spec_.attributes, "column");
         forward_ = {rows, columns, in[3]};
         backward_ = {transposed(rows, in[2]), transposed(columns, in[3]), out[3]};
-        const Layout top = layout_like(input(0)->layout, out, memory::data_type::f32);
+        const bool wide = spec_.attributes.flag("wide");
+        const auto type = wide ? memory::data_type::f32 : input(0)->layout.get_data_type();
+        const Layout top = layout_like(input(0)->layout, out, type);
         const auto both = rows_of_both(input(0)->layout, top);
         x_ = both.bottom;
         y_ = both.top;
@@ -114,11 +122,10 @@ public:
         if (input_gradient(0) && output_gradient(0)) touch(Pass::backward, {outputs_[0]->diff, input(0)->diff});
     }
 
-    void forward(const dnnl::stream&) override { resize(forward_, input(0)->data(), x_, outputs_[0]->data(), y_); }
+    void forward(const dnnl::stream&) override { resize(forward_, input(0), x_, outputs_[0], y_); }
 
     void backward(const dnnl::stream&) override {
-        if (touched(Pass::backward).empty()) return;
-        resize(backward_, outputs_[0]->diff->data(), y_, input(0)->diff->data(), x_);
+        if (!touched(Pass::backward).empty()) resize(backward_, outputs_[0]->diff, y_, input(0)->diff, x_);
     }
 
 private:
@@ -130,8 +137,22 @@ private:
         int64_t pixels;  // of a row that it reads
     };
 
+    static bool is_narrow(const TensorPtr& tensor) { return tensor->layout.get_data_type() == memory::data_type::bf16; }
+
+    void resize(const Resize& how, const TensorPtr& from, const ChannelRows& source, const TensorPtr& to,
+                const ChannelRows& target) const {
+        const auto into = [&](const auto* x) {
+            if (is_narrow(to))
+                resize(how, x, source, address<bf16>(to), target);
+            else
+                resize(how, x, source, to->data(), target);
+        };
+        is_narrow(from) ? into(address<bf16>(from)) : into(address<float>(from));
+    }
+
     // Rows are added up first, then columns.
-    void resize(const Resize& how, const float* from, const ChannelRows& source, float* to,
+    template <typename From, typename To>
+    void resize(const Resize& how, const From* from, const ChannelRows& source, To* to,
                 const ChannelRows& target) const {
         const int team = std::min(threads_, threads());
 #pragma omp parallel for collapse(2) schedule(static) num_threads(team)
@@ -139,8 +160,8 @@ private:
             for (int64_t row = 0; row < how.rows.size(); row++) {
                 float* const line = address<float>(lines_) + omp_get_thread_num() * line_size_;
                 const int64_t n = panel / source.blocks(), block = panel % source.blocks();
-                const float* const x = from + source.offset(n, block);
-                float* const y = to + target.offset(n, block) + row * how.columns.size() * target.inner_stride;
+                const From* const x = from + source.offset(n, block);
+                To* const y = to + target.offset(n, block) + row * how.columns.size() * target.inner_stride;
                 for (int64_t lane = 0; lane < source.lanes; lane += widest) {
                     const int64_t lanes = std::min(widest, source.lanes - lane);
                     add_rows(x + lane, how.pixels * source.inner_stride, how.rows.begin(row), how.rows.end(row),

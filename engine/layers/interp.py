@@ -37,6 +37,12 @@ class Interp(Layer):
     `pad_beg` and `pad_end`, zero or below, crop the bottom first.
     """
 
+    bf16 = True
+
+    @property
+    def can_widen(self) -> bool:
+        return True
+
     @property
     def param(self):
         return self.message.interp_param
@@ -71,9 +77,8 @@ class Interp(Layer):
 
     def lower(self, builder: Builder) -> None:
         crop = (-self.param.pad_beg, -self.param.pad_end)
-        builder.op(
-            "Resample", self, [builder.tensor(self.bottoms[0])], aligned(self.shapes[0], self.tops[0].shape, crop)
-        )
+        attributes = aligned(self.shapes[0], self.tops[0].shape, crop)
+        builder.op("Resample", self, [builder.tensor(self.bottoms[0])], {**attributes, "wide": self.widens})
 
     def flops(self) -> int:
         return 9 * math.prod(self.tops[0].shape)

@@ -38,6 +38,7 @@ class Resizing(Layer):
 
     bottom_range = (1, 2)
     constant_bottoms = frozenset({1})
+    shape_bottoms = frozenset({1})
 
     def size(self, width: int, height: int) -> tuple[int, int]:
         """Of the top: the second bottom's, or what the text says. Raises ConfigError."""
@@ -73,6 +74,12 @@ class Resample(Resizing):
     fork has none.
     """
 
+    bf16 = True
+
+    @property
+    def can_widen(self) -> bool:
+        return True
+
     @property
     def param(self):
         return self.message.resample_param
@@ -96,7 +103,8 @@ class Resample(Resizing):
 
     def lower(self, builder: Builder) -> None:
         x = builder.tensor(self.bottoms[0])
-        builder.op("Resample", self, [x], {**self._axis("row", 0), **self._axis("column", 1)})
+        axes = {**self._axis("row", 0), **self._axis("column", 1)}
+        builder.op("Resample", self, [x], {**axes, "wide": self.widens})
 
 
 @register("Downsample")

@@ -173,6 +173,8 @@ MOVING = {
     "Crop of channels": 'type: "Crop" bottom: "size" crop_param { axis: 1 offset: 1 }',
     "Upsample": 'type: "Upsample"',
     "Upsample by 3 and 5": 'type: "Upsample" upsample_param { scale_h: 3 scale_w: 5 }',
+    "Interp": 'type: "Interp" interp_param { zoom_factor: 2 }',
+    "Resample": 'type: "Resample" resample_param { type: NEAREST height: 9 width: 17 antialias: false }',
     "BatchReindex": 'type: "BatchReindex" bottom: "rows"',
     "Filter": 'type: "Filter" bottom: "chosen"',
     "Reduction, everything": 'type: "Reduction"',
@@ -240,6 +242,34 @@ def test_what_a_loss_reads_becomes_rows_in_one_step(channels):
     assert net.builder.type_of_op.count("Cast") == 2 and "Plain" not in net.builder.type_of_op
     for exact, rounded in zip(*found, strict=True):
         np.testing.assert_array_equal(rounded, exact)
+
+
+@needs_bf16
+@pytest.mark.parametrize("channels", [16, 3])
+def test_scores_that_a_loss_reads_are_interpolated_to_float32(channels):
+    text = net_text(
+        f"""layer {{ name: "c" type: "Convolution" bottom: "x" top: "c"
+          convolution_param {{ num_output: {channels} kernel_size: 1 bias_term: false }} }}
+        layer {{ name: "l" type: "Interp" bottom: "c" top: "y" interp_param {{ zoom_factor: 3 }} }}
+        layer {{ name: "loss" type: "EuclideanLoss" bottom: "y" bottom: "t" top: "loss" }}""",
+        x=(4, channels, 5, 7),
+        t=(4, channels, 13, 19),
+    )
+    draw, found = np.random.default_rng(3), []
+    values = {
+        name: draw.integers(-3, 4, blob.shape).astype(np.float32) for name, blob in inputs(make_net(text)).items()
+    }
+    for precision in ("fp32", "bf16"):
+        net = make_net(text, precision=precision)
+        net.params["c"][0].set(np.eye(channels, dtype=np.float32)[..., None, None])
+        for name, blob in inputs(net).items():
+            blob.set(values[name])
+        net.forward()
+        net.backward()
+        found.append((net.blobs["y"].data, inputs(net)["x"].diff))
+    assert net.blobs["y"].tensor.dtype == "f32" and net.blobs["c"].tensor.dtype == "bf16"
+    np.testing.assert_array_equal(found[1][0], found[0][0])  # thirds, which bf16 would have rounded
+    np.testing.assert_allclose(found[1][1], found[0][1], atol=2**-8 * np.abs(found[0][1]).max())
 
 
 @needs_bf16
