@@ -10,31 +10,35 @@
 namespace engine {
 namespace {
 
+// The same of so many channels, as vectors: GCC leaves a loop over so few to single numbers.
+template <int64_t together>
+ENGINE_INLINE void best_of_few(const float* x, const Bin& bin, int64_t width, int64_t stride, float* y,
+                               int32_t* which) {
+    typedef float Values __attribute__((vector_size(4 * together)));
+    typedef int32_t Places __attribute__((vector_size(4 * together)));
+    const int64_t first = bin.top * width + bin.left;
+    Values best, values;
+    Places at = Places{} + int32_t(first);
+    __builtin_memcpy(&best, x + first * stride, sizeof(best));
+    for (int64_t h = bin.top; h < bin.bottom; h++) {
+        for (int64_t pixel = h * width + bin.left; pixel < h * width + bin.right; pixel++) {
+            __builtin_memcpy(&values, x + pixel * stride, sizeof(values));
+            const Places more = values > best;
+            best = more ? values : best;
+            at = more ? Places{} + int32_t(pixel) : at;
+        }
+    }
+    __builtin_memcpy(y, &best, sizeof(best));
+    __builtin_memcpy(which, &at, sizeof(at));
+}
+
 // The largest pixel of a window and where it is, for channels that lie side by side.
-ENGINE_VECTORISED static void best_of(const float* x, const Bin& bin, int64_t width, int64_t stride, int64_t lanes,
-                                      float* y, int32_t* which) {
-    constexpr int64_t together = 8;
+ENGINE_VECTORISED void best_of(const float* x, const Bin& bin, int64_t width, int64_t stride, int64_t lanes, float* y,
+                               int32_t* which) {
     const int64_t first = bin.top * width + bin.left;
     int64_t lane = 0;
-    for (; lane + together <= lanes; lane += together) {
-        float best[together];
-        int32_t at[together];
-        std::copy_n(x + first * stride + lane, together, best);
-        std::fill_n(at, together, int32_t(first));
-        for (int64_t h = bin.top; h < bin.bottom; h++) {
-            for (int64_t pixel = h * width + bin.left; pixel < h * width + bin.right; pixel++) {
-                const float* const values = x + pixel * stride + lane;
-#pragma omp simd
-                for (int64_t l = 0; l < together; l++) {
-                    const bool more = values[l] > best[l];
-                    best[l] = more ? values[l] : best[l];
-                    at[l] = more ? int32_t(pixel) : at[l];
-                }
-            }
-        }
-        std::copy_n(best, together, y + lane);
-        std::copy_n(at, together, which + lane);
-    }
+    for (; lane + 16 <= lanes; lane += 16) best_of_few<16>(x + lane, bin, width, stride, y + lane, which + lane);
+    for (; lane + 8 <= lanes; lane += 8) best_of_few<8>(x + lane, bin, width, stride, y + lane, which + lane);
     for (; lane < lanes; lane++) {
         int64_t at = first;
         for (int64_t h = bin.top; h < bin.bottom; h++)
