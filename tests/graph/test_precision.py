@@ -201,7 +201,7 @@ def test_what_moves_numbers_is_exact(kind, channels):
     )
     draw, found = np.random.default_rng(3), []
     values = {name: draw.integers(-3, 4, shape).astype(np.float32) for name, shape in shapes.items()}
-    values |= {"rows": np.float32([2, 0, 2, 3, 2, 0]), "chosen": np.float32([1, 0, 0, 1])}
+    values |= {"rows": np.array([2, 0, 2, 3, 2, 0], np.float32), "chosen": np.array([1, 0, 0, 1], np.float32)}
     for precision in ("fp32", "bf16"):
         net = make_net(text, precision=precision)
         net.params["c"][0].set(np.eye(channels, dtype=np.float32)[..., None, None])
@@ -296,7 +296,7 @@ def test_labels_beside_samples_stay_float32():
     layer { name: "r" type: "ReLU" bottom: "a" top: "a" }
     layer { name: "f" type: "Filter" bottom: "a" bottom: "l" bottom: "s" top: "b" top: "m" }"""
     net = make_net(text, precision="bf16")
-    net.blobs["l"].set(np.float32([1001, 2, 3, 4]))
+    net.blobs["l"].set(np.array([1001, 2, 3, 4], np.float32))
     net.blobs["s"].set(np.ones(4, np.float32))
     assert net.forward()["m"][0] == 1001
 
