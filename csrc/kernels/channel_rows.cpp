@@ -4,6 +4,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "kernels/bf16.h"
 #include "kernels/vectorised.h"
 
 namespace engine {
@@ -19,122 +20,243 @@ struct Panel {
     int64_t rows, step, lanes;
 };
 
-// The usual numbers of lanes become constants, so that a row is one vector.
+constexpr int64_t most_lanes = 64;
+
+// The usual number of lanes becomes a constant.
 template <typename Body>
 ENGINE_INLINE void with_lanes(int64_t lanes, const Body& body) {
-    if (lanes == 16) return body(std::integral_constant<int64_t, 16>());
-    if (lanes == 8) return body(std::integral_constant<int64_t, 8>());
+    if (lanes == most_lanes) return body(std::integral_constant<int64_t, most_lanes>());
     body(lanes);
 }
 
-ENGINE_VECTORISED void affine_run(const float* x, float scale, float shift, float* y, int64_t length) {
-#pragma omp simd
-    for (int64_t i = 0; i < length; i++) y[i] = x[i] * scale + shift;
+// How many rows are taken together as one: those of few lanes that follow each other without a gap.
+int64_t rows_in_one(const Panel& panel) {
+    return panel.step == panel.lanes ? std::max<int64_t>(most_lanes / panel.lanes, 1) : 1;
 }
 
-ENGINE_VECTORISED void affine_panel(const Panel& panel, const float* x, const float* scale, const float* shift,
-                                    float* y) {
+// Calls work(panel, its first element) for the panels of such rows that make up a panel.
+template <typename Work>
+void in_long_rows(const Panel& panel, const Work& work) {
+    const int64_t times = rows_in_one(panel), whole = panel.rows / times, rest = panel.rows % times;
+    if (whole) work(Panel{whole, panel.step * times, panel.lanes * times}, 0);
+    if (rest) work(Panel{1, panel.step * rest, panel.lanes * rest}, whole * times * panel.step);
+}
+
+// The coefficients of such a row.
+class Repeated {
+public:
+    Repeated(const float* of, const Panel& panel) : values_(of) {
+        const int64_t times = rows_in_one(panel);
+        if (times == 1 || !of) return;
+        if (panel.lanes == 1)
+            std::fill_n(repeated_, times, *of);
+        else
+            for (int64_t i = 0; i < times * panel.lanes; i++)
+                repeated_[i] = i < panel.lanes ? of[i] : repeated_[i - panel.lanes];
+        values_ = repeated_;
+    }
+    Repeated(const Repeated&) = delete;
+    operator const float*() const { return values_; }
+
+private:
+    const float* values_;
+    alignas(64) float repeated_[most_lanes];
+};
+
+template <typename T>
+ENGINE_VECTORISED void affine_panel(const Panel& panel, const T* x, const float* near, const float* scale,
+                                    const float* shift, const T* other, const float* weight, T* y) {
     with_lanes(panel.lanes, [&](auto lanes) ENGINE_BODY {
         for (int64_t row = 0; row < panel.rows; row++, x += panel.step, y += panel.step) {
+            if (other) {
 #pragma omp simd
-            for (int64_t lane = 0; lane < lanes; lane++) y[lane] = x[lane] * scale[lane] + shift[lane];
+                for (int64_t lane = 0; lane < lanes; lane++) {
+                    const float value = (number(x[lane]) - near[lane]) * scale[lane] + shift[lane];
+                    store(value + number(other[lane]) * weight[lane], y[lane]);
+                }
+                other += panel.step;
+            } else {
+#pragma omp simd
+                for (int64_t lane = 0; lane < lanes; lane++)
+                    store((number(x[lane]) - near[lane]) * scale[lane] + shift[lane], y[lane]);
+            }
         }
     });
 }
 
-// Floats are summed in short stretches, and these in double.
-constexpr int64_t stretch = 512;
-
-ENGINE_VECTORISED double sum_run(const float* a, const float* b, int64_t length) {
-    double total = 0;
-    for (int64_t begin = 0; begin < length; begin += stretch) {
-        const int64_t end = std::min(begin + stretch, length);
-        float sum = 0;
-        if (b) {
-#pragma omp simd reduction(+ : sum)
-            for (int64_t i = begin; i < end; i++) sum += a[i] * b[i];
-        } else {
-#pragma omp simd reduction(+ : sum)
-            for (int64_t i = begin; i < end; i++) sum += a[i];
+template <typename T>
+ENGINE_VECTORISED void scale_panel(const Panel& panel, const T* x, const float* scale, T* y) {
+    with_lanes(panel.lanes, [&](auto lanes) ENGINE_BODY {
+        for (int64_t row = 0; row < panel.rows; row++, x += panel.step, y += panel.step) {
+#pragma omp simd
+            for (int64_t lane = 0; lane < lanes; lane++) store(number(x[lane]) * scale[lane], y[lane]);
         }
-        total += sum;
-    }
-    return total;
+    });
 }
 
-constexpr int64_t most_lanes = 16;  // of a block; channels-last rows are longer and are summed piece by piece
-constexpr int64_t stretch_rows = 64;
+// What is summed: operator() gives the term of an element, whose lane has a coefficient; from() moves to a piece.
+template <typename T>
+struct Values {
+    const T* a;
+    Values from(int64_t at, int64_t) const { return {a + at}; }
+    ENGINE_INLINE float operator()(int64_t at, int64_t) const { return number(a[at]); }
+};
+template <typename T>
+struct Products {
+    const T *a, *b;
+    Products from(int64_t at, int64_t) const { return {a + at, b + at}; }
+    ENGINE_INLINE float operator()(int64_t at, int64_t) const { return number(a[at]) * number(b[at]); }
+};
+template <typename T>
+struct Deviations {
+    const T* x;
+    const float* near;
+    Deviations from(int64_t at, int64_t lane) const { return {x + at, near + lane}; }
+    ENGINE_INLINE float operator()(int64_t at, int64_t lane) const { return number(x[at]) - near[lane]; }
+};
+template <typename T>
+struct Squares {
+    Deviations<T> deviations;
+    Squares from(int64_t at, int64_t lane) const { return {deviations.from(at, lane)}; }
+    ENGINE_INLINE float operator()(int64_t at, int64_t lane) const {
+        return deviations(at, lane) * deviations(at, lane);
+    }
+};
 
-ENGINE_VECTORISED void sum_block(const Panel& panel, const float* a, const float* b, double* sums) {
+// Floats are summed over a few rows, and these sums in double.
+constexpr int64_t stretch = 64;
+
+template <typename Term>
+ENGINE_VECTORISED void add_block(const Panel& panel, const Term& term, double* sums) {
     with_lanes(panel.lanes, [&](auto lanes) ENGINE_BODY {
-        std::fill(sums, sums + lanes, 0.0);
-        for (int64_t begin = 0; begin < panel.rows; begin += stretch_rows) {
-            float sum[most_lanes] = {};
-            const int64_t end = std::min(begin + stretch_rows, panel.rows);
+        for (int64_t begin = 0; begin < panel.rows; begin += stretch) {
+            alignas(64) float sum[most_lanes] = {};
+            const int64_t end = std::min(begin + stretch, panel.rows);
             for (int64_t row = begin; row < end; row++) {
-                const float* const p = a + row * panel.step;
-                const float* const q = b + row * panel.step;
-                if (b) {
 #pragma omp simd
-                    for (int64_t lane = 0; lane < lanes; lane++) sum[lane] += p[lane] * q[lane];
-                } else {
-#pragma omp simd
-                    for (int64_t lane = 0; lane < lanes; lane++) sum[lane] += p[lane];
-                }
+                for (int64_t lane = 0; lane < lanes; lane++) sum[lane] += term(row * panel.step + lane, lane);
             }
             for (int64_t lane = 0; lane < lanes; lane++) sums[lane] += sum[lane];
         }
     });
 }
 
-void sum_panel(const Panel& panel, const float* a, const float* b, double* sums) {
-    for (int64_t lane = 0; lane < panel.lanes; lane += most_lanes) {
-        const Panel piece{panel.rows, panel.step, std::min(most_lanes, panel.lanes - lane)};
-        sum_block(piece, a + lane, b ? b + lane : nullptr, sums + lane);
+ENGINE_VECTORISED double total(const double* of_lanes) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t lane = 0; lane < most_lanes; lane++) sum += of_lanes[lane];
+    return sum;
+}
+
+// sums[lane] += the terms of a panel.
+template <typename Term>
+void add_panel(const Panel& panel, const Term& term, double* sums) {
+    in_long_rows(panel, [&](const Panel& rows, int64_t begin) {
+        for (int64_t first = 0; first < rows.lanes; first += most_lanes) {
+            const int64_t count = std::min(most_lanes, rows.lanes - first);
+            alignas(64) double of_lanes[most_lanes] = {};
+            add_block({rows.rows, rows.step, count}, term.from(begin + first, first), of_lanes);
+            if (panel.lanes == 1) {
+                *sums += total(of_lanes);
+                continue;
+            }
+            for (int64_t i = 0, lane = first; i < count; i++, lane++) {
+                if (lane == panel.lanes) lane = 0;
+                sums[lane] += of_lanes[i];
+            }
+        }
+    });
+}
+
+// Calls work(piece, its first element) for pieces of a panel that stay in the first-level cache from sweep to sweep.
+template <typename Work>
+void in_pieces(const Panel& panel, const Work& work) {
+    const int64_t most = std::max<int64_t>(8192 / panel.lanes, 1);
+    for (int64_t row = 0; row < panel.rows; row += most)
+        work(Panel{std::min(most, panel.rows - row), panel.step, panel.lanes}, row * panel.step);
+}
+
+Panel panel_of(const ChannelRows& rows) { return {rows.inner, rows.inner_stride, rows.lanes}; }
+
+// Calls work(n, first element, channel among padded ones) for each panel.
+template <typename Work>
+void over_panels(const ChannelRows& rows, const Work& work) {
+    const int64_t blocks = rows.blocks();
+#pragma omp parallel for schedule(static) if (!rows.small())
+    for (int64_t panel = 0; panel < rows.panels(); panel++) {
+        const int64_t n = panel / blocks, block = panel % blocks;
+        work(n, rows.offset(n, block), block * rows.lanes);
     }
 }
 
 }  // namespace
 
-void affine_rows(const ChannelRows& rows, const float* x, const float* scale, const float* shift, bool per_outer,
-                 float* y) {
-    const int64_t blocks = rows.blocks();
-#pragma omp parallel for schedule(static) if (!rows.small())
-    for (int64_t panel = 0; panel < rows.panels(); panel++) {
-        const int64_t n = panel / blocks, block = panel % blocks;
-        const int64_t at = rows.offset(n, block),
-                      channel = (per_outer ? n * rows.padded_channels() : 0) + block * rows.lanes;
-        if (rows.lanes == 1 && rows.inner_stride == 1)
-            affine_run(x + at, scale[channel], shift[channel], y + at, rows.inner);
-        else
-            affine_panel({rows.inner, rows.inner_stride, rows.lanes}, x + at, scale + channel, shift + channel, y + at);
-    }
+template <typename T>
+void affine_rows(const ChannelRows& rows, const T* x, const AffineTerms<T>& terms, T* y) {
+    const Panel panel = panel_of(rows);
+    over_panels(rows, [&](int64_t n, int64_t at, int64_t channel) {
+        const Repeated near(terms.near.of(n, channel), panel), scale(terms.scale.of(n, channel), panel),
+            shift(terms.shift.of(n, channel), panel),
+            weight(terms.other ? terms.weight.of(n, channel) : nullptr, panel);
+        in_long_rows(panel, [&](const Panel& part, int64_t begin) {
+            const int64_t here = at + begin;
+            affine_panel(part, x + here, near, scale, shift, terms.other ? terms.other + here : nullptr, weight,
+                         y + here);
+        });
+    });
 }
 
-void sum_channels(const ChannelRows& rows, const float* a, const float* b, double* sums) {
-    const int64_t blocks = rows.blocks();
-#pragma omp parallel for schedule(static) if (!rows.small())
-    for (int64_t panel = 0; panel < rows.panels(); panel++) {
-        const int64_t n = panel / blocks, block = panel % blocks;
-        const int64_t at = rows.offset(n, block);
-        double* const into = sums + n * rows.padded_channels() + block * rows.lanes;
-        const float* const other = b ? b + at : nullptr;
-        if (rows.lanes == 1 && rows.inner_stride == 1)
-            *into = sum_run(a + at, other, rows.inner);
-        else
-            sum_panel({rows.inner, rows.inner_stride, rows.lanes}, a + at, other, into);
-    }
+template <typename T>
+void affine_gradients(const ChannelRows& rows, const T* given, const T* x, const PerChannel& scale, T* wanted,
+                      double* of_scale, double* of_shift) {
+    const Panel panel = panel_of(rows);
+    over_panels(rows, [&](int64_t n, int64_t at, int64_t channel) {
+        const Repeated factor(scale.of(n, channel), panel);
+        const int64_t into = n * rows.padded_channels() + channel;
+        for (double* const sums : {of_scale, of_shift})
+            if (sums) std::fill_n(sums + into, rows.lanes, 0.0);
+        in_pieces(panel, [&](const Panel& piece, int64_t begin) {
+            const T* const g = given + at + begin;
+            if (of_scale) add_panel(piece, Products<T>{g, x + at + begin}, of_scale + into);
+            if (of_shift) add_panel(piece, Values<T>{g}, of_shift + into);
+            if (!wanted) return;
+            in_long_rows(piece, [&](const Panel& part, int64_t first) {
+                scale_panel(part, g + first, factor, wanted + at + begin + first);
+            });
+        });
+    });
 }
 
-void pad_channels(const ChannelRows& rows, const float* values, float missing, int64_t copies, float* padded) {
-    for (int64_t n = 0; n < copies; n++, padded += rows.padded_channels()) {
-        if (values)
-            std::copy_n(values + n * rows.channels, rows.channels, padded);
-        else
-            std::fill_n(padded, rows.channels, missing);
+template <typename T>
+void sum_deviations(const ChannelRows& rows, const T* x, const PerChannel& near, double* sums, double* squares) {
+    const Panel panel = panel_of(rows);
+    over_panels(rows, [&](int64_t n, int64_t at, int64_t channel) {
+        const Repeated middle(near.of(n, channel), panel);
+        const int64_t into = n * rows.padded_channels() + channel;
+        for (double* const each : {sums, squares}) std::fill_n(each + into, rows.lanes, 0.0);
+        in_pieces(panel, [&](const Panel& piece, int64_t begin) {
+            const Deviations<T> deviations{x + at + begin, middle};
+            add_panel(piece, deviations, sums + into);
+            add_panel(piece, Squares<T>{deviations}, squares + into);
+        });
+    });
+}
+
+template <typename T>
+void pad_channels(const ChannelRows& rows, const T* values, int64_t copies, float* padded) {
+    for (int64_t n = 0; n < copies; n++, values += rows.channels, padded += rows.padded_channels()) {
+        for (int64_t channel = 0; channel < rows.channels; channel++) padded[channel] = number(values[channel]);
         std::fill(padded + rows.channels, padded + rows.padded_channels(), 0.f);
     }
 }
+
+#define ENGINE_ROWS_OF(T)                                                                                            \
+    template void affine_rows(const ChannelRows&, const T*, const AffineTerms<T>&, T*);                              \
+    template void affine_gradients(const ChannelRows&, const T*, const T*, const PerChannel&, T*, double*, double*); \
+    template void sum_deviations(const ChannelRows&, const T*, const PerChannel&, double*, double*);                 \
+    template void pad_channels(const ChannelRows&, const T*, int64_t, float*);
+ENGINE_ROWS_OF(float)
+ENGINE_ROWS_OF(bf16)
 
 void clear_padding(const ChannelRows& rows, int64_t element_bytes, void* values) {
     const int64_t used = rows.channels % rows.lanes;

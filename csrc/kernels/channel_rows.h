@@ -23,18 +23,44 @@ struct ChannelRows {
     bool small() const { return outer * padded_channels() * inner < 4096; }
 };
 
-// y = x scale + shift. scale and shift hold padded_channels() numbers, which are zero in padding, or that many for each
-// n with `per_outer`. y may be x.
-void affine_rows(const ChannelRows& rows, const float* x, const float* scale, const float* shift, bool per_outer,
-                 float* y);
+// Elements are float32 or bf16, coefficients and sums not.
 
-// sums (outer, padded_channels): of a[i] over the inner axis, or of a[i] b[i] where b is given. The order of additions
-// does not depend on the number of threads.
-void sum_channels(const ChannelRows& rows, const float* a, const float* b, double* sums);
+// A coefficient for each channel, those of `pitch` numbers further on for the next n. Without a step between channels
+// they are all the same, as many as there are lanes; else there are padded_channels(), zero in padding.
+struct PerChannel {
+    const float* values;
+    int64_t pitch = 0, step = 1;
+    const float* of(int64_t n, int64_t channel) const { return values + n * pitch + channel * step; }
+};
 
-// What plain channels look like in `rows`: `copies` rows of padded_channels(), `missing` without values, zero in
-// padding.
-void pad_channels(const ChannelRows& rows, const float* values, float missing, int64_t copies, float* padded);
+// What y = (x - near) scale + shift is computed by; + other weight where `other` is given.
+template <typename T>
+struct AffineTerms {
+    PerChannel near, scale, shift;
+    const T* other = nullptr;
+    PerChannel weight{};
+};
+
+// y may be x or terms.other.
+template <typename T>
+void affine_rows(const ChannelRows& rows, const T* x, const AffineTerms<T>& terms, T* y);
+
+// Sums are (outer, padded_channels), over the inner axis. The order of additions does not depend on the number of
+// threads.
+
+// The gradients of y = x scale + shift, each where it is wanted, in one sweep: wanted = given scale, which may be
+// written over `given`, the sums of given x, and those of given.
+template <typename T>
+void affine_gradients(const ChannelRows& rows, const T* given, const T* x, const PerChannel& scale, T* wanted,
+                      double* of_scale, double* of_shift);
+
+// Sums of x - near and of its square.
+template <typename T>
+void sum_deviations(const ChannelRows& rows, const T* x, const PerChannel& near, double* sums, double* squares);
+
+// What plain channels look like in `rows`: `copies` rows of padded_channels(), zero in padding.
+template <typename T>
+void pad_channels(const ChannelRows& rows, const T* values, int64_t copies, float* padded);
 
 // Sets the lanes of padding to zero, of elements of so many bytes: oneDNN multiplies them with zeros, which does not
 // help where memory that is used again has left a NaN there.

@@ -31,7 +31,7 @@ struct DropoutMask {
     uint32_t low, high;  // of the sample's key
     uint32_t threshold;
     float scale;
-    // 0, or what makes up for the elements that are dropped.
+    // 0, or the scale of what is not dropped.
     float at(uint32_t element) const __attribute__((always_inline)) { return bits(element) >= threshold ? scale : 0.f; }
     // In [0, 1).
     float uniform(uint32_t element) const { return float(bits(element) >> 8) * 0x1p-24f; }
@@ -41,8 +41,8 @@ struct DropoutMask {
 // Of one layer.
 class DropoutMasks {
 public:
-    explicit DropoutMasks(const std::string& layer, double ratio = 0)
-        : threshold_(uint32_t(whole(ratio * 4294967296.0))), scale_(float(1 / (1 - ratio))) {
+    explicit DropoutMasks(const std::string& layer, double ratio = 0, double scale = 1)
+        : threshold_(uint32_t(whole(ratio * 4294967296.0))), scale_(float(scale)) {
         for (const unsigned char letter : layer) name_hash_ = (name_hash_ ^ letter) * 0x100000001b3u;
     }
 

@@ -83,7 +83,7 @@ public:
 
     void forward(const dnnl::stream&) override {
         if (param(0)->count() == rows_.channels)
-            pad_channels(rows_, param(0)->data(), 0, 1, slopes_.data());
+            pad_channels(rows_, param(0)->data(), 1, slopes_.data());
         else
             std::fill(slopes_.begin(), slopes_.end(), param(0)->data()[0]);
         narrow_ ? values<bf16>() : values<float>();

@@ -11,7 +11,7 @@ public:
     explicit SpatialDropout(OpSpec spec) : DropoutOp(std::move(spec)) {
         if (!masks_) return;
         factors_.resize(rows_.outer * rows_.padded_channels());
-        shifts_.resize(factors_.size());
+        zeros_.resize(rows_.lanes);
     }
 
     void forward(const dnnl::stream& stream) override {
@@ -27,10 +27,15 @@ public:
 
 private:
     void apply(const TensorPtr& from, const TensorPtr& to) const override {
-        affine_rows(rows_, from->data(), factors_.data(), shifts_.data(), true, to->data());
+        is_bf16() ? apply_of<bf16>(from, to) : apply_of<float>(from, to);
+    }
+    template <typename T>
+    void apply_of(const TensorPtr& from, const TensorPtr& to) const {
+        const PerChannel factors{factors_.data(), rows_.padded_channels()}, zeros{zeros_.data(), 0, 0};
+        affine_rows(rows_, address<T>(from), AffineTerms<T>{zeros, factors, zeros}, address<T>(to));
     }
 
-    std::vector<float> factors_, shifts_;  // (N, C), zero in padding; all shifts are zero
+    std::vector<float> factors_, zeros_;  // (N, C), zero in padding; shifts, for all channels
 };
 
 static const RegisterOp<SpatialDropout> registered("SpatialDropout");

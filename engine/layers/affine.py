@@ -18,6 +18,7 @@ class Affine(Layer):
     are a parameter, `num_axes` (1; -1: all that follow).
     """
 
+    bf16 = True
     bottom_range = (1, 2)
 
     @property

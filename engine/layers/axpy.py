@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 class Axpy(Layer):
     """Bottoms: a (N, C) or (N, C, 1, 1), x (N, C, ...), y of x's shape; top: a x + y, of x's shape."""
 
+    bf16 = True
     bottom_range = (3, 3)
 
     def infer(self) -> list[Shape]:
@@ -30,9 +31,7 @@ class Axpy(Layer):
     def lower(self, builder: Builder) -> None:
         a, x, y = (builder.tensor(blob) for blob in self.bottoms)
         a = builder.view(self, a, self.shapes[1][:2])
-        scale = {"axis": 0, "num_axes": 2, "bias": False}
-        product = builder.op("Scale", self, [x, a], scale, tops=[], shapes=[self.shapes[1]])[0]
-        builder.op("EltwiseSum", self, [product, y], {"coefficients": [1.0, 1.0]})
+        builder.op("Axpy", self, [x, a, y], {"axis": 0, "num_axes": 2})
 
     def flops(self) -> int:
         return 2 * super().flops()

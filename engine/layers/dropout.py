@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from engine.layers.activation import Activation
 from engine.layers.base import Attributes, Shape
 from engine.layers.registry import register
-
-if TYPE_CHECKING:
-    from engine.layers.builder import Builder
 
 
 @register("Dropout")
@@ -21,6 +16,8 @@ class Dropout(Activation):
     With R-FCN's `scale_train: false` the others stay as they are, and at test all are multiplied by 1 - dropout_ratio.
     With SegNet's `sample_weights_test` elements are dropped at test, too (Gal and Ghahramani 2016, arXiv 1506.02142).
     """
+
+    bf16 = True
 
     def infer(self) -> list[Shape]:
         ratio = self.message.dropout_param.dropout_ratio
@@ -35,18 +32,10 @@ class Dropout(Activation):
         return self.training or self.message.dropout_param.sample_weights_test
 
     def attributes(self) -> Attributes:
-        return {"ratio": self.message.dropout_param.dropout_ratio if self.drops else 0.0}
-
-    def lower(self, builder: Builder) -> None:
-        param = self.message.dropout_param
-        if param.scale_train or param.dropout_ratio == 0:
-            super().lower(builder)
-            return
-        x = builder.tensor(self.bottoms[0])
+        ratio, at_train = self.message.dropout_param.dropout_ratio, self.message.dropout_param.scale_train
         if self.drops:
-            x = builder.op("Dropout", self, [x], self.attributes(), tops=[], shapes=[self.shapes[0]])[0]
-        keeps = {"power": 1.0, "scale": 1 - param.dropout_ratio, "shift": 0.0}
-        builder.op("Power", self, [builder.plain(self, x)], keeps)
+            return {"ratio": ratio, "scale": 1 / (1 - ratio) if at_train else 1.0}
+        return {"ratio": 0.0, "scale": 1.0 if at_train else 1 - ratio}
 
     def flops(self) -> int:
         return super().flops() if self.drops else 0

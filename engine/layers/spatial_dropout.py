@@ -12,6 +12,8 @@ class SpatialDropout(Activation):
     """Bottom and top (N, C, ...). At training each channel of each sample becomes 0 with probability `dropout_ratio`,
     the others are multiplied by 1 / (1 - dropout_ratio)."""
 
+    bf16 = True
+
     def infer(self) -> list[Shape]:
         ratio = self.message.spatial_dropout_param.dropout_ratio
         if not 0 <= ratio < 1:

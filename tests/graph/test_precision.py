@@ -17,7 +17,7 @@ layer { name: "label" type: "Input" top: "label" input_param { shape { dim: 4 } 
 layer { name: "pool" type: "Pooling" bottom: "x" top: "p" pooling_param { kernel_size: 2 stride: 2 } }
 layer { name: "conv" type: "Convolution" bottom: "p" top: "c" convolution_param { num_output: 16 kernel_size: 3 } }
 layer { name: "sigmoid" type: "Sigmoid" bottom: "c" top: "c" }
-layer { name: "drop" type: "Dropout" bottom: "c" top: "d" }
+layer { name: "reverse" type: "Reverse" bottom: "c" top: "d" }
 layer { name: "ip" type: "InnerProduct" bottom: "d" top: "ip" inner_product_param { num_output: 5 } }
 layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
 """
@@ -27,7 +27,7 @@ def test_casts_stand_only_where_the_precision_changes():
     graph = prepare(build(parse_net(CHAIN, "chain.prototxt"), proto.TRAIN), precision="bf16")
     found = [layer.type if layer.type != "Cast" else f"to bf16: {layer.to_bf16}" for layer in graph.layers]
     down, up = "to bf16: True", "to bf16: False"
-    chain = ["Pooling", down, "Convolution", "Sigmoid", up, "Dropout", down, "InnerProduct", "SoftmaxWithLoss"]
+    chain = ["Pooling", down, "Convolution", "Sigmoid", up, "Reverse", down, "InnerProduct", "SoftmaxWithLoss"]
     assert [each for each in found if each != "Input"] == chain
     assert "Cast" not in [layer.type for layer in prepare(build(parse_net(CHAIN, "x"), proto.TRAIN)).layers]
 
@@ -119,6 +119,21 @@ ALONE = {
     "Dropout": 'layer { name: "l" type: "Dropout" bottom: "a" top: "b" }',
     "BatchNorm": 'layer { name: "l" type: "BatchNorm" bottom: "a" top: "b" }',
     "Scale": 'layer { name: "l" type: "Scale" bottom: "a" top: "b" scale_param { bias_term: true } }',
+    "Scale of pixels": """layer { name: "l" type: "Scale" bottom: "a" top: "b"
+        scale_param { axis: 2 num_axes: 2 bias_term: true } }""",
+    "Scale by a bottom": """layer { name: "m" type: "Pooling" bottom: "a" top: "m"
+          pooling_param { pool: AVE global_pooling: true } }
+        layer { name: "f" type: "Flatten" bottom: "m" top: "f" }
+        layer { name: "l" type: "Scale" bottom: "a" bottom: "f" top: "b" scale_param { axis: 0 } }""",
+    "Axpy": """layer { name: "m" type: "Pooling" bottom: "a" top: "m"
+          pooling_param { pool: AVE global_pooling: true } }
+        layer { name: "g" type: "Sigmoid" bottom: "m" top: "g" }
+        layer { name: "s" type: "TanH" bottom: "a" top: "s" }
+        layer { name: "l" type: "Axpy" bottom: "g" bottom: "a" bottom: "s" top: "b" }""",
+    "Bias": 'layer { name: "l" type: "Bias" bottom: "a" top: "b" }',
+    "SpatialDropout": 'layer { name: "l" type: "SpatialDropout" bottom: "a" top: "b" }',
+    "Dropout that does not scale": """layer { name: "l" type: "Dropout" bottom: "a" top: "b"
+        dropout_param { scale_train: false } }""",
     "Eltwise SUM": """layer { name: "s" type: "TanH" bottom: "a" top: "s" }
         layer { name: "l" type: "Eltwise" bottom: "a" bottom: "s" top: "b" eltwise_param { coeff: 1 coeff: -0.5 } }
         layer { name: "r" type: "ReLU" bottom: "b" top: "b" }""",
@@ -145,6 +160,12 @@ layer { name: "last" type: "InnerProduct" bottom: "b" top: "y"
   inner_product_param { num_output: 4 weight_filler { type: "xavier" } } }
 layer { name: "loss" type: "EuclideanLoss" bottom: "y" bottom: "target" top: "loss" }
 """
+
+
+@pytest.mark.parametrize("kind", ALONE)
+def test_no_layer_is_left_out(kind):
+    graph = prepare(build(parse_net(AROUND % (16, ALONE[kind]), "alone"), proto.TRAIN), precision="bf16")
+    assert [layer.name for layer in graph.layers if layer.type == "Cast"] == ["x_first_bf16"]
 
 
 @needs_bf16

@@ -2,12 +2,12 @@
 
 #include <stdexcept>
 
+#include "kernels/bf16.h"
 #include "ops/common/channel_layout.h"
-#include "ops/common/elementwise.h"
 
 namespace engine {
 
-Affine::Affine(OpSpec spec) : Op(std::move(spec)), rows_(view()) {
+Affine::Affine(OpSpec spec) : Op(std::move(spec)), rows_(view()), zeros_(rows_.lanes, 0.f), ones_(rows_.lanes, 1.f) {
     if (!is_plain(input(0)->layout) && spec_.attributes.integer("axis") == 0) copies_ = rows_.outer;
 }
 
@@ -37,12 +37,19 @@ Affine::Coefficient Affine::coefficient_input(size_t i) {
     return {input(i), memory(), memory()};
 }
 
-void Affine::build() {
-    output(0, input(0)->layout);
+void Affine::build(int added) {
+    added_ = added;
+    const Layout& layout = input(0)->layout;
+    output(0, layout);
     touch(Pass::forward, {input(0), outputs_[0]});
     may_overwrite(Pass::forward, input(0), outputs_[0]);
     for (Coefficient* each : {&scale_, &shift_})
-        each->padded = scratch(plain_layout({copies_, rows_.padded_channels()}));
+        if (each->tensor) each->padded = scratch(plain_layout({copies_, rows_.padded_channels()}));
+    if (added >= 0) {
+        added_values_ = reading(input(added), layout, forward_calls_);
+        touch(Pass::forward, input(added));
+        may_overwrite(Pass::forward, input(added), outputs_[0]);
+    }
     if (needs_backward() && output_gradient(0)) build_backward();
 }
 
@@ -53,49 +60,83 @@ void Affine::build_backward() {
     const TensorPtr &given = outputs_[0]->diff, &wanted = input(0)->diff;
     touch(Pass::backward, given);
     if (scale_.wants_gradient()) touch(Pass::backward, input(0));
+    if (added_ >= 0 && input_gradient(added_)) build_added_gradient();
     if (!wanted) return;
     touch(Pass::backward, wanted);
-    if (scale_.tensor || spec_.keep_all)
-        may_overwrite(Pass::backward, given, wanted);
+    if (is_shift())
+        given->buffer->join(wanted->buffer);  // it passes the gradient on as it is
     else
-        given->buffer->join(wanted->buffer);  // a shift passes the gradient on as it is
+        may_overwrite(Pass::backward, given, wanted);
 }
 
-const float* Affine::pad(const memory& into, const TensorPtr& values, float missing) const {
-    pad_channels(rows_, values ? values->data() : nullptr, missing, copies_, address<float>(into));
-    return address<float>(into);
+// That of the result.
+void Affine::build_added_gradient() {
+    const TensorPtr &given = outputs_[0]->diff, &wanted = input(added_)->diff;
+    touch(Pass::backward, wanted);
+    if (given->layout == wanted->layout && !spec_.keep_all)
+        given->buffer->join(wanted->buffer);
+    else
+        backward_calls_.push_back(reorder(given->memory, wanted->memory));
 }
 
-void Affine::forward(const dnnl::stream&) {
-    const float* const scale = pad(scale_.padded, scale_.tensor, 1);
-    const float* const shift = pad(shift_.padded, shift_.tensor, 0);
-    affine_rows(rows_, input(0)->data(), scale, shift, copies_ > 1, outputs_[0]->data());
+static bool is_bf16(const TensorPtr& tensor) { return tensor->layout.get_data_type() == memory::data_type::bf16; }
+
+PerChannel Affine::pad(const Coefficient& coefficient, const std::vector<float>& missing) const {
+    const TensorPtr& tensor = coefficient.tensor;
+    if (!tensor) return all(missing);
+    float* const padded = address<float>(coefficient.padded);
+    if (is_bf16(tensor))
+        pad_channels(rows_, address<bf16>(tensor), copies_, padded);
+    else
+        pad_channels(rows_, tensor->data(), copies_, padded);
+    return {padded, copies_ > 1 ? rows_.padded_channels() : 0};
 }
 
-void Affine::backward(const dnnl::stream&) {
-    const float* const given = outputs_[0]->diff->data();
-    for (const Coefficient* each : {&scale_, &shift_}) {
-        if (!each->wants_gradient()) continue;
-        const float* const factor = each == &scale_ ? input(0)->data() : nullptr;
-        sum_channels(rows_, given, factor, address<double>(each->sums));
-        write_gradient(*each);
+template <typename T>
+void Affine::values() const {
+    AffineTerms<T> terms{all(zeros_), pad(scale_, ones_), pad(shift_, zeros_)};
+    if (added_ >= 0) {
+        terms.other = address<T>(added_values_);
+        terms.weight = all(ones_);
     }
-    // Last, because it may be written over `given`.
-    if (!input_gradient(0) || (!scale_.tensor && given == input(0)->diff->data())) return;
-    const float* const scale = pad(scale_.padded, scale_.tensor, 1);
-    affine_rows(rows_, given, scale, pad(shift_.padded, nullptr, 0), copies_ > 1, input(0)->diff->data());
+    affine_rows(rows_, address<T>(input(0)), terms, address<T>(outputs_[0]));
+}
+
+template <typename T>
+void Affine::gradients() const {
+    const auto sums = [](const Coefficient& of) { return of.wants_gradient() ? address<double>(of.sums) : nullptr; };
+    affine_gradients(rows_, address<T>(outputs_[0]->diff), address<T>(input(0)), pad(scale_, ones_),
+                     input_gradient(0) && !is_shift() ? address<T>(input(0)->diff) : nullptr, sums(scale_),
+                     sums(shift_));
+}
+
+void Affine::forward(const dnnl::stream& stream) {
+    run(forward_calls_, stream);
+    is_bf16(input(0)) ? values<bf16>() : values<float>();
+}
+
+void Affine::backward(const dnnl::stream& stream) {
+    run(backward_calls_, stream);
+    is_bf16(input(0)) ? gradients<bf16>() : gradients<float>();
+    for (const Coefficient* each : {&scale_, &shift_})
+        if (each->wants_gradient()) write_gradient(*each);
 }
 
 void Affine::write_gradient(const Coefficient& coefficient) const {
-    const double* sums = address<double>(coefficient.sums);
     const TensorPtr& diff = coefficient.tensor->diff;
+    is_bf16(diff) ? write_sums<bf16>(address<double>(coefficient.sums), diff)
+                  : write_sums<float>(address<double>(coefficient.sums), diff);
+}
+
+template <typename T>
+void Affine::write_sums(const double* sums, const TensorPtr& diff) const {
     const int64_t padded = rows_.padded_channels(), terms = rows_.outer / copies_;
-    float* into = diff->data();
+    T* into = address<T>(diff);
     for (int64_t copy = 0; copy < copies_; copy++, sums += padded, into += rows_.channels) {
         for (int64_t channel = 0; channel < rows_.channels; channel++) {
             double total = 0;
             for (int64_t n = 0; n < terms; n++) total += sums[n * padded + channel];
-            into[channel] = float(total) + (diff->accumulate ? into[channel] : 0.f);
+            store(float(total) + (diff->accumulate ? number(into[channel]) : 0.f), into[channel]);
         }
     }
 }

@@ -1,4 +1,5 @@
-// y = x scale + shift, with coefficients for one or several axes of x: what Scale and Bias have in common.
+// y = x scale + shift (+ what is added), with coefficients for one or several axes of x: what Axpy, Bias and Scale have
+// in common. x and y are float32 or bf16.
 #pragma once
 
 #include "kernels/channel_rows.h"
@@ -12,10 +13,10 @@ public:
     void backward(const dnnl::stream& stream) override;
 
 protected:
-    // A scale or shift: a parameter or a bottom, row-major.
+    // A scale or shift: a parameter or a bottom, row-major, float32 or bf16.
     struct Coefficient {
         TensorPtr tensor;
-        memory padded;  // scratch: the values as the kernels want them
+        memory padded;  // scratch: the values as the kernels want them, if there is a tensor
         memory sums;    // scratch: the gradient for each n, in double
         bool wants_gradient() const { return tensor && tensor->diff; }
     };
@@ -24,19 +25,32 @@ protected:
     explicit Affine(OpSpec spec);
     Coefficient coefficient_param(size_t i);
     Coefficient coefficient_input(size_t i);
-    // Once the coefficients are set (either may be missing).
-    void build();
+    // Once the coefficients are set (either may be missing). added: the number of the input of x's shape that is added
+    // to the result, or -1.
+    void build(int added = -1);
 
     Coefficient scale_, shift_;
 
 private:
     ChannelRows view() const;
     void build_backward();
-    const float* pad(const memory& into, const TensorPtr& values, float missing) const;
+    void build_added_gradient();
+    template <typename T>
+    void values() const;
+    template <typename T>
+    void gradients() const;
+    PerChannel all(const std::vector<float>& values) const { return {values.data(), 0, 0}; }
+    PerChannel pad(const Coefficient& coefficient, const std::vector<float>& missing) const;
     void write_gradient(const Coefficient& coefficient) const;
+    template <typename T>
+    void write_sums(const double* sums, const TensorPtr& diff) const;
+    bool is_shift() const { return !scale_.tensor && !spec_.keep_all; }
 
     ChannelRows rows_;
-    int64_t copies_ = 1;  // of the coefficients along n, where they cover axes 0 and 1 of a blocked x
+    std::vector<float> zeros_, ones_;  // of all channels
+    int added_ = -1;
+    memory added_values_;  // in x's layout
+    int64_t copies_ = 1;   // of the coefficients along n, where they cover axes 0 and 1 of a blocked x
 };
 
 }  // namespace engine

@@ -1,10 +1,11 @@
-// What Dropout and SpatialDropout have in common: y = x times a mask, and nothing where the ratio is 0 (at test time),
-// unless Python may change y and not x.
+// What Dropout and SpatialDropout have in common: y = x times a mask, and nothing where that is all 1 (at test time),
+// unless Python may change y and not x. x is float32 or bf16.
 #pragma once
 
 #include <optional>
 #include <stdexcept>
 
+#include "kernels/bf16.h"
 #include "kernels/dropout_mask.h"
 #include "op.h"
 #include "ops/common/channel_layout.h"
@@ -21,12 +22,12 @@ public:
     }
 
 protected:
-    // inputs: x (N, ...); attributes: ratio.
+    // inputs: x (N, ...); attributes: ratio, scale (of what is not dropped; default: 1 / (1 - ratio)).
     explicit DropoutOp(OpSpec spec) : Op(std::move(spec)) {
         const TensorPtr& x = input(0);
-        const double ratio = spec_.attributes.real("ratio");
+        const double ratio = spec_.attributes.real("ratio"), scale = spec_.attributes.real("scale", 1 / (1 - ratio));
         touch(Pass::forward, x);
-        if (ratio == 0 && !spec_.keep_all) {
+        if (ratio == 0 && scale == 1 && !spec_.keep_all) {
             output_view(0, x->layout, x, true);
             if (input_gradient(0)) touch(Pass::backward, x->diff);
             return;
@@ -34,7 +35,7 @@ protected:
         const auto rows = channel_rows(x->layout);
         if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(x->layout));
         rows_ = *rows;
-        masks_.emplace(spec_.name, ratio);
+        masks_.emplace(spec_.name, ratio, scale);
         touch(Pass::forward, output(0, x->layout));
         may_overwrite(Pass::forward, x, outputs_[0]);
         if (!input_gradient(0) || !output_gradient(0)) return;
@@ -44,6 +45,8 @@ protected:
 
     // to = from times the mask of this step; both are laid out as x, and may be one memory.
     virtual void apply(const TensorPtr& from, const TensorPtr& to) const = 0;
+
+    bool is_bf16() const { return input(0)->layout.get_data_type() == dnnl::memory::data_type::bf16; }
 
     // Of row n of this rank's share, at this step.
     DropoutMask mask(int64_t n) const {
