@@ -1,31 +1,39 @@
-// Every row gets mean 0 and, with `normalize_variance`, standard deviation 1: y = (x - mean) / (deviation + eps).
-// inputs: x (row-major); attributes: rows (how many x is made of), normalize_variance, eps.
-#include <cmath>
+// The values of each channel of a sample, or of all of them, get mean 0 and, with `normalize_variance`, standard
+// deviation 1: y = (x - mean) / (deviation + eps).
+// inputs: x (N, C, ...), float32 or bf16; attributes: across_channels, normalize_variance, eps.
+#include <omp.h>
 
-#include "kernels/double_sums.h"
-#include "kernels/vectorised.h"
+#include <cmath>
+#include <numeric>
+#include <stdexcept>
+
+#include "kernels/bf16.h"
+#include "ops/common/channel_layout.h"
 #include "ops/common/onednn_util.h"
 
 namespace engine {
 namespace {
 
-ENGINE_VECTORISED double sum_of_squares(const float* x, float mean, int64_t length) {
-    double sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t k = 0; k < length; k++) sum += double(x[k] - mean) * double(x[k] - mean);
-    return sum;
-}
-
 class MVN : public Op {
 public:
     explicit MVN(OpSpec spec)
         : Op(std::move(spec)),
-          rows_(spec_.attributes.integer("rows")),
-          row_(input(0)->count() / rows_),
+          across_(spec_.attributes.flag("across_channels")),
           scales_variance_(spec_.attributes.flag("normalize_variance")),
-          eps_(spec_.attributes.real("eps")),
-          deviations_(rows_) {
-        output(0, input(0)->layout);
+          eps_(spec_.attributes.real("eps")) {
+        const Layout& layout = input(0)->layout;
+        const auto rows = channel_rows(layout);
+        if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(layout));
+        rows_ = *rows;
+        is_bf16_ = layout.get_data_type() == memory::data_type::bf16;
+        const size_t padded = size_t(rows_.padded_channels());
+        zeros_.resize(padded);
+        samples_.resize(size_t(rows_.outer));
+        for (Sample& sample : samples_) {
+            for (auto* each : {&sample.sums, &sample.others, &sample.deviations}) each->resize(padded);
+            for (auto* each : {&sample.near, &sample.scale, &sample.shift, &sample.weight}) each->resize(padded);
+        }
+        output(0, layout);
         touch(Pass::forward, {input(0), outputs_[0]});
         may_overwrite(Pass::forward, input(0), outputs_[0]);
         if (!input_gradient(0) || !output_gradient(0)) return;
@@ -34,40 +42,81 @@ public:
         may_overwrite(Pass::backward, outputs_[0], input(0)->diff);
     }
 
-    void forward(const dnnl::stream&) override {
-#pragma omp parallel for
-        for (int64_t i = 0; i < rows_; i++) {
-            const float* const x = input(0)->data() + i * row_;
-            float* const y = outputs_[0]->data() + i * row_;
-            const float mean = float(sum_of(x, row_) / double(row_));
-            deviations_[i] = std::sqrt(sum_of_squares(x, mean, row_) / double(row_));
-            const float factor = scales_variance_ ? float(1 / (deviations_[i] + eps_)) : 1;
-            for (int64_t k = 0; k < row_; k++) y[k] = factor * (x[k] - mean);
-        }
-    }
-
-    // With g behind the normalisation and d the deviation, averages over the row:
-    //   dx = (g - mean(g) - y mean(g y) (d + eps) / d) / (d + eps)
-    void backward(const dnnl::stream&) override {
-#pragma omp parallel for
-        for (int64_t i = 0; i < rows_; i++) {
-            const float* const y = outputs_[0]->data() + i * row_;
-            const float* const given = outputs_[0]->diff->data() + i * row_;
-            float* const wanted = input(0)->diff->data() + i * row_;
-            const double sum = sum_of(given, row_), product = sum_of_products(given, y, row_);
-            const double spread = scales_variance_ ? deviations_[i] + eps_ : 1;
-            const bool varies = scales_variance_ && deviations_[i] > 0;
-            const float mean = float(sum / double(row_)), factor = float(1 / spread);
-            const float share = varies ? float(product / double(row_) * spread / deviations_[i]) : 0;
-            for (int64_t k = 0; k < row_; k++) wanted[k] = factor * (given[k] - mean - y[k] * share);
-        }
-    }
+    void forward(const dnnl::stream&) override { is_bf16_ ? values<bf16>() : values<float>(); }
+    void backward(const dnnl::stream&) override { is_bf16_ ? gradients<bf16>() : gradients<float>(); }
 
 private:
-    int64_t rows_, row_;
-    bool scales_variance_;
+    // What there is for each channel: sums, what is left of forward, and coefficients, which are zero in padding.
+    struct Sample {
+        std::vector<double> sums, others, deviations;
+        std::vector<float> near, scale, shift, weight;
+    };
+
+    // work(sample, its rows, where they begin): in parallel, or one by one where that keeps more threads busy.
+    template <typename Work>
+    void each_sample(const Work& work) {
+        ChannelRows one = rows_;
+        one.outer = 1;
+        const bool together = rows_.outer >= omp_get_max_threads() || rows_.blocks() == 1;
+#pragma omp parallel for schedule(static) if (together && !rows_.small())
+        for (int64_t n = 0; n < rows_.outer; n++) work(samples_[size_t(n)], one, n * rows_.outer_stride);
+    }
+
+    // Sums become averages.
+    void average(std::vector<double>& sums) const {
+        const auto end = sums.begin() + rows_.channels;
+        for (auto sum = sums.begin(); sum != end; sum++) *sum /= double(rows_.inner);
+        if (across_) std::fill(sums.begin(), end, std::accumulate(sums.begin(), end, 0.0) / double(rows_.channels));
+    }
+
+    template <typename T>
+    void values() {
+        each_sample([&](Sample& sample, const ChannelRows& rows, int64_t at) {
+            const T* const x = address<T>(input(0)) + at;
+            // Deviations from a value are as good as those from the mean, and exact where all values are the same.
+            for (int64_t c = 0; c < rows.channels; c++)
+                sample.near[c] = number(x[across_ ? 0 : rows.offset(0, c / rows.lanes) + c % rows.lanes]);
+            sum_deviations(rows, x, {sample.near.data()}, sample.sums.data(), sample.others.data());
+            average(sample.sums);
+            average(sample.others);
+            for (int64_t c = 0; c < rows.channels; c++) {
+                const double away = sample.sums[c], variance = sample.others[c] - away * away;
+                const double deviation = sample.deviations[c] = std::sqrt(std::max(variance, 0.0));
+                sample.scale[c] = scales_variance_ ? float(1 / (deviation + eps_)) : 1;
+                sample.shift[c] = -sample.scale[c] * float(away);
+            }
+            affine_rows(rows, x, AffineTerms<T>{{sample.near.data()}, {sample.scale.data()}, {sample.shift.data()}},
+                        address<T>(outputs_[0]) + at);
+        });
+    }
+
+    // With g behind the normalisation and d the deviation, averages over what has one mean:
+    //   dx = (g - mean(g) - y mean(g y) (d + eps) / d) / (d + eps)
+    template <typename T>
+    void gradients() {
+        each_sample([&](Sample& sample, const ChannelRows& rows, int64_t at) {
+            const T *const y = address<T>(outputs_[0]) + at, *const given = address<T>(outputs_[0]->diff) + at;
+            affine_gradients<T>(rows, given, y, {sample.scale.data()}, nullptr, sample.others.data(),
+                                sample.sums.data());
+            average(sample.sums);
+            average(sample.others);
+            for (int64_t c = 0; c < rows.channels; c++) {
+                const bool varies = scales_variance_ && sample.deviations[c] > 0;
+                sample.near[c] = float(sample.sums[c]);
+                sample.weight[c] = varies ? -float(sample.others[c] / sample.deviations[c]) : 0;
+            }
+            affine_rows(
+                rows, given,
+                AffineTerms<T>{{sample.near.data()}, {sample.scale.data()}, {zeros_.data()}, y, {sample.weight.data()}},
+                address<T>(input(0)->diff) + at);
+        });
+    }
+
+    bool across_, scales_variance_, is_bf16_;
     double eps_;
-    std::vector<double> deviations_;
+    ChannelRows rows_{};
+    std::vector<Sample> samples_;
+    std::vector<float> zeros_;
 };
 
 static const RegisterOp<MVN> registered("MVN");

@@ -18,10 +18,7 @@ class MVN(Layer):
     deviation + eps) over each (n, c), or, `across_channels`, over each n; with `normalize_variance: false` x - mean.
     """
 
-    @property
-    def rows(self) -> int:
-        shape = self.shapes[0]
-        return shape[0] if self.message.mvn_param.across_channels else shape[0] * shape[1]
+    bf16 = True
 
     def infer(self) -> list[Shape]:
         if len(self.shapes[0]) < 2:
@@ -30,8 +27,12 @@ class MVN(Layer):
 
     def lower(self, builder: Builder) -> None:
         param = self.message.mvn_param
-        attributes = {"rows": self.rows, "normalize_variance": param.normalize_variance, "eps": param.eps}
-        x, top = builder.plain(self, builder.tensor(self.bottoms[0])), self.tops[0]
+        attributes = {
+            "across_channels": param.across_channels,
+            "normalize_variance": param.normalize_variance,
+            "eps": param.eps,
+        }
+        x, top = builder.tensor(self.bottoms[0]), self.tops[0]
         if self.shapes[0] == top.shape:
             builder.op("MVN", self, [x], attributes)
             return

@@ -131,6 +131,8 @@ ALONE = {
         layer { name: "s" type: "TanH" bottom: "a" top: "s" }
         layer { name: "l" type: "Axpy" bottom: "g" bottom: "a" bottom: "s" top: "b" }""",
     "Bias": 'layer { name: "l" type: "Bias" bottom: "a" top: "b" }',
+    "MVN": 'layer { name: "l" type: "MVN" bottom: "a" top: "b" }',
+    "MVN across channels": 'layer { name: "l" type: "MVN" bottom: "a" top: "b" mvn_param { across_channels: true } }',
     "SpatialDropout": 'layer { name: "l" type: "SpatialDropout" bottom: "a" top: "b" }',
     "Dropout that does not scale": """layer { name: "l" type: "Dropout" bottom: "a" top: "b"
         dropout_param { scale_train: false } }""",
