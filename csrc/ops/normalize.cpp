@@ -1,44 +1,96 @@
 // One length for every sample, or for the channels of every position: y = x scale / sqrt(sum of x^2 + eps).
-// inputs: x (N, C, ..., row-major); params: scale, one number or one for each channel; attributes: across_spatial, eps.
+// inputs: x (N, C, ...), float32 or bf16; params: scale, one number or one for each channel; attributes:
+// across_spatial, eps.
 #include <algorithm>
 #include <cmath>
+#include <stdexcept>
+#include <type_traits>
 
+#include "kernels/bf16.h"
 #include "kernels/chunks.h"
 #include "kernels/double_sums.h"
 #include "kernels/vectorised.h"
+#include "ops/common/channel_layout.h"
 #include "ops/common/onednn_util.h"
 
 namespace engine {
 namespace {
 
-ENGINE_VECTORISED void add_products(float factor, const float* a, const float* b, float* sums, int64_t length) {
-#pragma omp simd
-    for (int64_t s = 0; s < length; s++) sums[s] += factor * a[s] * b[s];
+// Neighbouring positions, `step` elements apart, of the channels that lie side by side.
+struct Piece {
+    int64_t positions, step, lanes;
+    bool is_run() const { return lanes == 1 && step == 1; }
+};
+
+// The usual number of lanes becomes a constant.
+template <typename Body>
+ENGINE_INLINE void with_lanes(int64_t lanes, const Body& body) {
+    if (lanes == 16) return body(std::integral_constant<int64_t, 16>());
+    body(lanes);
 }
 
-// By the lengths.
-ENGINE_VECTORISED double sum_of_products(const float* a, const float* b, const float* lengths, int64_t length) {
+// function(element, position, lane) of each element: of one channel, or of several.
+template <typename Function>
+ENGINE_VECTORISED void each_of_run(int64_t positions, const Function& function) {
+#pragma omp simd
+    for (int64_t i = 0; i < positions; i++) function(i, i, 0);
+}
+
+template <typename Function>
+ENGINE_VECTORISED void each_of_rows(const Piece& piece, const Function& function) {
+    with_lanes(piece.lanes, [&](auto lanes) ENGINE_BODY {
+        for (int64_t i = 0; i < piece.positions; i++)
+#pragma omp simd
+            for (int64_t lane = 0; lane < lanes; lane++) function(i * piece.step + lane, i, lane);
+    });
+}
+
+// sums[position] += term(element, position, lane).
+template <typename Term>
+ENGINE_VECTORISED void add_run(int64_t positions, const Term& term, float* sums) {
+#pragma omp simd
+    for (int64_t i = 0; i < positions; i++) sums[i] += term(i, i, 0);
+}
+
+template <typename Term>
+ENGINE_VECTORISED void add_rows(const Piece& piece, const Term& term, float* sums) {
+    with_lanes(piece.lanes, [&](auto lanes) ENGINE_BODY {
+        for (int64_t i = 0; i < piece.positions; i++) {
+            float sum = 0;
+#pragma omp simd reduction(+ : sum)
+            for (int64_t lane = 0; lane < lanes; lane++) sum += term(i * piece.step + lane, i, lane);
+            sums[i] += sum;
+        }
+    });
+}
+
+// The sum over the positions.
+template <typename Term>
+ENGINE_VECTORISED double sum_of_run(int64_t positions, const Term term) {
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t s = 0; s < length; s++) sum += a[s] * b[s] / lengths[s];
+    for (int64_t i = 0; i < positions; i++) sum += term(i, i, 0);
     return sum;
 }
 
-ENGINE_VECTORISED void roots(float* squares, float eps, int64_t length) {
+template <typename Term>
+ENGINE_VECTORISED void sum_rows(const Piece& piece, const Term& term, double* sums) {
+    std::fill_n(sums, piece.lanes, 0.0);
+    with_lanes(piece.lanes, [&](auto lanes) ENGINE_BODY {
+        for (int64_t i = 0; i < piece.positions; i++)
 #pragma omp simd
-    for (int64_t s = 0; s < length; s++) squares[s] = std::sqrt(squares[s] + eps);
+            for (int64_t lane = 0; lane < lanes; lane++) sums[lane] += term(i * piece.step + lane, i, lane);
+    });
 }
 
-ENGINE_VECTORISED void normalize(float scale, const float* x, const float* lengths, float* y, int64_t length) {
+ENGINE_VECTORISED void inverse_roots(float* squares, float eps, int64_t length) {
 #pragma omp simd
-    for (int64_t s = 0; s < length; s++) y[s] = scale * x[s] / lengths[s];
+    for (int64_t i = 0; i < length; i++) squares[i] = 1 / std::sqrt(squares[i] + eps);
 }
 
-// `products` are the sums of scale g x, by the third power of the lengths.
-ENGINE_VECTORISED void differentiate(float scale, const float* g, const float* x, const float* lengths,
-                                     const float* products, float* wanted, int64_t length) {
+ENGINE_VECTORISED void multiply_by_cubes(float* products, const float* inverses, int64_t length) {
 #pragma omp simd
-    for (int64_t s = 0; s < length; s++) wanted[s] = scale * g[s] / lengths[s] - x[s] * products[s];
+    for (int64_t i = 0; i < length; i++) products[i] *= inverses[i] * inverses[i] * inverses[i];
 }
 
 class Normalize : public Op {
@@ -46,106 +98,159 @@ public:
     explicit Normalize(OpSpec spec)
         : Op(std::move(spec)),
           across_(spec_.attributes.flag("across_spatial")),
-          eps_(float(spec_.attributes.real("eps"))),
-          outer_(input(0)->shape.at(0)),
-          channels_(input(0)->shape.at(1)),
-          inner_(input(0)->count() / (outer_ * channels_)) {
+          eps_(float(spec_.attributes.real("eps"))) {
+        const Layout& layout = input(0)->layout;
+        const auto rows = channel_rows(layout);
+        if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(layout));
+        rows_ = *rows;
+        is_bf16_ = layout.get_data_type() == memory::data_type::bf16;
         plain_param(0);
-        shared_ = param(0)->count() == 1;
+        scales_.resize(size_t(rows_.padded_channels()));
         if (across_) sums_of_strips_.resize(size_t(strips().count()));
-        lengths_ = workspace("lengths", plain_layout({outer_, inner_}));
-        output(0, input(0)->layout);
-        touch(Pass::forward, {input(0), outputs_[0], lengths_});
+        inverses_ = workspace("lengths", plain_layout({rows_.outer, rows_.inner}));
+        output(0, layout);
+        touch(Pass::forward, {input(0), outputs_[0], inverses_});
         if (!output_gradient(0) || !needs_backward()) return;
-        sums_ = scratch(plain_layout({outer_, std::max(inner_, channels_)}));
-        touch(Pass::backward, {input(0), outputs_[0]->diff, lengths_});
+        products_ = scratch(plain_layout({rows_.outer, rows_.inner}));
+        sums_ = scratch(plain_layout({rows_.outer, rows_.padded_channels()}, memory::data_type::f64));
+        touch(Pass::backward, {input(0), outputs_[0]->diff, inverses_});
         if (!input_gradient(0)) return;
         touch(Pass::backward, input(0)->diff);
         may_overwrite(Pass::backward, outputs_[0]->diff, input(0)->diff);
     }
 
     void forward(const dnnl::stream&) override {
-        with_products(nullptr, lengths_->data(), [this](int64_t n, int64_t begin, int64_t width) {
-            float* const lengths = lengths_->data() + n * inner_ + begin;
-            roots(lengths, eps_, width);
-            for (int64_t c = 0; c < channels_; c++) {
-                const int64_t at = (n * channels_ + c) * inner_ + begin;
-                normalize(scale(c), input(0)->data() + at, lengths, outputs_[0]->data() + at, width);
-            }
-        });
+        load_scales();
+        is_bf16_ ? values<bf16>() : values<float>();
     }
 
     // With g the gradient of y, l the length and sums over what it is of:
     //   dscale = sum(g x / l), dx = scale g / l - x sum(scale g x) / l^3
     void backward(const dnnl::stream&) override {
-        if (param_gradient(0)) differentiate_scale();
-        if (!input_gradient(0)) return;
-        const float* const given = outputs_[0]->diff->data();
-        with_products(given, sums(), [&](int64_t n, int64_t begin, int64_t width) {
-            const float* const lengths = lengths_->data() + n * inner_ + begin;
-            float* const products = sums() + n * inner_ + begin;
-            for (int64_t s = 0; s < width; s++) products[s] /= lengths[s] * lengths[s] * lengths[s];
-            for (int64_t c = 0; c < channels_; c++) {
-                const int64_t at = (n * channels_ + c) * inner_ + begin;
-                differentiate(scale(c), given + at, input(0)->data() + at, lengths, products,
-                              input(0)->diff->data() + at, width);
-            }
-        });
+        load_scales();
+        is_bf16_ ? gradients<bf16>() : gradients<float>();
     }
 
 private:
-    float scale(int64_t c) const { return param(0)->data()[shared_ ? 0 : c]; }
-    float* sums() const { return address<float>(sums_); }
+    void load_scales() {
+        const float* const scale = param(0)->data();
+        for (int64_t c = 0; c < rows_.channels; c++) scales_[size_t(c)] = scale[is_shared() ? 0 : c];
+    }
+    bool is_shared() const { return param(0)->count() == 1; }
 
-    Strips strips() const { return {outer_, channels_, inner_}; }
+    Strips strips() const { return {rows_.outer, rows_.padded_channels(), rows_.inner}; }
 
-    // into[s] = sum over the channels of x^2, or of scale g x; over all positions of a sample, too, with
-    // across_spatial. Then use(sample, first position, positions) of each strip.
-    template <typename Use>
-    void with_products(const float* g, float* into, const Use& use) {
+    template <typename T>
+    void values() {
+        const T* const x = address<T>(input(0));
+        T* const y = address<T>(outputs_[0]);
+        const auto square = [x](int64_t begin, const float*) {
+            return [x = x + begin](int64_t at, int64_t, int64_t) ENGINE_BODY { return number(x[at]) * number(x[at]); };
+        };
+        with_sums(inverses_->data(), square, [=](int64_t n, int64_t begin, int64_t width) {
+            float* const inverses = inverses_->data() + n * rows_.inner + begin;
+            inverse_roots(inverses, eps_, width);
+            each_block(n, begin, width, [=](const Piece& piece, int64_t first, const float* scale) {
+                each(piece, [=, from = x + first, to = y + first](int64_t at, int64_t i, int64_t lane)
+                                ENGINE_BODY { store(scale[lane] * number(from[at]) * inverses[i], to[at]); });
+            });
+        });
+    }
+
+    template <typename T>
+    void gradients() {
+        const T *const x = address<T>(input(0)), *const g = address<T>(outputs_[0]->diff);
+        if (param_gradient(0)) differentiate_scale(x, g);
+        if (!input_gradient(0)) return;
+        T* const wanted = address<T>(input(0)->diff);
+        const auto product = [x, g](int64_t begin, const float* scale) {
+            return [=, x = x + begin, g = g + begin](int64_t at, int64_t, int64_t lane)
+                       ENGINE_BODY { return scale[lane] * number(g[at]) * number(x[at]); };
+        };
+        float* const all_products = address<float>(products_);
+        with_sums(all_products, product, [=](int64_t n, int64_t begin, int64_t width) {
+            const float* const inverses = inverses_->data() + n * rows_.inner + begin;
+            float* const products = all_products + n * rows_.inner + begin;
+            multiply_by_cubes(products, inverses, width);
+            each_block(n, begin, width, [=](const Piece& piece, int64_t first, const float* scale) {
+                each(piece, [=, x = x + first, g = g + first, to = wanted + first](int64_t at, int64_t i,
+                                                                                   int64_t lane) ENGINE_BODY {
+                    store(scale[lane] * number(g[at]) * inverses[i] - number(x[at]) * products[i], to[at]);
+                });
+            });
+        });
+    }
+
+    template <typename Function>
+    static void each(const Piece& piece, const Function& function) {
+        piece.is_run() ? each_of_run(piece.positions, function) : each_of_rows(piece, function);
+    }
+
+    // work(piece, its first element, its scales) for all channels of some positions.
+    template <typename Work>
+    void each_block(int64_t n, int64_t begin, int64_t width, const Work& work) const {
+        for (int64_t block = 0; block < rows_.blocks(); block++)
+            work(Piece{width, rows_.inner_stride, rows_.lanes}, rows_.offset(n, block) + begin * rows_.inner_stride,
+                 &scales_[size_t(block * rows_.lanes)]);
+    }
+
+    // into[position] = sum over the channels of term_of(first element, scales)'s; over all positions of a sample, too,
+    // with across_spatial. Then use(sample, first position, positions) of each strip.
+    template <typename TermOf, typename Use>
+    void with_sums(float* into, const TermOf& term_of, const Use& use) {
         strips().each([&](int64_t strip, int64_t n, int64_t begin, int64_t width) {
-            float* const products = into + n * inner_ + begin;
-            std::fill_n(products, width, 0.f);
-            for (int64_t c = 0; c < channels_; c++) {
-                const int64_t at = (n * channels_ + c) * inner_ + begin;
-                const float* const x = input(0)->data() + at;
-                add_products(g ? scale(c) : 1, g ? g + at : x, x, products, width);
-            }
+            float* const sums = into + n * rows_.inner + begin;
+            std::fill_n(sums, width, 0.f);
+            each_block(n, begin, width, [&](const Piece& piece, int64_t first, const float* scale) {
+                piece.is_run() ? add_run(width, term_of(first, scale), sums)
+                               : add_rows(piece, term_of(first, scale), sums);
+            });
             if (!across_) return use(n, begin, width);
-            sums_of_strips_[strip] = sum_of(products, width);
+            sums_of_strips_[size_t(strip)] = sum_of(sums, width);
         });
         if (!across_) return;
         const int64_t each = strips().of_sample();
-        for (int64_t n = 0; n < outer_; n++)  // a sample's first gets the sum of them all
-            for (int64_t i = 1; i < each; i++) sums_of_strips_[n * each] += sums_of_strips_[n * each + i];
+        for (int64_t n = 0; n < rows_.outer; n++)  // a sample's first gets the sum of them all
+            for (int64_t i = 1; i < each; i++)
+                sums_of_strips_[size_t(n * each)] += sums_of_strips_[size_t(n * each + i)];
         strips().each([&](int64_t, int64_t n, int64_t begin, int64_t width) {
-            std::fill_n(into + n * inner_ + begin, width, float(sums_of_strips_[n * each]));
+            std::fill_n(into + n * rows_.inner + begin, width, float(sums_of_strips_[size_t(n * each)]));
             use(n, begin, width);
         });
     }
 
-    void differentiate_scale() const {
-        const float *const x = input(0)->data(), *const given = outputs_[0]->diff->data();
+    template <typename T>
+    void differentiate_scale(const T* x, const T* g) const {
+        double* const sums = address<double>(sums_);
+        const int64_t blocks = rows_.blocks(), padded = rows_.padded_channels();
 #pragma omp parallel for schedule(static)
-        for (int64_t plane = 0; plane < outer_ * channels_; plane++) {
-            const float* const lengths = lengths_->data() + plane / channels_ * inner_;
-            sums()[plane] = float(sum_of_products(given + plane * inner_, x + plane * inner_, lengths, inner_));
+        for (int64_t panel = 0; panel < rows_.panels(); panel++) {
+            const int64_t n = panel / blocks, first = rows_.offset(n, panel % blocks);
+            const float* const inverses = inverses_->data() + n * rows_.inner;
+            const auto quotient = [=, x = x + first, g = g + first](int64_t at, int64_t i, int64_t)
+                                      ENGINE_BODY { return number(g[at]) * number(x[at]) * inverses[i]; };
+            double* const into = sums + panel * rows_.lanes;
+            const Piece piece{rows_.inner, rows_.inner_stride, rows_.lanes};
+            if (piece.is_run())
+                *into = sum_of_run(rows_.inner, quotient);
+            else
+                sum_rows(piece, quotient, into);
         }
         const TensorPtr& diff = param(0)->diff;
-        const int64_t count = diff->count();
-        if (!diff->accumulate) std::fill_n(diff->data(), count, 0.f);
-        for (int64_t c = 0; c < channels_; c++) {
+        if (!diff->accumulate) std::fill_n(diff->data(), diff->count(), 0.f);
+        for (int64_t c = 0; c < rows_.channels; c++) {
             double sum = 0;
-            for (int64_t n = 0; n < outer_; n++) sum += sums()[n * channels_ + c];
-            diff->data()[shared_ ? 0 : c] += float(sum);
+            for (int64_t n = 0; n < rows_.outer; n++) sum += sums[n * padded + c];
+            diff->data()[is_shared() ? 0 : c] += float(sum);
         }
     }
 
-    bool across_, shared_;
+    bool across_, is_bf16_;
     float eps_;
-    int64_t outer_, channels_, inner_;
-    TensorPtr lengths_;  // for each position
-    memory sums_;
+    ChannelRows rows_{};
+    std::vector<float> scales_;  // of padded channels
+    TensorPtr inverses_;         // of the length, for each position
+    memory products_, sums_;
     std::vector<double> sums_of_strips_;
 };
 

@@ -27,6 +27,7 @@ class Normalize(Layer):
     counts with `bp_norm`. caffe-face's, without any of these: x / sqrt(sum of x^2) over all of a sample.
     """
 
+    bf16 = True
     top_range = (1, 2)
 
     @property
@@ -44,6 +45,7 @@ class Normalize(Layer):
 
     def infer(self) -> list[Shape]:
         shape, unit = self.shapes[0], self.message.normalize_param
+        self.bf16 = self._is_ssds
         if len(shape) < 2:
             raise self.error(f"expected a bottom of at least 2 axes (N, C), got {shape}")
         if self._is_ssds and self._is_of_positions:
@@ -62,11 +64,13 @@ class Normalize(Layer):
         return [Parameter(() if self.param.channel_shared else self.shapes[0][1:2], filler)]
 
     def lower(self, builder: Builder) -> None:
-        x = builder.plain(self, builder.tensor(self.bottoms[0]))
+        x = builder.tensor(self.bottoms[0])
         if self._is_ssds:
             attributes = {"across_spatial": self.param.across_spatial, "eps": self.param.eps}
             builder.op("Normalize", self, [x], attributes)
-        elif self._is_of_positions:
+            return
+        x = builder.plain(self, x)
+        if self._is_of_positions:
             unit = self.message.normalize_param
             attributes = {"l1": unit.normalize_type == "L1", "eps": LEAST, "of_length": unit.bp_norm}
             builder.op("UnitNorm", self, [x], attributes)

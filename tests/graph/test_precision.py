@@ -133,6 +133,9 @@ ALONE = {
     "Bias": 'layer { name: "l" type: "Bias" bottom: "a" top: "b" }',
     "MVN": 'layer { name: "l" type: "MVN" bottom: "a" top: "b" }',
     "MVN across channels": 'layer { name: "l" type: "MVN" bottom: "a" top: "b" mvn_param { across_channels: true } }',
+    "Normalize": """layer { name: "l" type: "Normalize" bottom: "a" top: "b"
+        norm_param { across_spatial: false channel_shared: false scale_filler { type: "constant" value: 3 } } }""",
+    "Normalize across space": 'layer { name: "l" type: "Normalize" bottom: "a" top: "b" norm_param { } }',
     "SpatialDropout": 'layer { name: "l" type: "SpatialDropout" bottom: "a" top: "b" }',
     "Dropout that does not scale": """layer { name: "l" type: "Dropout" bottom: "a" top: "b"
         dropout_param { scale_train: false } }""",
