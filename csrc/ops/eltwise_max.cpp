@@ -9,19 +9,25 @@ namespace engine {
 namespace {
 
 // Where x reaches `bar` or, with `strict`, exceeds it, y is x and `which` becomes `index`.
-ENGINE_VECTORISED void raise(const float* bar, const float* x, bool strict, uint8_t index, float* y, uint8_t* which,
+template <typename A, typename B, typename Y>
+ENGINE_VECTORISED void raise(const A* bar, const B* x, bool strict, uint8_t index, Y* y, uint8_t* which,
                              int64_t length) {
 #pragma omp simd
     for (int64_t i = 0; i < length; i++) {
-        const bool higher = strict ? x[i] > bar[i] : !(bar[i] > x[i]);
-        y[i] = higher ? x[i] : bar[i];
+        const float low = number(bar[i]), value = number(x[i]);
+        const bool higher = strict ? value > low : !(low > value);
+        store(higher ? value : low, y[i]);
         which[i] = higher ? index : which[i];
     }
 }
 
-ENGINE_VECTORISED void select(const float* x, const uint8_t* which, uint8_t index, float* y, int64_t length) {
+template <typename T>
+ENGINE_VECTORISED void select(const T* x, const uint8_t* which, uint8_t index, T* y, int64_t length) {
 #pragma omp simd
-    for (int64_t i = 0; i < length; i++) y[i] = which[i] == index ? x[i] : 0.f;
+    for (int64_t i = 0; i < length; i++) {
+        const float value = number(x[i]);  // whether it is needed or not: what is read in any case is vectorised
+        store(which[i] == index ? value : 0.f, y[i]);
+    }
 }
 
 class EltwiseMax : public Eltwise {
@@ -39,17 +45,16 @@ public:
     // Where two are equal the gradient goes where Caffe sends it: to the second of the first two, else to the earlier.
     void forward(const dnnl::stream& stream) override {
         uint8_t* const which = address<uint8_t>(which_);
-        const auto higher = [&](size_t i, const float* a, const float* b, float* y, int64_t begin, int64_t length) {
+        run(forward_calls_, stream);
+        fold_chunks(x_, y_, [&](size_t i, const auto* a, const auto* b, auto* y, int64_t begin, int64_t length) {
             if (i == 1) std::memset(which + begin, 0, length);
             raise(a, b, i > 1, uint8_t(i), y, which + begin, length);
-        };
-        run(forward_calls_, stream);
-        fold_chunks(x_, y_, count_, higher);
+        });
     }
 
     void backward(const dnnl::stream& stream) override {
         const uint8_t* const which = address<uint8_t>(which_);
-        write_gradients(stream, [&](size_t i, const float* given, float* into, int64_t begin, int64_t length) {
+        write_gradients(stream, [&](size_t i, const auto* given, auto* into, int64_t begin, int64_t length) {
             select(given, which + begin, uint8_t(i), into, length);
         });
     }

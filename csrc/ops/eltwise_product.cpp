@@ -5,9 +5,10 @@
 namespace engine {
 namespace {
 
-ENGINE_VECTORISED void multiply(const float* a, const float* b, float* y, int64_t length) {
+template <typename A, typename B, typename Y>
+ENGINE_VECTORISED void multiply(const A* a, const B* b, Y* y, int64_t length) {
 #pragma omp simd
-    for (int64_t i = 0; i < length; i++) y[i] = a[i] * b[i];
+    for (int64_t i = 0; i < length; i++) store(number(a[i]) * number(b[i]), y[i]);
 }
 
 class EltwiseProduct : public Eltwise {
@@ -23,24 +24,22 @@ public:
     }
 
     void forward(const dnnl::stream& stream) override {
-        const auto times = [](size_t, const float* a, const float* b, float* y, int64_t, int64_t length) {
-            multiply(a, b, y, length);
-        };
         run(forward_calls_, stream);
-        fold_chunks(x_, y_, count_, times);
+        fold_chunks(x_, y_, [](size_t, const auto* a, const auto* b, auto* y, int64_t, int64_t length) {
+            multiply(a, b, y, length);
+        });
     }
 
     // Each gradient is that of y times all the other inputs, which holds where an input is zero, too.
     void backward(const dnnl::stream& stream) override {
         run(backward_reads_, stream);
-        write_gradients(stream, [&](size_t i, const float* given, float* into, int64_t begin, int64_t length) {
-            alignas(64) float x[chunk_size];
-            const float* so_far = given;
-            for (size_t j = 0; j < backward_x_.size(); j++) {
-                if (j == i) continue;
-                multiply(so_far, backward_x_[j].read(begin, length, x), into, length);
-                so_far = into;
-            }
+        write_gradients(stream, [&](size_t i, const auto* given, auto* into, int64_t begin, int64_t length) {
+            using T = std::decay_t<decltype(*into)>;
+            const auto at = [&](size_t j) {
+                return j == 0 ? given : backward_x_[j <= i ? j - 1 : j].template as<T>() + begin;
+            };
+            fold(backward_x_.size(), at, into,
+                 [&](size_t, const auto* a, const auto* b, auto* y) { multiply(a, b, y, length); });
         });
     }
 

@@ -1,16 +1,18 @@
 // The weighted sum of several blobs. inputs: two or more; attributes: coefficients (one per input), relu (what is
 // negative becomes 0).
-#include "kernels/vectorised.h"
 #include "ops/common/eltwise.h"
 
 namespace engine {
 namespace {
 
 // The gradient of a coefficient times x behind a ReLU whose result is y.
-ENGINE_VECTORISED void pass_positive(const float* y, const float* given, float coefficient, float* into,
-                                     int64_t length) {
+template <typename T>
+ENGINE_VECTORISED void pass_positive(const T* y, const T* given, float coefficient, T* into, int64_t length) {
 #pragma omp simd
-    for (int64_t i = 0; i < length; i++) into[i] = y[i] > 0 ? coefficient * given[i] : 0.f;
+    for (int64_t i = 0; i < length; i++) {
+        const float gradient = coefficient * number(given[i]);
+        store(number(y[i]) > 0 ? gradient : 0.f, into[i]);
+    }
 }
 
 class EltwiseSum : public Eltwise {
@@ -36,14 +38,16 @@ public:
 
     void forward(const dnnl::stream& stream) override {
         run(forward_calls_, stream);
-        weighted_sum(x_, coefficients_, y_, count_, relu_);
+        weighted_sum(x_, coefficients_, y_, relu_);
     }
 
     void backward(const dnnl::stream& stream) override {
-        write_gradients(stream, [&](size_t i, const float* given, float* into, int64_t begin, int64_t length) {
-            if (!relu_) return scaled(given, coefficients_[i], into, length);
-            alignas(64) float y[chunk_size];
-            pass_positive(y_.read(begin, length, y), given, coefficients_[i], into, length);
+        write_gradients(stream, [&](size_t i, const auto* given, auto* into, int64_t begin, int64_t length) {
+            using T = std::decay_t<decltype(*into)>;
+            if (relu_)
+                pass_positive(y_.as<T>() + begin, given, coefficients_[i], into, length);
+            else
+                scaled(given, coefficients_[i], no_floor, into, length);
         });
     }
 

@@ -32,7 +32,7 @@ public:
     void backward(const dnnl::stream&) override {
         if (given_.empty()) return;
         factor_[0] = float(-coefficient());
-        weighted_sum(given_, factor_, wanted_, wanted_.count());
+        weighted_sum(given_, factor_, wanted_);
     }
 
 private:

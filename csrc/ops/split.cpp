@@ -45,7 +45,7 @@ public:
         if (kept_ >= 0)
             is_bf16() ? add_to_kept<bf16>() : add_to_kept<float>();
         else
-            weighted_sum(terms_, ones_, sum_, sum_.count());
+            weighted_sum(terms_, ones_, sum_);
     }
 
 private:

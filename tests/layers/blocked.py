@@ -13,7 +13,13 @@ CONVOLUTION = """layer {{ name: "{name}" type: "Convolution" bottom: "x" top: "{
 
 
 def run_blocked(
-    layer: str, phase: int = proto.TRAIN, size=(2, 3, 5, 6), plain=None, passes=PASSES, **channels: int
+    layer: str,
+    phase: int = proto.TRAIN,
+    size=(2, 3, 5, 6),
+    plain=None,
+    passes=PASSES,
+    precision="fp32",
+    **channels: int,
 ) -> Net:
     """A net in which convolutions make one blob for each of `channels`, by name, for the text of a layer; `plain` are
     further inputs by name. It has run forward and backward; outputs have random gradients.
@@ -25,15 +31,16 @@ def run_blocked(
     inputs = {"x": generator.normal(size=size).astype(np.float32), **(plain or {})}
     text = "".join(CONVOLUTION.format(name=name, channels=count) for name, count in channels.items()) + layer
     text = net_text(text, **{name: values.shape for name, values in inputs.items()})
-    nets = [_run(text, phase, inputs, keep_all, passes) for keep_all in (True, False)]
+    options = {"passes": passes, "precision": precision}
+    nets = [_run(text, phase, inputs, keep_all=keep_all, **options) for keep_all in (True, False)]
     for name in channels:
         assert not nets[0].blobs[name].tensor.is_plain
     _same_results(*nets)
     return nets[0]
 
 
-def _run(text: str, phase: int, inputs: dict[str, np.ndarray], keep_all: bool, passes: frozenset[str]) -> Net:
-    net = make_net(text, phase, keep_all=keep_all, passes=passes)
+def _run(text: str, phase: int, inputs: dict[str, np.ndarray], **options) -> Net:
+    net = make_net(text, phase, **options)
     for name, values in inputs.items():
         net.blobs[name].set(values)
     generator = np.random.default_rng(6)

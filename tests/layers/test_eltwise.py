@@ -3,7 +3,18 @@ import pytest
 
 from engine.net import PASSES
 from tests.layers.blocked import run_blocked
-from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text, run, set_top_diff
+from tests.layers.harness import (
+    PRECISIONS,
+    check_golden,
+    check_gradients,
+    error_of,
+    golden,
+    make_net,
+    needs_bf16,
+    net_text,
+    run,
+    set_top_diff,
+)
 
 RANDOM = np.random.default_rng(1)
 
@@ -41,9 +52,10 @@ def reference(param, x, given):
 def check_against_reference(net, param, names):
     y = net.blobs["y"]
     expected, gradients = reference(param, [net.blobs[name].data for name in names], y.diff)
-    np.testing.assert_allclose(y.data, expected, rtol=1e-5, atol=1e-5)
+    relative = 1e-5 if y.tensor.dtype == "f32" else 2**-8  # of bf16: results alone are rounded
+    np.testing.assert_allclose(y.data, expected, relative, 1e-5)
     for name, gradient in zip(names, gradients):
-        np.testing.assert_allclose(net.blobs[name].diff, gradient, rtol=1e-5, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(net.blobs[name].diff, gradient, relative, 1e-5, err_msg=name)
 
 
 @golden("eltwise_sum", "eltwise_coeff", "eltwise_prod", "eltwise_max")
@@ -58,10 +70,21 @@ def test_gradients(param, shape):
     check_gradients(net_text(layer(param, "a b c"), **dict.fromkeys("abc", shape)), bottoms)
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("param", PARAMS)
 @pytest.mark.parametrize("channels", [32, 40])
-def test_blocked(param, channels):
-    check_against_reference(run_blocked(layer(param, "a b c"), a=channels, b=channels, c=channels), param, "abc")
+def test_blocked(param, channels, precision):
+    for names in ("abc",) if "coeff" in param else ("ab", "abc", "abcd"):
+        net = run_blocked(layer(param, " ".join(names)), precision=precision, **dict.fromkeys(names, channels))
+        assert net.blobs["y"].tensor.dtype == ("f32" if precision == "fp32" else "bf16")
+        check_against_reference(net, param, names)
+
+
+@needs_bf16
+def test_one_bottom_in_bf16():
+    net = run_blocked(layer("coeff: -2", "a"), precision="bf16", a=40)
+    assert net.blobs["y"].tensor.dtype == "bf16" and not net.blobs["y"].tensor.is_plain
+    check_against_reference(net, "coeff: -2", "a")
 
 
 @pytest.mark.parametrize("param", PARAMS)
@@ -147,12 +170,22 @@ def test_residual_block():
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("operation", ["PROD", "SUM coeff: 2 coeff: 3", "MAX"])
-def test_gradients_lie_apart(operation):
+def test_gradients_lie_apart(operation, precision):
     """Of an input of the net, which nobody reads here, and of a convolution's result in another layout."""
     for names in ("a y", "y a"):
         text = layer(f"operation: {operation}", names, "z") + RELU.replace("ReLU", "TanH").replace('"y"', '"z"')
-        run_blocked(text, plain={"a": RANDOM.normal(size=(2, 32, 5, 6)).astype(np.float32)}, y=32)
+        plain = {"a": RANDOM.normal(size=(2, 32, 5, 6)).astype(np.float32)}
+        run_blocked(text, plain=plain, precision=precision, y=32)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("operation", ["PROD", "SUM coeff: 2 coeff: 3 coeff: 4", "MAX"])
+def test_a_gradient_lies_over_that_of_the_top(operation, precision):
+    """Where nobody keeps that: the others are written before it."""
+    text = layer(f"operation: {operation}", "a b c") + RELU.replace("ReLU", "TanH")
+    run_blocked(text, precision=precision, a=40, b=40, c=40)
 
 
 def test_errors():

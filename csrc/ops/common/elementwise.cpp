@@ -2,30 +2,7 @@
 
 #include <cstring>
 
-#include "kernels/bf16.h"
-#include "kernels/vectorised.h"
-
 namespace engine {
-
-ENGINE_VECTORISED static void widen(const bf16* x, float* y, int64_t length) {
-#pragma omp simd
-    for (int64_t i = 0; i < length; i++) y[i] = number(x[i]);
-}
-
-ENGINE_VECTORISED static void narrow(const float* x, bf16* y, int64_t length) {
-#pragma omp simd
-    for (int64_t i = 0; i < length; i++) store(x[i], y[i]);
-}
-
-const float* Numbers::read(int64_t begin, int64_t length, float* buffer) const {
-    if (!narrow_) return floats() + begin;
-    widen(address<bf16>(memory_) + begin, buffer, length);
-    return buffer;
-}
-
-void Numbers::close(int64_t begin, int64_t length, const float* buffer) const {
-    if (narrow_) narrow(buffer, address<bf16>(memory_) + begin, length);
-}
 
 void Numbers::clear() const { std::memset(memory_.get_data_handle(), 0, memory_.get_desc().get_size()); }
 
@@ -33,37 +10,33 @@ void Numbers::clear_padding(const ChannelRows& rows) const {
     engine::clear_padding(rows, narrow_ ? 2 : 4, memory_.get_data_handle());
 }
 
-ENGINE_VECTORISED static void sum_of_two(const float* a, float ca, const float* b, float cb, float* y, int64_t length) {
+// What is less than `floor` becomes that.
+template <typename A, typename B, typename Y>
+ENGINE_VECTORISED static void sum_of_two(const A* a, float ca, const B* b, float cb, float floor, Y* y,
+                                         int64_t length) {
 #pragma omp simd
-    for (int64_t i = 0; i < length; i++) y[i] = ca * a[i] + cb * b[i];
+    for (int64_t i = 0; i < length; i++) {
+        const float sum = ca * number(a[i]) + cb * number(b[i]);
+        store(sum < floor ? floor : sum, y[i]);
+    }
 }
 
-ENGINE_VECTORISED void scaled(const float* x, float coefficient, float* y, int64_t length) {
-#pragma omp simd
-    for (int64_t i = 0; i < length; i++) y[i] = coefficient * x[i];
-}
-
-ENGINE_VECTORISED static void clamp(float* y, int64_t length) {
-#pragma omp simd
-    for (int64_t i = 0; i < length; i++) y[i] = y[i] < 0 ? 0.f : y[i];
-}
-
-void weighted_sum(const std::vector<Numbers>& x, const std::vector<float>& coefficients, const Numbers& y,
-                  int64_t count, bool relu) {
+void weighted_sum(const std::vector<Numbers>& x, const std::vector<float>& coefficients, const Numbers& y, bool relu) {
+    const float least = relu ? 0 : no_floor;
     if (x.size() == 1) {
-        in_chunks(count, [&](int64_t begin, int64_t length) {
-            alignas(64) float buffer[chunk_size];
-            float* const into = y.open(begin, buffer);
-            scaled(x[0].read(begin, length, buffer), coefficients[0], into, length);
-            if (relu) clamp(into, length);
-            y.close(begin, length, into);
+        y.typed([&](auto type) {
+            using T = decltype(type);
+            in_chunks(y.count(), [&](int64_t begin, int64_t length) {
+                scaled(x[0].as<T>() + begin, coefficients[0], least, y.as<T>() + begin, length);
+            });
         });
         return;
     }
-    fold_chunks(x, y, count, [&](size_t i, const float* sum, const float* term, float* into, int64_t, int64_t length) {
-        sum_of_two(sum, i == 1 ? coefficients[0] : 1.f, term, coefficients[i], into, length);
-        if (relu && i + 1 == x.size()) clamp(into, length);
-    });
+    const auto add = [&](size_t i, const auto* sum, const auto* term, auto* into, int64_t, int64_t length) {
+        const float first = i == 1 ? coefficients[0] : 1, floor = i + 1 == x.size() ? least : no_floor;
+        sum_of_two(sum, first, term, coefficients[i], floor, into, length);
+    };
+    fold_chunks(x, y, add);
 }
 
 }  // namespace engine

@@ -2,15 +2,18 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
+#include "kernels/bf16.h"
 #include "kernels/channel_rows.h"
 #include "kernels/chunks.h"
+#include "kernels/vectorised.h"
 #include "op.h"
 
 namespace engine {
 
-// The elements of a tensor, float32 or bf16, as pieces of float32; `buffer` holds a piece (chunk_size).
+// The elements of a tensor, float32 or bf16.
 class Numbers {
 public:
     Numbers() = default;
@@ -19,44 +22,67 @@ public:
 
     // Elements in memory, padding included.
     int64_t count() const { return int64_t(memory_.get_desc().get_size()) / (narrow_ ? 2 : 4); }
-    // The elements from `begin` on: where they lie, or widened into the buffer.
-    const float* read(int64_t begin, int64_t length, float* buffer) const;
-    // Where to write such a piece; close() brings it to where it belongs.
-    float* open(int64_t begin, float* buffer) const { return narrow_ ? buffer : floats() + begin; }
-    void close(int64_t begin, int64_t length, const float* buffer) const;
+    // Calls work(T()), where T is the type of the elements.
+    template <typename Work>
+    void typed(const Work& work) const {
+        narrow_ ? work(bf16()) : work(float());
+    }
+    template <typename T>
+    T* as() const {
+        return address<T>(memory_);
+    }
     // All of them 0.
     void clear() const;
     void clear_padding(const ChannelRows& rows) const;
 
 private:
-    float* floats() const { return address<float>(memory_); }
-
     dnnl::memory memory_;
     bool narrow_ = false;
 };
 
-// Folds x[0], x[1], ... into y, piece by piece: combine(i, so_far, x[i], into, begin, length) for every i from 1 on.
-// All x are read before y is written, so y may be any of them.
+// Folds pieces at(0), at(1), ... of at most chunk_size elements, two or more, into the piece y: combine(i, so_far,
+// at(i), into) for every i from 1 on. What is not y yet is float32. All are read before y is written, so y may be any
+// of them.
+template <typename T, typename At, typename Combine>
+void fold(size_t pieces, const At& at, T* y, const Combine& combine) {
+    if (pieces == 2) return combine(1, at(0), at(1), y);
+    alignas(64) float partial[chunk_size];
+    combine(1, at(0), at(1), partial);
+    for (size_t i = 2; i + 1 < pieces; i++) combine(i, partial, at(i), partial);
+    combine(pieces - 1, partial, at(pieces - 1), y);
+}
+
+// The same for all of x, piece by piece: combine(i, so_far, x[i], into, begin, length).
 template <typename Combine>
-void fold_chunks(const std::vector<Numbers>& x, const Numbers& y, int64_t count, const Combine& combine) {
-    in_chunks(count, [&](int64_t begin, int64_t length) {
-        alignas(64) float partial[chunk_size], term[chunk_size];
-        const float* so_far = x[0].read(begin, length, partial);
-        float* into = partial;
-        for (size_t i = 1; i < x.size(); i++) {
-            if (i + 1 == x.size()) into = y.open(begin, partial);
-            combine(i, so_far, x[i].read(begin, length, term), into, begin, length);
-            so_far = into;
-        }
-        y.close(begin, length, into);
+void fold_chunks(const std::vector<Numbers>& x, const Numbers& y, const Combine& combine) {
+    y.typed([&](auto type) {
+        using T = decltype(type);
+        std::vector<const T*> from;
+        for (const Numbers& each : x) from.push_back(each.as<T>());
+        T* const to = y.as<T>();
+        in_chunks(y.count(), [&](int64_t begin, int64_t length) {
+            const auto at = [&](size_t i) { return from[i] + begin; };
+            fold(x.size(), at, to + begin, [&](size_t i, const auto* so_far, const auto* term, auto* into) {
+                combine(i, so_far, term, into, begin, length);
+            });
+        });
     });
+}
+
+constexpr float no_floor = -std::numeric_limits<float>::infinity();
+
+// y = coefficient x, or `floor` where that is less; y may be x.
+template <typename T>
+ENGINE_VECTORISED void scaled(const T* x, float coefficient, float floor, T* y, int64_t length) {
+#pragma omp simd
+    for (int64_t i = 0; i < length; i++) {
+        const float product = coefficient * number(x[i]);
+        store(product < floor ? floor : product, y[i]);
+    }
 }
 
 // y = sum of coefficients[i] x[i], or 0 where that is negative with `relu`; y may be any x.
 void weighted_sum(const std::vector<Numbers>& x, const std::vector<float>& coefficients, const Numbers& y,
-                  int64_t count, bool relu = false);
-
-// The same for one piece of one x.
-void scaled(const float* x, float coefficient, float* y, int64_t length);
+                  bool relu = false);
 
 }  // namespace engine

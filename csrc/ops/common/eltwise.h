@@ -2,6 +2,8 @@
 // and combined element by element.
 #pragma once
 
+#include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "ops/common/elementwise.h"
@@ -46,21 +48,21 @@ protected:
         may_overwrite(Pass::backward, outputs_[0]->diff, wanted);
     }
 
-    // write(i, given, into, begin, length) for every wanted gradient and piece of [0, count_).
+    // write(i, given, into, begin, length), of the gradient of input i from `begin` on, where `given` is that of y, for
+    // every wanted gradient and piece of [0, count_).
     template <typename Write>
     void write_gradients(const dnnl::stream& stream, const Write& write) {
         if (gradients_.empty()) return;
-        const Numbers all(outputs_[0]->diff->memory);
-        in_chunks(count_, [&](int64_t begin, int64_t length) {
-            // The first gradient may be written over the given one.
-            alignas(64) float piece[chunk_size], buffer[chunk_size];
-            const float* const given = all.read(begin, length, piece);
-            if (given != piece) std::copy_n(given, length, piece);
-            for (const auto& [i, target] : gradients_) {
-                float* const into = target.open(begin, buffer);
-                write(i, piece, into, begin, length);
-                target.close(begin, length, into);
-            }
+        y_.typed([&](auto type) {
+            using T = decltype(type);
+            const T* const given = address<T>(outputs_[0]->diff->memory);
+            // Last the one that is written over the given gradient, if one is.
+            std::partition(gradients_.begin(), gradients_.end(),
+                           [&](const Gradient& gradient) { return gradient.target.as<T>() != given; });
+            in_chunks(count_, [&](int64_t begin, int64_t length) {
+                for (const auto& [i, target] : gradients_)
+                    write(i, given + begin, target.template as<T>() + begin, begin, length);
+            });
         });
         run(backward_calls_, stream);
     }

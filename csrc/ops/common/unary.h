@@ -9,17 +9,17 @@
 
 namespace engine {
 
-template <typename Function>
-ENGINE_VECTORISED void function_values(Function function, const float* x, float* y, int64_t length) {
+template <typename Function, typename T>
+ENGINE_VECTORISED void function_values(Function function, const T* x, T* y, int64_t length) {
 #pragma omp simd
-    for (int64_t i = 0; i < length; i++) y[i] = function.value(x[i]);
+    for (int64_t i = 0; i < length; i++) store(function.value(number(x[i])), y[i]);
 }
 
-template <typename Function>
-ENGINE_VECTORISED void function_gradients(Function function, const float* known, const float* given, float* wanted,
+template <typename Function, typename T>
+ENGINE_VECTORISED void function_gradients(Function function, const T* known, const T* given, T* wanted,
                                           int64_t length) {
 #pragma omp simd
-    for (int64_t i = 0; i < length; i++) wanted[i] = given[i] * function.slope(known[i]);
+    for (int64_t i = 0; i < length; i++) store(number(given[i]) * function.slope(number(known[i])), wanted[i]);
 }
 
 // A Function is made from the attributes. It has value(x) and slope(known), its derivative, where `known` is its result
@@ -42,12 +42,12 @@ public:
     }
 
     void forward(const dnnl::stream&) override {
-        in_chunks(x_.count(), [this](int64_t begin, int64_t length) {
-            alignas(64) float buffer[chunk_size];
-            const float* const x = x_.read(begin, length, buffer);
-            float* const y = y_.open(begin, buffer);
-            function_values(function_, x, y, length);
-            y_.close(begin, length, y);
+        x_.typed([this](auto type) {
+            using T = decltype(type);
+            const T* const x = x_.as<T>();
+            T* const y = y_.as<T>();
+            in_chunks(x_.count(),
+                      [&](int64_t begin, int64_t length) { function_values(function_, x + begin, y + begin, length); });
         });
         if (padded_) y_.clear_padding(*padded_);
     }
@@ -55,13 +55,13 @@ public:
     void backward(const dnnl::stream&) override {
         if (touched(Pass::backward).empty()) return;  // a function without a gradient
         const Numbers& from = Function::from_result ? y_ : x_;
-        in_chunks(from.count(), [this, &from](int64_t begin, int64_t length) {
-            alignas(64) float buffers[2][chunk_size];
-            const float* const known = from.read(begin, length, buffers[0]);
-            const float* const given = given_.read(begin, length, buffers[1]);
-            float* const wanted = wanted_.open(begin, buffers[1]);
-            function_gradients(function_, known, given, wanted, length);
-            wanted_.close(begin, length, wanted);
+        given_.typed([this, &from](auto type) {
+            using T = decltype(type);
+            const T *const known = from.as<T>(), *const given = given_.as<T>();
+            T* const wanted = wanted_.as<T>();
+            in_chunks(given_.count(), [&](int64_t begin, int64_t length) {
+                function_gradients(function_, known + begin, given + begin, wanted + begin, length);
+            });
         });
         if (padded_) wanted_.clear_padding(*padded_);
     }
