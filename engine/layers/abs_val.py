@@ -9,3 +9,5 @@ from engine.layers.registry import register
 @register("AbsVal")
 class AbsVal(Activation):
     """Bottom and top: any shape. The gradient at 0 is 0."""
+
+    bf16 = True

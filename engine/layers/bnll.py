@@ -9,3 +9,5 @@ from engine.layers.registry import register
 @register("BNLL")
 class BNLL(Activation):
     """Bottom and top: any shape."""
+
+    bf16 = True

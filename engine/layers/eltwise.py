@@ -34,7 +34,6 @@ class Eltwise(Layer):
             raise self.error("expected coeff with operation SUM only")
         if coefficients not in (0, len(self.shapes)):
             raise self.error(f"expected one coeff for each of {len(self.shapes)} bottoms or none, got {coefficients}")
-        self.bf16 = len(self.shapes) > 1
         return [self.shapes[0]]
 
     @property
@@ -55,8 +54,7 @@ class Eltwise(Layer):
         if len(inputs) == 1:
             sums_up = self.param.operation == self.param.SUM
             scale = self.param.coeff[0] if sums_up and self.param.coeff else 1.0
-            x = builder.plain(self, inputs[0])
-            builder.op("Power", self, [x], {"power": 1.0, "scale": scale, "shift": 0.0})
+            builder.op("Power", self, inputs, {"power": 1.0, "scale": scale, "shift": 0.0})
         elif self.param.operation == self.param.SUM:
             coefficients = list(self.param.coeff) or [1.0] * len(inputs)
             builder.op("EltwiseSum", self, inputs, {"coefficients": coefficients, "relu": self.relu})

@@ -27,7 +27,7 @@ class ELU(Activation):
         if self.factor == 1:
             super().lower(builder)
             return
-        x = builder.plain(self, builder.tensor(self.bottoms[0]))
+        x = builder.tensor(self.bottoms[0])
         y = builder.op("ELU", self, [x], self.attributes(), tops=[], shapes=[self.shapes[0]])[0]
         builder.op("Power", self, [y], {"power": 1.0, "scale": self.factor, "shift": 0.0})
 

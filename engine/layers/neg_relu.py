@@ -17,6 +17,8 @@ _NEGATED = {"power": 1.0, "scale": -1.0, "shift": 0.0}
 class NegReLU(Activation):
     """Bottom and top: any shape. It is -ReLU(-x)."""
 
+    bf16 = True
+
     def lower(self, builder: Builder) -> None:
         shapes = [self.shapes[0]]
         negated = builder.op("Power", self, [builder.tensor(self.bottoms[0])], _NEGATED, tops=[], shapes=shapes)[0]

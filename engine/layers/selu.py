@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 class SeLu(Activation):
     """Bottom and top: any shape; lambda x, or lambda alpha (exp(x) - 1) where x is negative."""
 
+    bf16 = True
+
     def lower(self, builder: Builder) -> None:
         param = self.message.selu_param
-        x = builder.plain(self, builder.tensor(self.bottoms[0]))
+        x = builder.tensor(self.bottoms[0])
         y = builder.op("ELU", self, [x], {"alpha": param.alpha}, tops=[], shapes=[self.shapes[0]])
         builder.op("Power", self, y, {"power": 1.0, "scale": getattr(param, "lambda"), "shift": 0.0})
 

@@ -1,11 +1,22 @@
-"""AbsVal, BNLL, Clip, ELU, Exp, Log, NegReLU, Power, ReLU6, Swish, Threshold: functions of one number."""
+"""AbsVal, BNLL, Clip, ELU, Exp, Log, NegReLU, Power, ReLU6, SELU, Swish, Threshold: functions of one number."""
 
 import numpy as np
 import pytest
 
 from engine.errors import EngineError
+from engine.net import PASSES
 from tests.layers.blocked import run_blocked
-from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text, run, set_top_diff
+from tests.layers.harness import (
+    check_golden,
+    check_gradients,
+    error_of,
+    golden,
+    make_net,
+    needs_bf16,
+    net_text,
+    run,
+    set_top_diff,
+)
 
 RANDOM = np.random.default_rng(1)
 
@@ -27,6 +38,7 @@ FUNCTIONS = {
     "ELU": (elu(1), [0]),
     "ELU elu_param { alpha: 0.3 }": (elu(0.3), [0]),
     "ELU elu_param { alpha: -0.5 }": (elu(-0.5), [0]),
+    "ELU elu_param { lambda: 1.5 }": (lambda x: 1.5 * elu(1)(x), [0]),
     "Exp": (np.exp, []),
     "Exp exp_param { base: 2 scale: -0.5 shift: 0.7 }": (lambda x: 2 ** (0.7 - 0.5 * x), []),
     "Exp exp_param { scale: 0.5 shift: -1 }": (lambda x: np.exp(0.5 * x - 1), []),
@@ -43,6 +55,7 @@ FUNCTIONS = {
     "Power power_param { power: 0 }": (np.ones_like, []),
     "Power power_param { power: 2 scale: 0 shift: 3 }": (lambda x: np.full_like(x, 9), []),
     "ReLU6": (lambda x: np.clip(x, 0, 6), [0, 6]),
+    "SELU": (lambda x: 1.0507009873554805 * elu(1.6732632423543772)(x), [0]),
     "Swish": (lambda x: x * sigmoid(x), []),
     "Swish swish_param { beta: 1.5 }": (lambda x: x * sigmoid(1.5 * x), []),
     "Threshold threshold_param { threshold: 0.2 }": (lambda x: np.where(x > 0.2, 1.0, 0.0), [0.2]),
@@ -107,6 +120,28 @@ def test_blocked(name, channels):
         near |= np.abs(t.data - kink) < 1e-4
     expected = y.diff * derivative(function, t.data)
     np.testing.assert_allclose(t.diff[~near], expected[~near], rtol=1e-3, atol=1e-4)
+
+
+STAY_FLOAT32 = ("Exp", "Log", *(f"Power power_param {{ power: {power}" for power in ("3", "1.7", "-0.5", "0")))
+
+
+@needs_bf16
+@pytest.mark.parametrize("channels", [32, 40, 5])
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_bf16(name, channels):
+    net = run_blocked(layer(name, bottom="c"), passes=PASSES - {"fuse"}, precision="bf16", c=channels)
+    c, y = net.blobs["c"], net.blobs["y"]
+    assert c.tensor.dtype == "bf16"
+    assert y.tensor.dtype == ("f32" if name.startswith(STAY_FLOAT32) else "bf16")
+    if y.tensor.dtype == "f32":
+        return
+    function, kinks = FUNCTIONS[name]
+    np.testing.assert_allclose(y.data, function(c.data.astype(np.float64)), rtol=2**-7, atol=1e-4)
+    near = np.zeros(c.shape, bool)
+    for kink in kinks:
+        near |= np.abs(c.data - kink) < 1e-4
+    expected = y.diff * derivative(function, c.data)
+    np.testing.assert_allclose(c.diff[~near], expected[~near], rtol=2**-6, atol=0.02)
 
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)

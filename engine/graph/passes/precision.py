@@ -4,9 +4,9 @@ Convolutions, inner products and recurrent layers always run in bf16: it halves 
 matrix units, more than doubles what they compute. An inner product writes float32 where its readers want that.
 Recurrent layers take x in bf16, multiply in bf16, and keep their states and tops in float32. Layers that can take bf16
 (`Layer.bf16`) do so when a bottom comes in bf16, so that nothing is converted only to be converted back; losses, labels
-and all other layers see float32. Parameters, their gradients and BatchNorm's statistics are float32 everywhere: ops
-convert what their kernels read. The exponent of bf16 is that of float32, so that losses need no scaling (Kalamkar et
-al. 2019, arXiv 1905.12322).
+and all other layers see float32 (which powers stay so, and why: `Power`). Parameters, their gradients and BatchNorm's
+statistics are float32 everywhere: ops convert what their kernels read. The exponent of bf16 is that of float32, so that
+losses need no scaling (Kalamkar et al. 2019, arXiv 1905.12322).
 """
 
 from __future__ import annotations
