@@ -60,7 +60,7 @@ ENGINE_AVX512 inline void save(__m512i values, int64_t count, bf16* to) {
 
 ChannelOrder::ChannelOrder(const ChannelRows& rows, const std::vector<int64_t>& order) : rows_(rows), order_(order) {
 #if defined(__x86_64__)
-    const bool is_last = rows.blocks() == 1;
+    const bool is_last = rows.lanes == rows.channels;
     by_sixteen_ = can_take() && rows.lanes > 1 && (is_last || rows.lanes == unit);
 #endif
     if (!by_sixteen_) return;
@@ -91,9 +91,9 @@ template <typename T, bool whole>
 ENGINE_AVX512 void ChannelOrder::take(const T* x, T* y, int64_t pixels) const {
     const int64_t step = rows_.inner_stride;
     const auto channels_of = [&](int64_t which) { return std::min(unit, rows_.channels - which * unit); };
-    for (size_t to = 0; to + 1 < ends_.size(); to++) {
+    for (int64_t to = 0; to + 1 < int64_t(ends_.size()); to++) {
         const Take *const begin = &takes_[ends_[to]], *const end = takes_.data() + ends_[to + 1];
-        T* const into = y + int64_t(to) * unit_stride_;
+        T* const into = y + to * unit_stride_;
         for (int64_t i = 0; i < pixels; i++) {
             __m512i taken = _mm512_setzero_si512();
             for (const Take* each = begin; each < end; each++) {
@@ -102,16 +102,16 @@ ENGINE_AVX512 void ChannelOrder::take(const T* x, T* y, int64_t pixels) const {
                 const __m512i from = load<whole>(at, channels_of(each->from));
                 taken = _mm512_permutex2var_epi32(taken, _mm512_load_si512(each->lanes), from);
             }
-            save<whole>(taken, channels_of(int64_t(to)), into + i * step);
+            save<whole>(taken, channels_of(to), into + i * step);
         }
     }
 }
 
 // Of blocks, whose pixels lie one after the other.
 ENGINE_AVX512 void ChannelOrder::take_pairs(const bf16* x, bf16* y, int64_t pixels) const {
-    for (size_t to = 0; to + 1 < ends_.size(); to++) {
+    for (int64_t to = 0; to + 1 < int64_t(ends_.size()); to++) {
         const Take *const begin = &takes_[ends_[to]], *const end = takes_.data() + ends_[to + 1];
-        bf16* const into = y + int64_t(to) * unit_stride_;
+        bf16* const into = y + to * unit_stride_;
         for (int64_t i = 0; i < pixels; i += 2) {
             const __mmask32 which = i + 2 <= pixels ? 0xffffffff : 0xffff;
             __m512i taken = _mm512_setzero_si512();

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.layers.blocked import run_blocked
-from tests.layers.harness import check_gradients, error_of, net_text, run
+from tests.layers.harness import check_gradients, error_of, make_net, net_text, run
 
 RANDOM = np.random.default_rng(1)
 
@@ -39,6 +39,27 @@ def test_blocked(channels, size):
     assert y.tensor.layout == c.tensor.layout
     np.testing.assert_array_equal(y.data, c.data[:, places(channels, 4)])
     np.testing.assert_array_equal(c.diff[:, places(channels, 4)], y.diff)
+
+
+def test_padding_of_half_blocks_is_zero():
+    """Which Reduction adds up, here of a deconvolution's blocks of 8 where blocks mostly have 16."""
+    convolution = 'layer {{ name: "{0}" type: "{1}" bottom: "{2}" top: "{0}" convolution_param {{ {3} }} }}'
+    text = convolution.format(
+        "a", "Convolution", "x", 'num_output: 128 kernel_size: 1 weight_filler { type: "xavier" }'
+    )
+    text += convolution.format("b", "Convolution", "a", 'num_output: 6 kernel_size: 1 weight_filler { type: "xavier" }')
+    param = 'num_output: 6 kernel_size: 2 stride: 3 weight_filler { type: "xavier" }'
+    text += convolution.format("c", "Deconvolution", "b", param) + layer(2, "c")
+    text += """layer { name: "s" type: "Reduction" bottom: "y" top: "s" loss_weight: 1
+        reduction_param { operation: SUMSQ } }"""
+    x = RANDOM.normal(size=(2, 4, 25, 30)).astype(np.float32)
+    kept = run(text, x=x)
+    net = make_net(net_text(text, x=x.shape), keep_all=False)
+    net.blobs["x"].set(x)
+    for _ in range(2):  # memory that is used again is not zero
+        total = net.forward()["s"]
+        net.backward()
+    np.testing.assert_allclose(total, (kept.blobs["y"].data.astype(np.float64) ** 2).sum(), rtol=1e-4)
 
 
 def test_errors():

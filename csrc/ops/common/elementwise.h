@@ -57,12 +57,9 @@ template <typename Combine>
 void fold_chunks(const std::vector<Numbers>& x, const Numbers& y, const Combine& combine) {
     y.typed([&](auto type) {
         using T = decltype(type);
-        std::vector<const T*> from;
-        for (const Numbers& each : x) from.push_back(each.as<T>());
-        T* const to = y.as<T>();
         in_chunks(y.count(), [&](int64_t begin, int64_t length) {
-            const auto at = [&](size_t i) { return from[i] + begin; };
-            fold(x.size(), at, to + begin, [&](size_t i, const auto* so_far, const auto* term, auto* into) {
+            const auto at = [&](size_t i) -> const T* { return x[i].template as<T>() + begin; };
+            fold(x.size(), at, y.as<T>() + begin, [&](size_t i, const auto* so_far, const auto* term, auto* into) {
                 combine(i, so_far, term, into, begin, length);
             });
         });
