@@ -80,6 +80,7 @@ struct Tensor {
 
     float* data() const { return static_cast<float*>(buffer->address()); }
     int64_t count() const;
+    bool is_bf16() const { return layout.get_data_type() == dnnl::memory::data_type::bf16; }
 
     // Whether the bytes are what read() gives: Python can then look at them in place.
     bool dense() const;

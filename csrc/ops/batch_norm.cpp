@@ -28,7 +28,7 @@ public:
         : Op(std::move(spec)),
           layout_(dense(input(0)->layout)),
           rows_(rows(layout_)),
-          grid_(rows_, x_rows(), is_bf16() ? 2 : 4) {
+          grid_(rows_, x_rows(), input(0)->is_bf16() ? 2 : 4) {
         const auto& attributes = spec_.attributes;
         eps_ = float(attributes.real("eps"));
         fraction_ = float(attributes.real("moving_average_fraction"));
@@ -52,7 +52,7 @@ public:
 
     void forward(const dnnl::stream& stream) override {
         run(forward_calls_, stream);
-        is_bf16() ? forward_of<bf16>(false) : forward_of<float>(false);
+        input(0)->is_bf16() ? forward_of<bf16>(false) : forward_of<float>(false);
         if (!global_ && statistics_ > 0) update_statistics();
     }
 
@@ -60,19 +60,17 @@ public:
 
     void repeat(const dnnl::stream& stream) override {
         run(forward_calls_, stream);
-        is_bf16() ? forward_of<bf16>(true) : forward_of<float>(true);
+        input(0)->is_bf16() ? forward_of<bf16>(true) : forward_of<float>(true);
     }
 
     void backward(const dnnl::stream& stream) override {
-        is_bf16() ? backward_of<bf16>() : backward_of<float>();
+        input(0)->is_bf16() ? backward_of<bf16>() : backward_of<float>();
         run(backward_calls_, stream);
     }
 
 private:
     // Results larger than this will have left the caches before they are read.
     static constexpr int64_t cached_bytes = int64_t(16) << 20;
-
-    bool is_bf16() const { return input(0)->layout.get_data_type() == memory::data_type::bf16; }
 
     // Of all blobs but x, which may be part of the channels of a larger one (a chain of Concats).
     static Layout dense(const Layout& x) {

@@ -157,8 +157,7 @@ private:
 
     // Pictures in bf16, without groups: what our own kernels for the gradient of weights are made for.
     bool suits_own() const {
-        return input(0)->shape.size() == 4 && input(0)->layout.get_data_type() == memory::data_type::bf16 &&
-               spec_.attributes.integer("group", 1) == 1;
+        return input(0)->shape.size() == 4 && input(0)->is_bf16() && spec_.attributes.integer("group", 1) == 1;
     }
 
     bool amx_fits(const forward_pd& pd) const {

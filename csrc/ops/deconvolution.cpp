@@ -47,7 +47,7 @@ public:
 
     void backward(const dnnl::stream& stream) override {
         if (bias_ && param_gradient(1)) {
-            if (outputs_[0]->layout.get_data_type() == memory::data_type::bf16)
+            if (outputs_[0]->is_bf16())
                 sum_bias<bf16>();
             else
                 sum_bias<float>();

@@ -5,17 +5,14 @@
 // rows and then in columns for each place; outputs: (N, C, h * kernel[0], w * kernel[1]); attributes: kernel, stride,
 // pad, dilation (of rows and of columns), group (of channels that have offsets in common).
 #include <algorithm>
-#include <numeric>
 
-#include "kernels/vectorised.h"
+#include "kernels/sixteen.h"
 #include "kernels/whole.h"
 #include "ops/common/channel_layout.h"
 #include "ops/common/parts.h"
 
 namespace engine {
 namespace {
-
-constexpr int64_t vector = 16;
 
 // Four pixels around a place, as offsets in memory, and the shares of the lower and of the right ones.
 struct Place {
@@ -24,50 +21,65 @@ struct Place {
     bool inside;
 };
 
-ENGINE_INLINE float mix(float a, float b, float share) { return a + share * (b - a); }
+// Sixteen channels of the four pixels.
+struct Corners {
+    Sixteen top_left, top_right, bottom_left, bottom_right;
 
-// Calls body(lane); for a whole vector of lanes the compiler knows how many.
-template <typename Body>
-ENGINE_INLINE void each_lane(int64_t lanes, const Body& body) {
-    if (lanes == vector) {
-#pragma omp simd
-        for (int64_t lane = 0; lane < vector; lane++) body(lane);
-    } else {
-#pragma omp simd
-        for (int64_t lane = 0; lane < lanes; lane++) body(lane);
+    template <typename Which>
+    ENGINE_INLINE Corners(const Which& which, const float* x, const Place& p) {
+        which.read(x + p.top_left, top_left);
+        which.read(x + p.top_right, top_right);
+        which.read(x + p.bottom_left, bottom_left);
+        which.read(x + p.bottom_right, bottom_right);
     }
-}
+};
+
+ENGINE_INLINE Sixteen mix(const Sixteen& a, const Sixteen& b, float share) { return a + share * (b - a); }
 
 ENGINE_VECTORISED void read_pixel(const float* x, const Place& p, int64_t lanes, float* y) {
-    each_lane(lanes, [&](int64_t lane) ENGINE_BODY {
-        y[lane] = mix(mix(x[p.top_left + lane], x[p.top_right + lane], p.across),
-                      mix(x[p.bottom_left + lane], x[p.bottom_right + lane], p.across), p.down);
+    in_sixteens(lanes, [&](auto which, int64_t lane) ENGINE_BODY {
+        const Corners of(which, x + lane, p);
+        which.write(
+            mix(mix(of.top_left, of.top_right, p.across), mix(of.bottom_left, of.bottom_right, p.across), p.down),
+            y + lane);
     });
 }
 
 ENGINE_VECTORISED void spread_pixel(const float* given, const Place& p, int64_t lanes, float* wanted) {
-    const auto add = [&](int64_t at, float share) ENGINE_BODY {
-        each_lane(lanes, [&](int64_t lane) ENGINE_BODY { wanted[at + lane] += share * given[lane]; });
-    };
-    add(p.top_left, (1 - p.down) * (1 - p.across));
-    add(p.top_right, (1 - p.down) * p.across);
-    add(p.bottom_left, p.down * (1 - p.across));
-    add(p.bottom_right, p.down * p.across);
+    in_sixteens(lanes, [&](auto which, int64_t lane) ENGINE_BODY {
+        Sixteen gradient;
+        which.read(given + lane, gradient);
+        const auto add = [&](int64_t at, float share) ENGINE_BODY {
+            Sixteen sum;
+            which.read(wanted + at + lane, sum);
+            which.write(sum + share * gradient, wanted + at + lane);
+        };
+        add(p.top_left, (1 - p.down) * (1 - p.across));
+        add(p.top_right, (1 - p.down) * p.across);
+        add(p.bottom_left, p.down * (1 - p.across));
+        add(p.bottom_right, p.down * p.across);
+    });
 }
 
 // What pixels tell of the gradient of their place.
 struct Slopes {
-    float rows[vector] = {}, columns[vector] = {};
+    Sixteen rows{}, columns{};
 };
 
 ENGINE_VECTORISED void add_slopes(const float* x, const float* given, const Place& p, int64_t lanes, Slopes& slopes) {
-    for (int64_t begin = 0; begin < lanes; begin += vector, x += vector, given += vector)
-        each_lane(std::min(vector, lanes - begin), [&](int64_t lane) ENGINE_BODY {
-            const float upper_left = x[p.top_left + lane], upper_right = x[p.top_right + lane];
-            const float lower_left = x[p.bottom_left + lane], lower_right = x[p.bottom_right + lane];
-            slopes.rows[lane] += given[lane] * mix(lower_left - upper_left, lower_right - upper_right, p.across);
-            slopes.columns[lane] += given[lane] * mix(upper_right - upper_left, lower_right - lower_left, p.down);
-        });
+    in_sixteens(lanes, [&](auto which, int64_t lane) ENGINE_BODY {
+        const Corners of(which, x + lane, p);
+        Sixteen gradient;
+        which.read(given + lane, gradient);
+        slopes.rows += gradient * mix(of.bottom_left - of.top_left, of.bottom_right - of.top_right, p.across);
+        slopes.columns += gradient * mix(of.top_right - of.top_left, of.bottom_right - of.bottom_left, p.down);
+    });
+}
+
+float sum(const Sixteen& values) {
+    float total = 0;
+    for (int64_t lane = 0; lane < sixteen; lane++) total += values[lane];
+    return total;
 }
 
 struct Axis {
@@ -208,8 +220,8 @@ private:
                         each_run(n, group, {0, x_.blocks()}, [&](int64_t from, int64_t to, int64_t lanes) {
                             add_slopes(input(0)->data() + from, outputs_[0]->diff->data() + to + top, p, lanes, slopes);
                         });
-                    wanted[offset] = std::accumulate(slopes.rows, slopes.rows + vector, 0.f);
-                    wanted[offset + plane()] = std::accumulate(slopes.columns, slopes.columns + vector, 0.f);
+                    wanted[offset] = sum(slopes.rows);
+                    wanted[offset + plane()] = sum(slopes.columns);
                 });
     }
 

@@ -33,7 +33,7 @@ public:
 
 private:
     void apply(const TensorPtr& from, const TensorPtr& to) const override {
-        is_bf16() ? apply_of<bf16>(from, to) : apply_of<float>(from, to);
+        input(0)->is_bf16() ? apply_of<bf16>(from, to) : apply_of<float>(from, to);
     }
 
     template <typename T>

@@ -161,7 +161,7 @@ private:
 
     // The sums of the columns of dy.
     void add_bias_gradient(int64_t n, int64_t outputs) {
-        const bool is_narrow = gradient()->layout.get_data_type() == memory::data_type::bf16;
+        const bool is_narrow = gradient()->is_bf16();
         fresh_scratch();
         add_own(backward_calls_, [n, outputs, is_narrow, dy = gradient(), diff = param(1)->diff,
                                   of_blocks = scratch(plain_layout({blocks_of(n), outputs}))] {

@@ -25,7 +25,7 @@ public:
         const auto rows = channel_rows(layout);
         if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(layout));
         rows_ = *rows;
-        is_bf16_ = layout.get_data_type() == memory::data_type::bf16;
+        is_bf16_ = input(0)->is_bf16();
         const size_t padded = size_t(rows_.padded_channels());
         zeros_.resize(padded);
         samples_.resize(size_t(rows_.outer));

@@ -103,7 +103,7 @@ public:
         const auto rows = channel_rows(layout);
         if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(layout));
         rows_ = *rows;
-        is_bf16_ = layout.get_data_type() == memory::data_type::bf16;
+        is_bf16_ = input(0)->is_bf16();
         plain_param(0);
         scales_.resize(size_t(rows_.padded_channels()));
         if (across_) sums_of_strips_.resize(size_t(strips().count()));

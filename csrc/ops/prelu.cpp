@@ -81,7 +81,7 @@ public:
         const auto rows = channel_rows(layout);
         if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(layout));
         rows_ = *rows;
-        narrow_ = layout.get_data_type() == memory::data_type::bf16;
+        narrow_ = input(0)->is_bf16();
         plain_param(0);
         slopes_.resize(rows_.padded_channels());
         output(0, layout);

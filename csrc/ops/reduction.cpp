@@ -88,16 +88,15 @@ public:
         may_overwrite(Pass::backward, input(0), input(0)->diff);
     }
 
-    void forward(const dnnl::stream&) override { is_narrow() ? add_up<bf16>() : add_up<float>(); }
+    void forward(const dnnl::stream&) override { input(0)->is_bf16() ? add_up<bf16>() : add_up<float>(); }
 
     void backward(const dnnl::stream&) override {
-        is_narrow() ? spread_gradient<bf16>() : spread_gradient<float>();
+        input(0)->is_bf16() ? spread_gradient<bf16>() : spread_gradient<float>();
         if (padded_) clear_padding(*padded_, element_bytes(), input(0)->diff->buffer->address());
     }
 
 private:
-    bool is_narrow() const { return input(0)->layout.get_data_type() == dnnl::memory::data_type::bf16; }
-    int64_t element_bytes() const { return is_narrow() ? 2 : 4; }
+    int64_t element_bytes() const { return input(0)->is_bf16() ? 2 : 4; }
 
     // Sums of pieces first, then these in their order: the same for any number of threads.
     template <typename T>

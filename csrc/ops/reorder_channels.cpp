@@ -28,7 +28,7 @@ public:
 
 private:
     static void apply(const ChannelOrder& order, const TensorPtr& from, const TensorPtr& to) {
-        if (from->layout.get_data_type() == memory::data_type::bf16)
+        if (from->is_bf16())
             order.apply(address<bf16>(from), address<bf16>(to));
         else
             order.apply(from->data(), to->data());

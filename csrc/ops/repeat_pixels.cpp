@@ -98,11 +98,10 @@ public:
         if (input_gradient(0) && output_gradient(0)) touch(Pass::backward, {outputs_[0]->diff, input(0)->diff});
     }
 
-    void forward(const dnnl::stream&) override { is_narrow() ? repeat<bf16>() : repeat<float>(); }
-    void backward(const dnnl::stream&) override { is_narrow() ? add_up<bf16>() : add_up<float>(); }
+    void forward(const dnnl::stream&) override { input(0)->is_bf16() ? repeat<bf16>() : repeat<float>(); }
+    void backward(const dnnl::stream&) override { input(0)->is_bf16() ? add_up<bf16>() : add_up<float>(); }
 
 private:
-    bool is_narrow() const { return input(0)->layout.get_data_type() == memory::data_type::bf16; }
     Rows rows() const { return {columns_, x_.lanes, x_.inner_stride, y_.inner_stride, height_, width_}; }
     int64_t top_row() const { return columns_ * width_ * y_.inner_stride; }
 

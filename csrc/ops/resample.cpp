@@ -137,17 +137,15 @@ private:
         int64_t pixels;  // of a row that it reads
     };
 
-    static bool is_narrow(const TensorPtr& tensor) { return tensor->layout.get_data_type() == memory::data_type::bf16; }
-
     void resize(const Resize& how, const TensorPtr& from, const ChannelRows& source, const TensorPtr& to,
                 const ChannelRows& target) const {
         const auto into = [&](const auto* x) {
-            if (is_narrow(to))
+            if (to->is_bf16())
                 resize(how, x, source, address<bf16>(to), target);
             else
                 resize(how, x, source, to->data(), target);
         };
-        is_narrow(from) ? into(address<bf16>(from)) : into(address<float>(from));
+        from->is_bf16() ? into(address<bf16>(from)) : into(address<float>(from));
     }
 
     // Rows are added up first, then columns.

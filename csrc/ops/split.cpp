@@ -43,14 +43,12 @@ public:
     void backward(const dnnl::stream&) override {
         if (!adds_) return;
         if (kept_ >= 0)
-            is_bf16() ? add_to_kept<bf16>() : add_to_kept<float>();
+            input(0)->is_bf16() ? add_to_kept<bf16>() : add_to_kept<float>();
         else
             weighted_sum(terms_, ones_, sum_);
     }
 
 private:
-    bool is_bf16() const { return input(0)->layout.get_data_type() == memory::data_type::bf16; }
-
     void give_dense_gradient(Tensor& top) {
         const Layout& layout = input(0)->layout;
         top.diff = std::make_shared<Tensor>(spec_.name, top.shape, Home::activation);

@@ -41,12 +41,10 @@ public:
         if (input_gradient(0) && output_gradient(0)) touch(Pass::backward, {outputs_[0]->diff, input(0)->diff});
     }
 
-    void forward(const dnnl::stream&) override { is_narrow() ? copy_rows<bf16>() : copy_rows<float>(); }
-    void backward(const dnnl::stream&) override { is_narrow() ? sum_rows<bf16>() : sum_rows<float>(); }
+    void forward(const dnnl::stream&) override { input(0)->is_bf16() ? copy_rows<bf16>() : copy_rows<float>(); }
+    void backward(const dnnl::stream&) override { input(0)->is_bf16() ? sum_rows<bf16>() : sum_rows<float>(); }
 
 private:
-    bool is_narrow() const { return input(0)->layout.get_data_type() == memory::data_type::bf16; }
-
     template <typename T>
     void copy_rows() const {
         const T* const x = address<T>(input(0));

@@ -140,5 +140,7 @@ class Yolov3DetectionOutput(_YoloDetections):
 
 
 def _below(x: float) -> float:
-    """The next float32: what is above it has reached x."""
-    return float(np.nextafter(np.float32(x), np.float32(-np.inf)))
+    """The next float32 that kernels tell from it: what is above it has reached x."""
+    below = np.nextafter(np.float32(x), np.float32(-np.inf))
+    least = np.finfo(np.float32).tiny  # what is nearer to 0 is 0 for them
+    return float(below) if abs(below) >= least else -float(least)

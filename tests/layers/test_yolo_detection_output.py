@@ -85,7 +85,7 @@ def found_in(net):
 
 
 @pytest.mark.parametrize("kind, layer", [("v2", v2), ("v3", v3)])
-@pytest.mark.parametrize("least, nms", [(0.01, 0.45), (0.3, 0.2), (0, 1)])
+@pytest.mark.parametrize("least, nms", [(0.01, 0.45), (0.3, 0.2), (0, 1), (0.01, 0)])
 def test_forward(kind, layer, least, nms):
     planes = bottoms()
     net = run(layer(f"confidence_threshold: {least} nms_threshold: {nms}"), proto.TEST, **planes)

@@ -79,13 +79,11 @@ void Affine::build_added_gradient() {
         backward_calls_.push_back(reorder(given->memory, wanted->memory));
 }
 
-static bool is_bf16(const TensorPtr& tensor) { return tensor->layout.get_data_type() == memory::data_type::bf16; }
-
 PerChannel Affine::pad(const Coefficient& coefficient, const std::vector<float>& missing) const {
     const TensorPtr& tensor = coefficient.tensor;
     if (!tensor) return all(missing);
     float* const padded = address<float>(coefficient.padded);
-    if (is_bf16(tensor))
+    if (tensor->is_bf16())
         pad_channels(rows_, address<bf16>(tensor), copies_, padded);
     else
         pad_channels(rows_, tensor->data(), copies_, padded);
@@ -112,20 +110,20 @@ void Affine::gradients() const {
 
 void Affine::forward(const dnnl::stream& stream) {
     run(forward_calls_, stream);
-    is_bf16(input(0)) ? values<bf16>() : values<float>();
+    input(0)->is_bf16() ? values<bf16>() : values<float>();
 }
 
 void Affine::backward(const dnnl::stream& stream) {
     run(backward_calls_, stream);
-    is_bf16(input(0)) ? gradients<bf16>() : gradients<float>();
+    input(0)->is_bf16() ? gradients<bf16>() : gradients<float>();
     for (const Coefficient* each : {&scale_, &shift_})
         if (each->wants_gradient()) write_gradient(*each);
 }
 
 void Affine::write_gradient(const Coefficient& coefficient) const {
     const TensorPtr& diff = coefficient.tensor->diff;
-    is_bf16(diff) ? write_sums<bf16>(address<double>(coefficient.sums), diff)
-                  : write_sums<float>(address<double>(coefficient.sums), diff);
+    diff->is_bf16() ? write_sums<bf16>(address<double>(coefficient.sums), diff)
+                    : write_sums<float>(address<double>(coefficient.sums), diff);
 }
 
 template <typename T>

@@ -46,8 +46,6 @@ protected:
     // to = from times the mask of this step; both are laid out as x, and may be one memory.
     virtual void apply(const TensorPtr& from, const TensorPtr& to) const = 0;
 
-    bool is_bf16() const { return input(0)->layout.get_data_type() == dnnl::memory::data_type::bf16; }
-
     // Of row n of this rank's share, at this step.
     DropoutMask mask(int64_t n) const {
         const Counter& counter = *spec_.counter;

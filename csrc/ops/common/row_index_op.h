@@ -20,7 +20,7 @@ protected:
     // rows, one number each, row-major; outputs: (M, ...), as x.
     explicit RowIndexOp(OpSpec spec)
         : Op(std::move(spec)),
-          narrow_(input(0)->layout.get_data_type() == memory::data_type::bf16),
+          narrow_(input(0)->is_bf16()),
           count_(input(0)->shape.at(0)),
           width_(int64_t(input(0)->layout.get_size()) / (narrow_ ? 2 : 4) / count_),
           rows_(input(1)->count()) {

@@ -194,8 +194,7 @@ private:
     int64_t y_channels() const { return spec_.output_shapes[0][1] / groups(); }
 
     // Channels of a block; 0 where this processor has no kernels.
-    int64_t lanes() const { return winograd_lanes(is_bf16()); }
-    bool is_bf16() const { return input(0)->layout.get_data_type() == memory::data_type::bf16; }
+    int64_t lanes() const { return winograd_lanes(input(0)->is_bf16()); }
 
     static int64_t tiles_along(int64_t size) { return (size + 3) / 4; }
     BlockedImages images(const Dims& dims, int64_t group, int64_t channels) const {
@@ -205,7 +204,7 @@ private:
     // Calls `add` with a number of the type of the blobs.
     template <typename Add>
     void with_type(const Add& add) const {
-        is_bf16() ? add(bf16{}) : add(float{});
+        input(0)->is_bf16() ? add(bf16{}) : add(float{});
     }
 
     // A chunk fills half of the second-level caches, but has rows enough for weights to be read seldom.
