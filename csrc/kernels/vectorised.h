@@ -13,9 +13,15 @@ __attribute__((simd("notinbranch"), const)) float powf(float, float) noexcept;
 #endif
 
 // "x86-64-v4" is AVX-512 with its extensions for words (AVX512BW): without them loops over bf16 have vectors of half
-// the width. (The thread sanitizer instruments even what picks the clone, and that runs before the sanitizer is there.)
+// the width. GCC 11 cannot pick a clone by it. (The thread sanitizer instruments even what picks the clone, and that
+// runs before the sanitizer is there.)
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
-#define ENGINE_VECTORISED __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
+#if __GNUC__ >= 12
+#define ENGINE_WIDEST "arch=x86-64-v4"
+#else
+#define ENGINE_WIDEST "avx512f"
+#endif
+#define ENGINE_VECTORISED __attribute__((target_clones(ENGINE_WIDEST, "avx2", "default")))
 #else
 #define ENGINE_VECTORISED
 #endif
