@@ -13,6 +13,8 @@ from engine.errors import ConfigError
 # Fields of TransformationParameter that only layers of pairs of pictures read (PSPNet's and yjxiong's forks).
 _SEGMENTATION = ("crop_width", "crop_height", "stride", "upper_size", "upper_height", "upper_width")
 _SEGMENTATION_LAYERS = ("DenseImageData", "ImageLabelmapData", "ImageSegData", "SegData", "VideoData")
+# Fields of image_data_param that only C3D's data of clips reads.
+_OF_CLIPS = ("new_length", "use_image", "sampling_rate", "use_temporal_jitter", "mean_value")
 
 
 def upgrade_forks(layer: proto.LayerParameter, origin: Node | None) -> None:
@@ -67,6 +69,13 @@ def _refuse_fields_of_others(layer: proto.LayerParameter, origin: Node | None) -
         raise ConfigError(
             f"layer '{layer.name}': face_transform is for MultiLabelImageData, not for {layer.type}", where_of(origin)
         )
+    for field, _ in layer.image_data_param.ListFields():
+        if field.name in _OF_CLIPS and layer.type != "VideoData":
+            instead = "; instead: transform_param.mean_value" if field.name == "mean_value" else ""
+            raise ConfigError(
+                f"layer '{layer.name}': image_data_param.{field.name} is for VideoData, not for {layer.type}{instead}",
+                where_of(origin),
+            )
     for field in _SEGMENTATION:
         if layer.transform_param.HasField(field) and layer.type not in _SEGMENTATION_LAYERS:
             raise ConfigError(

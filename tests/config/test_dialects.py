@@ -559,6 +559,14 @@ POOL3D = 'type: "Pooling3D" pooling_param { kernel_size: 2 kernel_depth: 2 %s }'
             'type: "VideoData" image_data_param { min_height: 3 }',
             "C3D's VIDEO_DATA reads no image_data_param.min_height",
         ),
+        (
+            'type: "ImageData" image_data_param { source: "x" mean_value: 104 }',
+            "image_data_param.mean_value is for VideoData, not for ImageData; instead: transform_param.mean_value",
+        ),
+        (
+            'type: "ImageSegData" image_data_param { source: "x" new_length: 8 }',
+            "image_data_param.new_length is for VideoData, not for ImageSegData",
+        ),
     ],
 )
 def test_layers_of_c3d_that_cannot_be(layer, message):
