@@ -69,6 +69,12 @@ def _refuse_fields_of_others(layer: proto.LayerParameter, origin: Node | None) -
         raise ConfigError(
             f"layer '{layer.name}': face_transform is for MultiLabelImageData, not for {layer.type}", where_of(origin)
         )
+    if layer.convolution_param.HasField("deformable_group"):
+        raise ConfigError(
+            f"layer '{layer.name}': expected deformable_group in deformable_convolution_param of a "
+            "DeformableConvolution, got it in convolution_param",
+            where_of(origin),
+        )
     for field, _ in layer.image_data_param.ListFields():
         if field.name in _OF_CLIPS and layer.type != "VideoData":
             instead = "; instead: transform_param.mean_value" if field.name == "mean_value" else ""

@@ -28,6 +28,12 @@ _READ_BY = {
     "pooling_param": ("Pooling",),
     "inner_product_param": ("InnerProduct",),
     "lrn_param": ("LRN",),
+    "video_data_param": ("VideoData",),
+    "deformable_convolution_param": ("DeformableConvolution",),
+    "gradient_scaler_param": ("GradientScaler",),
+    "yolo_detection_output_param": ("YoloDetectionOutput",),
+    "yolov3_detection_output_param": ("Yolov3DetectionOutput",),
+    "yolov3_param": ("Yolov3",),
 }
 MOVED_TO_TRANSFORM = ("scale", "mean_file", "crop_size", "mirror")
 

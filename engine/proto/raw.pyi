@@ -2219,7 +2219,7 @@ class EmbedParameter(_message.Message):
     def __init__(self, num_output: _Optional[int] = ..., input_dim: _Optional[int] = ..., bias_term: _Optional[bool] = ..., weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ...) -> None: ...
 
 class PoolingParameter(_message.Message):
-    __slots__ = ("pool", "kernel_size", "stride", "pad", "kernel_h", "kernel_w", "stride_h", "stride_w", "pad_h", "pad_w", "engine", "global_pooling", "round_mode", "axis", "pad_3d", "kernel_size_3d", "stride_3d", "avg_include_pad", "ceil_mode", "torch_pooling", "blobs_lr", "blobs_a_min", "deformable_group", "pad_shape", "kernel_shape", "stride_shape", "kernel_depth", "temporal_stride")
+    __slots__ = ("pool", "kernel_size", "stride", "pad", "kernel_h", "kernel_w", "stride_h", "stride_w", "pad_h", "pad_w", "engine", "global_pooling", "round_mode", "axis", "pad_3d", "kernel_size_3d", "stride_3d", "avg_include_pad", "ceil_mode", "torch_pooling", "blobs_lr", "blobs_a_min", "pad_shape", "kernel_shape", "stride_shape", "kernel_depth", "temporal_stride")
     class PoolMethod(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         MAX: _ClassVar[int]
@@ -2280,7 +2280,6 @@ class PoolingParameter(_message.Message):
     TORCH_POOLING_FIELD_NUMBER: _ClassVar[int]
     BLOBS_LR_FIELD_NUMBER: _ClassVar[int]
     BLOBS_A_MIN_FIELD_NUMBER: _ClassVar[int]
-    DEFORMABLE_GROUP_FIELD_NUMBER: _ClassVar[int]
     PAD_SHAPE_FIELD_NUMBER: _ClassVar[int]
     KERNEL_SHAPE_FIELD_NUMBER: _ClassVar[int]
     STRIDE_SHAPE_FIELD_NUMBER: _ClassVar[int]
@@ -2308,13 +2307,12 @@ class PoolingParameter(_message.Message):
     torch_pooling: bool
     blobs_lr: float
     blobs_a_min: float
-    deformable_group: int
     pad_shape: BlobShape
     kernel_shape: BlobShape
     stride_shape: BlobShape
     kernel_depth: int
     temporal_stride: int
-    def __init__(self, pool: _Optional[_Union[int, str]] = ..., kernel_size: _Optional[int] = ..., stride: _Optional[int] = ..., pad: _Optional[int] = ..., kernel_h: _Optional[int] = ..., kernel_w: _Optional[int] = ..., stride_h: _Optional[int] = ..., stride_w: _Optional[int] = ..., pad_h: _Optional[int] = ..., pad_w: _Optional[int] = ..., engine: _Optional[_Union[int, str]] = ..., global_pooling: _Optional[bool] = ..., round_mode: _Optional[_Union[int, str]] = ..., axis: _Optional[int] = ..., pad_3d: _Optional[_Iterable[int]] = ..., kernel_size_3d: _Optional[_Iterable[int]] = ..., stride_3d: _Optional[_Iterable[int]] = ..., avg_include_pad: _Optional[bool] = ..., ceil_mode: _Optional[bool] = ..., torch_pooling: _Optional[bool] = ..., blobs_lr: _Optional[float] = ..., blobs_a_min: _Optional[float] = ..., deformable_group: _Optional[int] = ..., pad_shape: _Optional[_Union[BlobShape, _Mapping]] = ..., kernel_shape: _Optional[_Union[BlobShape, _Mapping]] = ..., stride_shape: _Optional[_Union[BlobShape, _Mapping]] = ..., kernel_depth: _Optional[int] = ..., temporal_stride: _Optional[int] = ...) -> None: ...
+    def __init__(self, pool: _Optional[_Union[int, str]] = ..., kernel_size: _Optional[int] = ..., stride: _Optional[int] = ..., pad: _Optional[int] = ..., kernel_h: _Optional[int] = ..., kernel_w: _Optional[int] = ..., stride_h: _Optional[int] = ..., stride_w: _Optional[int] = ..., pad_h: _Optional[int] = ..., pad_w: _Optional[int] = ..., engine: _Optional[_Union[int, str]] = ..., global_pooling: _Optional[bool] = ..., round_mode: _Optional[_Union[int, str]] = ..., axis: _Optional[int] = ..., pad_3d: _Optional[_Iterable[int]] = ..., kernel_size_3d: _Optional[_Iterable[int]] = ..., stride_3d: _Optional[_Iterable[int]] = ..., avg_include_pad: _Optional[bool] = ..., ceil_mode: _Optional[bool] = ..., torch_pooling: _Optional[bool] = ..., blobs_lr: _Optional[float] = ..., blobs_a_min: _Optional[float] = ..., pad_shape: _Optional[_Union[BlobShape, _Mapping]] = ..., kernel_shape: _Optional[_Union[BlobShape, _Mapping]] = ..., stride_shape: _Optional[_Union[BlobShape, _Mapping]] = ..., kernel_depth: _Optional[int] = ..., temporal_stride: _Optional[int] = ...) -> None: ...
 
 class InterpParameter(_message.Message):
     __slots__ = ("height", "width", "zoom_factor", "shrink_factor", "pad_beg", "pad_end")

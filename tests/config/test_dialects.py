@@ -574,6 +574,14 @@ def test_layers_of_c3d_that_cannot_be(layer, message):
         net(layer)
 
 
+@pytest.mark.parametrize("type_", ["Convolution", "DeformableConvolution"])
+def test_groups_of_offsets_have_a_parameter_of_their_own(type_):
+    with pytest.raises(ConfigError, match="layer 'l': expected deformable_group in deformable_convolution_param of a"):
+        net(f'type: "{type_}" convolution_param {{ num_output: 4 kernel_size: 3 deformable_group: 2 }}')
+    with pytest.raises(ConfigError, match="unknown field 'deformable_group' in PoolingParameter"):
+        net('type: "Pooling" pooling_param { kernel_size: 3 deformable_group: 2 }')
+
+
 @pytest.mark.parametrize(("type_", "instead"), [("VOXEL_SOFTMAX", "SOFTMAX"), ("VOLUME_DATA", "HDF5Data")])
 def test_types_of_c3d_that_are_not_here(type_, instead):
     with pytest.raises(ConfigError, match=f"type: {type_} is C3D's and is not supported; instead: {instead}"):

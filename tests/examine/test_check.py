@@ -482,6 +482,22 @@ def test_parameters_of_other_types_are_told(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("type_", "param"),
+    [
+        ("VideoData", "video_data_param"),
+        ("DeformableConvolution", "deformable_convolution_param"),
+        ("GradientScaler", "gradient_scaler_param"),
+        ("YoloDetectionOutput", "yolo_detection_output_param"),
+        ("Yolov3DetectionOutput", "yolov3_detection_output_param"),
+        ("Yolov3", "yolov3_param"),
+    ],
+)
+def test_parameters_of_forks_are_idle_on_other_layers(type_, param):
+    for each, idle in ((type_, []), ("ReLU", [param])):
+        assert params_of_others(parse_net(f'layer {{ type: "{each}" {param} {{ }} }}').message.layer[0]) == idle
+
+
 def test_each_type_that_reads_data_reads_its_own_parameter():
     for name, cls in layer_types().items():
         if not issubclass(cls, Data):
