@@ -19,7 +19,6 @@ _OF_CLIPS = ("new_length", "use_image", "sampling_rate", "use_temporal_jitter", 
 
 def upgrade_forks(layer: proto.LayerParameter, origin: Node | None) -> None:
     """Says it in our fields. Raises ConfigError where a layer says both, or what its type does not read."""
-    _refuse_fields_of_others(layer, origin)
     for upgrade in _UPGRADES:
         upgrade(layer, origin)
 
@@ -64,7 +63,7 @@ def _upgrade_short_side(layer: proto.LayerParameter, origin: Node | None) -> Non
 
 
 def _refuse_fields_of_others(layer: proto.LayerParameter, origin: Node | None) -> None:
-    """Fields of data layers that only some types have, whatever the message says."""
+    """Fields that only some types have, whatever the message says."""
     if layer.image_data_param.face_transform and layer.type != "MultiLabelImageData":
         raise ConfigError(
             f"layer '{layer.name}': face_transform is for MultiLabelImageData, not for {layer.type}", where_of(origin)
@@ -91,9 +90,14 @@ def _refuse_fields_of_others(layer: proto.LayerParameter, origin: Node | None) -
             )
 
 
+def _convolution_of(layer: proto.LayerParameter) -> str:
+    """The parameter that has the window, if it is a convolution."""
+    return "deformable_convolution_param" if layer.type == "DeformableConvolution" else "convolution_param"
+
+
 def _upgrade_dilation(layer: proto.LayerParameter, origin: Node | None) -> None:
     """yjxiong's two names of dilation."""
-    convolution = layer.convolution_param
+    convolution = getattr(layer, _convolution_of(layer))
     if convolution.HasField("dilation_h") or convolution.HasField("dilation_w"):
         if convolution.dilation:
             raise ConfigError(
@@ -108,7 +112,7 @@ def _upgrade_dilation(layer: proto.LayerParameter, origin: Node | None) -> None:
 
 def _upgrade_holes(layer: proto.LayerParameter, origin: Node | None) -> None:
     """DeepLab's name of dilation."""
-    convolution = layer.convolution_param
+    convolution = getattr(layer, _convolution_of(layer))
     given = [name for name in ("hole", "hole_h", "hole_w") if convolution.HasField(name)]
     if not given:
         return
@@ -130,7 +134,7 @@ def _upgrade_shapes(layer: proto.LayerParameter, origin: Node | None) -> None:
         layer.type = layer.type.removeprefix("Nd")
     if layer.pooling_param.global_pooling:
         layer.pooling_param.ClearField("kernel_shape")  # which the layer demands, and does not read
-    for param in ("convolution_param", "pooling_param"):
+    for param in (_convolution_of(layer), "pooling_param"):
         if layer.HasField(param):
             for field in ("kernel_size", "stride", "pad"):
                 _upgrade_shape(layer, param, field, origin)
@@ -150,7 +154,7 @@ def _upgrade_shape(layer: proto.LayerParameter, param: str, field: str, origin: 
                 f"{label}both '{given}' and video-caffe's '{old}' are given; keep '{given}'", where_of(origin)
             )
     message.ClearField(old)
-    if param == "convolution_param":
+    if param != "pooling_param":
         copy_field(message, field, dims, label, origin)
     elif len(dims) == 3:
         copy_field(message, f"{field}_3d", dims, label, origin)
@@ -167,23 +171,30 @@ _OVER_TIME = ("Convolution3D", "Deconvolution3D", "Pooling3D")
 _WINDOW = (("kernel_size", "kernel_depth", 0), ("stride", "temporal_stride", 1), ("pad", "temporal_pad", 0))
 
 
-def _upgrade_c3d(layer: proto.LayerParameter, origin: Node | None) -> None:
-    """C3D's layers of clips, whose windows have a number for time, and one for both sides of a frame."""
-    label, where = f"layer '{layer.name}': ", where_of(origin)
+def _upgrade_params_of_c3d(layer: proto.LayerParameter, origin: Node | None) -> None:
+    """The parameters of C3D's layers of clips, which other forks' fields may be in, too."""
     for old, new in (("convolution3d_param", "convolution_param"), ("pooling3d_param", "pooling_param")):
         if layer.HasField(old):
             if layer.HasField(new):
-                raise ConfigError(f"{label}both '{new}' and C3D's '{old}' are given; keep '{old}'", where)
+                raise ConfigError(
+                    f"layer '{layer.name}': both '{new}' and C3D's '{old}' are given; keep '{old}'", where_of(origin)
+                )
             getattr(layer, new).CopyFrom(getattr(layer, old))
             layer.ClearField(old)
+
+
+def _upgrade_c3d(layer: proto.LayerParameter, origin: Node | None) -> None:
+    """C3D's layers of clips, whose windows have a number for time, and one for both sides of a frame."""
     if layer.type in _OVER_TIME:
-        _upgrade_window(layer, layer.pooling_param if layer.type == "Pooling3D" else layer.convolution_param, where)
+        message = layer.pooling_param if layer.type == "Pooling3D" else layer.convolution_param
+        _upgrade_window(layer, message, where_of(origin))
         return
-    for message in (layer.convolution_param, layer.pooling_param):
-        for field, _ in message.ListFields():
+    for param in (_convolution_of(layer), "pooling_param"):
+        for field, _ in getattr(layer, param).ListFields():
             if field.name in ("kernel_depth", "temporal_stride", "temporal_pad"):
                 raise ConfigError(
-                    f"{label}C3D's {field.name} is for {', '.join(_OVER_TIME)}, not for {layer.type}", where
+                    f"layer '{layer.name}': C3D's {field.name} is for {', '.join(_OVER_TIME)}, not for {layer.type}",
+                    where_of(origin),
                 )
 
 
@@ -304,6 +315,8 @@ def _upgrade_given_weights(layer: proto.LayerParameter, origin: Node | None) -> 
 
 # Fields that these read as ours are "same" in dialects.tsv.
 _UPGRADES = (
+    _upgrade_params_of_c3d,
+    _refuse_fields_of_others,
     _upgrade_ceil_mode,
     _upgrade_transpose,
     _upgrade_short_side,

@@ -47,8 +47,13 @@ _OUTDATED = {
     "layer.pooling_param.ceil_mode": "round_mode",
     "layer.transpose_param": "permute_param.order",
     "layer.image_data_param.short_side": "transform_param.random_resize_param",
-    **dict.fromkeys((f"layer.convolution_param.hole{axis}" for axis in ("", "_h", "_w")), "dilation"),
-    **dict.fromkeys((f"layer.convolution_param.dilation_{axis}" for axis in "hw"), "dilation"),
+    "layer.convolution3d_param": "convolution_param",
+    "layer.pooling3d_param": "pooling_param",
+    **{
+        f"layer.{param}.{field}": "dilation"
+        for param in ("convolution_param", "deformable_convolution_param")
+        for field in ("hole", "hole_h", "hole_w", "dilation_h", "dilation_w")
+    },
 }
 # Paths, as above, that only V1 layers are upgraded from -> what a current layer reads.
 _IDLE = {

@@ -521,6 +521,33 @@ def test_layers_of_c3d():
     assert (list(param.kernel_size_3d), list(param.stride_3d), list(param.pad_3d)) == ([2, 3, 3], [1, 2, 2], [0, 1, 1])
 
 
+@pytest.mark.parametrize(
+    ("type_", "old", "new", "text"),
+    [
+        ("Convolution3D", "convolution3d_param", "convolution_param", "kernel_depth: 3 hole: 2"),
+        ("Convolution3D", "convolution3d_param", "convolution_param", "kernel_depth: 3 stride_shape { dim: 2 }"),
+        ("Pooling3D", "pooling3d_param", "pooling_param", "kernel_depth: 3 ceil_mode: false"),
+    ],
+)
+def test_fields_of_other_forks_in_the_parameters_of_c3d(type_, old, new, text):
+    read = net(f'type: "{type_}" {old} {{ kernel_size: 3 {text} }}')
+    assert read == net(f'type: "{type_}" {new} {{ kernel_size: 3 {text} }}')
+    assert not any(word in str(read) for word in ("hole", "ceil_mode", "stride_shape"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("kernel_size: 3 hole: 2", "kernel_size: 3 dilation: 2 dilation: 2"),
+        ("kernel_size: 3 dilation_h: 2", "kernel_size: 3 dilation: 2 dilation: 1"),
+        ("kernel_shape { dim: 3 dim: 5 } pad_shape { dim: 1 }", "kernel_size: 3 kernel_size: 5 pad: 1"),
+    ],
+)
+def test_fields_of_other_forks_in_a_deformable_convolution(old, new):
+    layer = 'type: "DeformableConvolution" deformable_convolution_param { num_output: 4 %s }'
+    assert net(layer % old) == net(layer % new)
+
+
 CONV3D = 'type: "Convolution3D" convolution_param { num_output: 4 %s }'
 POOL3D = 'type: "Pooling3D" pooling_param { kernel_size: 2 kernel_depth: 2 %s }'
 
@@ -546,6 +573,14 @@ POOL3D = 'type: "Pooling3D" pooling_param { kernel_size: 2 kernel_depth: 2 %s }'
         (
             'type: "Convolution" convolution_param { num_output: 4 kernel_size: 3 temporal_pad: 1 }',
             "C3D's temporal_pad is for Convolution3D, Deconvolution3D, Pooling3D, not for Convolution",
+        ),
+        (
+            'type: "DeformableConvolution" deformable_convolution_param { kernel_size: 3 temporal_stride: 1 }',
+            "C3D's temporal_stride is for Convolution3D, Deconvolution3D, Pooling3D, not for DeformableConvolution",
+        ),
+        (
+            'type: "Convolution3D" convolution3d_param { kernel_size: 3 kernel_depth: 3 pad_shape { dim: [1, 1, 1] } }',
+            "above 0, and takes one stride and one pad",
         ),
         (
             'type: "Pooling" pooling_param { kernel_size: 3 kernel_depth: 1 }',
@@ -574,10 +609,17 @@ def test_layers_of_c3d_that_cannot_be(layer, message):
         net(layer)
 
 
-@pytest.mark.parametrize("type_", ["Convolution", "DeformableConvolution"])
-def test_groups_of_offsets_have_a_parameter_of_their_own(type_):
+@pytest.mark.parametrize(
+    ("type_", "param"),
+    [
+        ("Convolution", "convolution_param"),
+        ("DeformableConvolution", "convolution_param"),
+        ("Convolution3D", "convolution3d_param"),
+    ],
+)
+def test_groups_of_offsets_have_a_parameter_of_their_own(type_, param):
     with pytest.raises(ConfigError, match="layer 'l': expected deformable_group in deformable_convolution_param of a"):
-        net(f'type: "{type_}" convolution_param {{ num_output: 4 kernel_size: 3 deformable_group: 2 }}')
+        net(f'type: "{type_}" {param} {{ num_output: 4 kernel_size: 3 deformable_group: 2 }}')
     with pytest.raises(ConfigError, match="unknown field 'deformable_group' in PoolingParameter"):
         net('type: "Pooling" pooling_param { kernel_size: 3 deformable_group: 2 }')
 
