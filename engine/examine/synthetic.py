@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 PIXELS = 50.0  # standard deviation of synthetic pictures, about that of a picture less its mean
 COLOURS = 4  # channels of a picture, at most
+_EXPONENTIAL = ("YoloDetectionOutput", "Yolov3DetectionOutput")  # width and height are anchors times exp(x)
 
 # (the layer that reads the blob, the blob's shape, generator) -> values
 Maker = Callable[[Layer, Shape, np.random.Generator], np.ndarray]
@@ -110,11 +111,13 @@ def _feed(net: Net, generator: np.random.Generator) -> None:
 
 def values(graph: Graph, blob: Blob, generator: np.random.Generator) -> np.ndarray:
     """By what reads the blob: labels that a loss knows, boxes, regions in the picture, else numbers around 0: as
-    large as a picture's where the blob can be one, else as features and scores are."""
+    large as a picture's where the blob can be one, else as features and scores are, also where a net that is not
+    trained would make boxes of them that are too large for float32."""
     found = _reader(graph, blob)
     if found is None:
         is_picture = len(blob.shape) >= 4 and blob.shape[1] <= COLOURS
-        return (PIXELS if is_picture else 1) * generator.standard_normal(blob.shape, np.float32)
+        is_large = is_picture and not any(layer.type in _EXPONENTIAL for layer in graph.layers)
+        return (PIXELS if is_large else 1) * generator.standard_normal(blob.shape, np.float32)
     layer, make = found
     return make(layer, blob.shape, generator)
 

@@ -45,6 +45,24 @@ def test_a_net_is_trained_and_tested_in_small_batches(folder):
     assert train.outcome.outputs["loss"][0] > 0 and train.outcome.peak_bytes > 1 << 20
 
 
+@pytest.mark.parametrize(
+    "detections",
+    [
+        'type: "YoloDetectionOutput" yolo_detection_output_param { num_classes: 1 num_box: 1 biases: [1, 2] }',
+        """type: "Yolov3DetectionOutput" yolov3_detection_output_param { num_classes: 1 num_box: 1 biases: [10, 20]
+          mask: 0 mask_group_num: 1 anchors_scale: 8 confidence_threshold: 0.01 }""",
+    ],
+)
+def test_boxes_of_a_yolo_that_is_not_trained_are_finite(folder, detections):
+    (folder / "net.prototxt").write_text(f"""
+layer {{ name: "data" type: "Input" top: "data" input_param {{ shape {{ dim: [1, 3, 16, 16] }} }} }}
+layer {{ name: "conv" type: "Convolution" bottom: "data" top: "conv" convolution_param {{ num_output: 6 kernel_size: 1
+  weight_filler {{ type: "gaussian" std: 4 }} }} }}
+layer {{ name: "out" bottom: "conv" top: "out" {detections} }}""")
+    rows = run(folder / "net.prototxt")
+    assert rows[-1].stage == "runs", rows
+
+
 def test_data_that_nobody_reads(folder):
     """Outputs of a test net by sample."""
     (folder / "net.prototxt").write_text(NET[: NET.index('layer { name: "ip"')])
