@@ -120,7 +120,10 @@ def run(options: Namespace) -> int:
         log(to_table(options.weights, values))
         values = average(len(options.weights), values)
     weights = evaluator.loss_weights
-    log(f"Loss: {sum(weights.get(name, 0.0) * value for name, value in elements(values)):g}")
+    if weights.keys() - values.keys():
+        log("Loss: not told, as not every loss is an output; give each a top that no layer reads")
+    else:
+        log(f"Loss: {sum(weights.get(name, 0.0) * value for name, value in elements(values)):g}")
     for name, value in elements(values):
         log(f"{name} = {value:g}{loss_note(weights.get(name, 0.0), value)}")
     skipped = world.gather(evaluator.feeder.skipped) or []

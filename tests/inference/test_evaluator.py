@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from engine.cli import main
 from engine.comm.world import World
 from engine.config import parse_net, read_net
 from engine.errors import ConfigError
@@ -337,3 +338,18 @@ def test_one_rank_forgets_the_batches_that_it_has_added_up():
     test._forward = watched
     assert test.run(12)["accuracy"] == evaluator(30).run(12)["accuracy"]
     assert most <= 2 * 3, "of two batches, three outputs each"
+
+
+def test_the_loss_is_told_of_outputs_alone(tmp_path, capsys):
+    """Older nets, C3D's among them, give their loss no top."""
+    net = """
+    layer { name: "x" type: "DummyData" top: "x" top: "label" dummy_data_param { shape { dim: [2, 3] }
+      shape { dim: 2 } } }
+    layer { name: "loss" type: "SoftmaxWithLoss" bottom: "x" bottom: "label" %s }"""
+    for top, line in (('top: "loss"', "Loss: 1.09861"), ("", "Loss: not told, as not every loss is")):
+        (tmp_path / "net.prototxt").write_text(net % top)
+        write_caffemodel(tmp_path / "net.caffemodel", parse_net(net % top).message, {})
+        files = ["--model", f"{tmp_path}/net.prototxt", "--weights", f"{tmp_path}/net.caffemodel"]
+        assert main(["test", *files, "--iterations", "1"]) == 0
+        output = capsys.readouterr()
+        assert line in output.out + output.err
