@@ -95,7 +95,8 @@ fork runs, with other numbers, where its text says nothing else.
   code computes GIOU, which is an error here. A center on the last edge belongs to the last pixel, and boxes without a
   width or a height do not count; the fork writes beyond the plane, and has infinite gradients.
 - `AnnotatedData` with `yolo_data_type: 1` gives the boxes of both of its forms in one, (1, 1, M, 8), without difficult
-  ones. Of several `resize_param` the last one counts, for all batches.
+  ones. Several `resize_param` are one, for all batches, with the last value of each field: there is no training on
+  pictures of several sizes.
 - `CTCLoss`, `WarpCTCLoss`, `CtcLoss`: scores (steps, sequences, classes) before the softmax, then, for `CTCLoss` and
   `WarpCTCLoss`, indicators (steps, sequences) and labels (most, sequences), which a negative one ends; for `CtcLoss`
   and `WarpCTCLoss`, labels (sequences, most), filled up with blanks; for `WarpCTCLoss`, lengths, numbers of labels, and

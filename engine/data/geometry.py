@@ -61,6 +61,7 @@ def make_resize(param: ResizeParameter, where: str | None) -> Step:
     if not (height and width):
         raise ConfigError(f"resize_param needs height and width; got {height} x {width}", where)
     check_size(height, width, "resize_param", where)
+    check_within(0, param.prob, 1, "resize_param.prob", where)
     choose_filter = _filter_choice(param)
     if param.resize_mode == _Resize.FIT_LARGE_SIZE_AND_PAD:
         fit = _make_fit_and_pad(param, where)

@@ -194,6 +194,13 @@ def test_augmentation_that_cannot_be_made(database, transform, more, message):
     assert str(caught.value).startswith("net.prototxt:1:1: ")
 
 
+def test_probabilities_of_a_size(database):
+    message = layer_of(database, "resize_param { height: 6 width: 8 prob: 7 }")
+    for message.type in ("AnnotatedData", "Data"):
+        with pytest.raises(ConfigError, match=r"resize_param.prob: expected 0 to 1, got 7"):
+            open_data(message, proto.TRAIN)
+
+
 @pytest.mark.parametrize(
     "field",
     [

@@ -11,6 +11,7 @@ from engine.data.boxes import COLUMNS, DIFFICULT, boxes_of, make_emit, mirrored,
 from engine.data.decode import AnyImage, ImageError, as_array, as_pillow, decode, parse_annotated
 from engine.data.distort import make_distort
 from engine.data.keyed_random import KeyedRandom
+from engine.data.limits import check_within
 from engine.data.patches import make_expand, make_patches
 from engine.data.reader import Request, Sample, Shape
 from engine.data.readers.database import DatabaseReader, picture_shape
@@ -42,6 +43,7 @@ class AnnotatedReader(DatabaseReader):
     def __init__(self, message: proto.LayerParameter, request: Request):
         if message.transform_param.HasField("resize_param"):
             message = proto.LayerParameter.FromString(message.SerializeToString())
+            check_within(0, message.transform_param.resize_param.prob, 1, "resize_param.prob", request.where)
             message.transform_param.resize_param.ClearField("prob")
         super().__init__(message, request)
         if not hasattr(self._source, "serialised"):
