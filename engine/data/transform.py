@@ -107,6 +107,7 @@ class Transformer:
         self.color = forced_color(param, where)
         self._mean_file = param.mean_file
         self._mean = self._read_mean(param, where)
+        self._mean_hint = "; make the file with `engine compute_image_mean`"
         self._steps = []
         if param.HasField("expand_param") and "expand_param" not in handled:
             self._steps.append(expand_picture(param, where))
@@ -153,6 +154,20 @@ class Transformer:
         if param.mean_file:
             return read_mean(param.mean_file, where)
         return np.array(param.mean_value, np.float32) if param.mean_value else None
+
+    def repeat_mean(self, channels: int, frames: int, where: str | None) -> None:
+        """Makes the mean of a frame that of a clip, whose frames' channels are one after the other. Raises ConfigError
+        for other numbers of mean_value than 1 or `channels`."""
+        self._mean_hint = ""  # the verb makes means of pictures
+        if self._mean is None:
+            return
+        if self._mean.ndim == 1 and self._mean.size not in (1, channels):
+            wanted = f"1 or {channels}" if channels > 1 else "1"
+            raise ConfigError(
+                f"expected {wanted} mean_value, one for each channel of a frame, got {self._mean.size}", where
+            )
+        if len(self._mean) == channels:
+            self._mean = np.concatenate([self._mean] * frames)
 
     def _prepare(self, image: AnyImage, random: KeyedRandom) -> Picture | np.ndarray:
         """What is ready to be cropped: pixels (h, w, c), or a Picture, of which only the crop will be made."""
@@ -246,7 +261,7 @@ class Transformer:
             if self._mean.shape != (channels, height, width):
                 raise ImageError(
                     f"expected an image of {shape_text(self._mean.shape)}, as mean_file {self._mean_file}; got "
-                    f"{shape_text((channels, height, width))}; make the file with `engine compute_image_mean`"
+                    f"{shape_text((channels, height, width))}{self._mean_hint}"
                 )
             return self._mean
         if self._mean.size == 1:

@@ -11,6 +11,7 @@ from PIL import Image
 
 from engine import proto
 from engine.data import batch_size_of, open_data, shapes_without_data
+from engine.data.mean import write_mean
 from engine.errors import ConfigError, DataError
 from tests.data.pictures import random_pixels
 
@@ -453,6 +454,25 @@ def test_means_of_clips(videos):
         np.testing.assert_array_equal(less, plain - volume)
     with pytest.raises(DataError, match="expected an image of 9 x 5 x 6, as mean_file"):
         first(clip(videos, "new_height: 4 new_width: 4", f'mean_file: "{videos}/mean"'), size=1)
+
+
+def test_the_mean_of_a_frame_is_that_of_each(videos):
+    plain, _ = first(clip(videos), proto.TEST, 1)
+    frame = np.arange(3 * 5 * 6, dtype=np.float32).reshape(3, 5, 6)
+    write_mean(videos / "mean", frame)
+    mean = f'mean_file: "{videos}/mean"'
+    less, _ = first(clip(videos, "", mean), proto.TEST, 1)
+    np.testing.assert_array_equal(less, plain - frame[:, None])
+    with pytest.raises(DataError, match="expected an image of 9 x 5 x 6, as mean_file") as caught:
+        first(clip(videos, "new_height: 4 new_width: 4", mean), size=1)
+    assert "compute_image_mean" not in str(caught.value)  # which reads no lists of clips
+
+
+@pytest.mark.parametrize(("grayscale", "values", "wanted"), [("", 2, "1 or 3"), ("grayscale: true", 3, "1")])
+def test_mean_values_of_clips_are_one_for_each_channel_of_a_frame(videos, grayscale, values, wanted):
+    message = f"expected {wanted} mean_value, one for each channel of a frame, got {values}"
+    with pytest.raises(ConfigError, match=message):
+        first(clip(videos, grayscale, "mean_value: 1 " * values), size=1)
 
 
 def test_clips_without_their_data(videos):

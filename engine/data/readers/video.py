@@ -63,11 +63,10 @@ class VideoReader(PictureReader):
             )
         self._param, self._training = param, request.phase == proto.TRAIN
         self._clips = param.use_image
-        self._transform = proto.TransformationParameter()
-        self._transform.CopyFrom(message.transform_param)
-        if self._clips and len(self._transform.mean_value) > 1:  # of each frame
-            self._transform.mean_value.extend(list(self._transform.mean_value) * (param.new_length - 1))
+        self._transform = message.transform_param
         self._transformer = Transformer(self._transform, request.phase, request.where, ("is_flow",))
+        if self._clips:
+            self._transformer.repeat_mean(_channels(message, request.where), param.new_length, request.where)
         self.name = request.path(param.source)
         self._place = f"{request.where}: {self.name}" if request.where else self.name
         if message.transform_param.is_flow and message.transform_param.mean_file:
@@ -175,7 +174,7 @@ class VideoReader(PictureReader):
         height, width = crop_h or param.new_height, crop_w or param.new_width
         if not height:
             raise ConfigError(f"the size of the frames is unknown: source {param.source} is not there", where)
-        each = (2 if param.modality == param.FLOW else 1) * len(_color(message, where))
+        each = _channels(message, where)
         if param.HasField("use_image"):
             return (each, param.new_length, height, width), ()
         return (each * param.new_length * param.num_segments, height, width), ()
@@ -227,6 +226,12 @@ def _color(message: proto.LayerParameter, where: str | None) -> str:
             raise ConfigError("transform_param.force_color: a picture of a flow, x or y, has one channel", where)
         return GRAY
     return forced or (GRAY if param.grayscale else COLOR)
+
+
+def _channels(message: proto.LayerParameter, where: str | None) -> int:
+    """Of a frame. Raises ConfigError."""
+    param = message.video_data_param
+    return (2 if param.modality == param.FLOW else 1) * len(_color(message, where))
 
 
 def _read_videos(path: str, param: proto.VideoDataParameter, where: str | None) -> list[Video]:
