@@ -162,6 +162,8 @@ def _options(name: str, cls: type[Layer]) -> list[str]:
     """Those that the classes read, and of data layers their readers."""
     classes = find_reader(name).__mro__[:-1] if _is_read(cls) else _own_classes(cls)
     sources = "".join(inspect.getsource(each) for each in classes)
+    for each in [each for each in classes if isinstance(vars(each).get("param"), property)][1:]:
+        sources = sources.replace(inspect.getsource(vars(each)["param"].fget), "")  # of a parent, which is not read
     found = set(re.findall(rf"{'' if _is_read(cls) else 'self[.]'}\bmessage\.(\w+_param)\b", sources)) & _FIELDS
     return sorted(found)
 

@@ -31,6 +31,8 @@ class DeformableConvolution(Convolution):
         return self.message.deformable_convolution_param
 
     def check_axes(self) -> None:
+        if not self.message.HasField("deformable_convolution_param"):
+            raise self.error("deformable_convolution_param is missing; give it, with what a convolution_param has")
         x, group = self.shapes[0], self.param.deformable_group
         if len(x) != 4 or self.axis != 1:
             raise self.error(f"expected a bottom (N, C, H, W) and axis 1, got {x} and axis {self.param.axis}")

@@ -129,4 +129,7 @@ def test_errors():
     assert "expected deformable_group to divide the channels of the bottom, 4, got 3" in error_of(
         layer(more="deformable_group: 3"), **shapes
     )
+    assert "deformable_convolution_param is missing" in error_of(
+        layer().replace("deformable_convolution_param", "convolution_param"), **shapes
+    )
     assert "expected a bottom (N, C, H, W) and axis 1" in error_of(layer(more="axis: 2"), **shapes)

@@ -43,6 +43,7 @@ def test_what_it_says_of_some_layers(text):
     assert table["Convolution"][-2] == "yes" and table["Embed"][-2] == ""
     assert table["InnerProduct"][1:3] == ["1, 1", "`inner_product_param`"]
     assert table["MemoryData"][2] == "`memory_data_param`" and table["HDF5Data"][2].endswith(", `transform_param`")
+    assert table["DeformableConvolution"][2] == "`deformable_convolution_param`"
     assert table["Data"][1:] == ["0, 1 or more", "`data_param`, `transform_param`", "", "", "", ""]
 
 
