@@ -28,6 +28,11 @@ class AnchorGrid(Layer):
         """(H, W) that predictions must have."""
         return self.shapes[0][2:]
 
+    @property
+    def truths(self) -> str:
+        """The shapes of ground truth that fits_truth() takes."""
+        return "(1, 1, M, 8)"
+
     def fits_truth(self, truth: Shape) -> bool:
         return truth[3] == 8
 
@@ -40,7 +45,7 @@ class AnchorGrid(Layer):
             sides = self.plane if len(self.plane) == 2 else ("H", "W")
             raise self.error(f"expected predictions {('N', channels, *sides)}, got {predictions}")
         if len(truth) != 4 or not self.fits_truth(truth):
-            raise self.error(f"expected ground truth (1, 1, M, 8), got {truth}")
+            raise self.error(f"expected ground truth {self.truths}, got {truth}")
         self.check_biases()
 
     def check_biases(self) -> None:
@@ -60,6 +65,10 @@ class AnchorGrid(Layer):
 class GridLoss(LossLayer, AnchorGrid):
     """Ground truth may be (N, 1, M, 5), too: label (from 0), x and y of the center, width, height, padded with rows of
     0, as MobileNet-YOLO's fork has it. Top: the loss ()."""
+
+    @property
+    def truths(self) -> str:
+        return f"{super().truths} or ({self.shapes[0][0]}, 1, M, 5)"
 
     def fits_truth(self, truth: Shape) -> bool:
         return super().fits_truth(truth) or (truth[3] == 5 and truth[:2] == (self.shapes[0][0], 1))
