@@ -104,6 +104,11 @@ def shape_text(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape)) or "scalar"
 
 
+def numbers_text(numbers: Iterable[float]) -> str:
+    """As a list, without the digits that float32 adds: "[1.08, 2]"."""
+    return f"[{', '.join(f'{number:g}' for number in numbers)}]"
+
+
 def ranges_text(numbers: Iterable[int]) -> str:
     """As messages show numbers in order: [0, 1, 2, 5] -> "0-2,5"."""
     runs: list[list[int]] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from engine.errors import numbers_text
 from engine.layers.base import Attributes, Layer, Shape
 from engine.layers.loss import LossLayer
 
@@ -52,7 +53,8 @@ class AnchorGrid(Layer):
         biases = self.param.biases
         if len(biases) != 2 * self.anchors or min(biases) <= 0:
             raise self.error(
-                f"expected {2 * self.anchors} biases above 0, width and height of each anchor, got {list(biases)}"
+                f"expected {2 * self.anchors} biases above 0, width and height of each anchor, got "
+                f"{numbers_text(biases)}"
             )
 
     def grid_attributes(self) -> Attributes:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engine.errors import numbers_text
 from engine.layers.base import Attributes, Layer, Shape
 from engine.layers.registry import register
 
@@ -55,7 +56,7 @@ class _YoloDetections(Layer):
         if not 0 <= param.nms_threshold <= 1:
             raise self.error(f"expected nms_threshold from 0 to 1, got {param.nms_threshold:g}")
         if len(param.biases) % 2 or not all(0 < bias < math.inf for bias in param.biases):
-            raise self.error(f"expected biases above 0, a width and a height of each, got {list(param.biases)}")
+            raise self.error(f"expected biases above 0, a width and a height of each, got {numbers_text(param.biases)}")
         self.check_fields()
         samples, channels = self.shapes[0][0] if self.shapes[0] else "N", param.num_box * (5 + param.num_classes)
         for shape in self.shapes:
@@ -105,7 +106,7 @@ class YoloDetectionOutput(_YoloDetections):
         if param.coords != 4:
             raise self.error(f"expected coords 4, got {param.coords}")
         if len(param.biases) != 2 * param.num_box:
-            raise self.error(f"expected {2 * param.num_box} biases, two for each box, got {list(param.biases)}")
+            raise self.error(f"expected {2 * param.num_box} biases, two for each box, got {numbers_text(param.biases)}")
 
 
 @register("Yolov3DetectionOutput")

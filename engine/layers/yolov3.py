@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from engine.errors import numbers_text
 from engine.layers.anchor_grid import GridLoss
 from engine.layers.base import Attributes, Shape
 from engine.layers.registry import register
@@ -43,7 +44,7 @@ class Yolov3(GridLoss):
     def check_biases(self) -> None:
         biases, mask = self.param.biases, list(self.param.mask)
         if not biases or len(biases) % 2 or not all(0 < bias < math.inf for bias in biases):
-            raise self.error(f"expected biases above 0, a width and a height of each, got {list(biases)}")
+            raise self.error(f"expected biases above 0, a width and a height of each, got {numbers_text(biases)}")
         if self.param.anchors_scale < 1:
             raise self.error("expected anchors_scale above 0, got 0")
         if len(mask) != self.anchors or 2 * max(mask) >= len(biases):

@@ -127,7 +127,7 @@ def test_blocked():
     [
         (layer(), {"x": (2, 15, 3, 3)}, "layer 'layer' (RegionLoss): expected predictions ('N', 18, 3, 3), got"),
         (layer(), {"truth": (2, 8)}, "expected ground truth (1, 1, M, 8) or (2, 1, M, 5), got (2, 8)"),
-        (layer(biases=[1, 2]), {}, "expected 4 biases above 0"),
+        (layer(biases=[1.08, 2]), {}, "expected 4 biases above 0, width and height of each anchor, got [1.08, 2]"),
         (layer("coords: 5"), {}, "expected coords 4, got 5"),
         (layer("softmax_tree: 't'"), {}, "expected no softmax_tree, which is not supported"),
     ],

@@ -226,7 +226,7 @@ def test_labels_out_of_range():
         (layer(), {"x": (2, 18, 9)}, "expected predictions ('N', 18, 'H', 'W'), got (2, 18, 9)"),
         (layer(), {"truth": (2, 8)}, "expected ground truth (1, 1, M, 8) or (2, 1, M, 5), got (2, 8)"),
         (layer(), {"truth": (1, 1, 5, 5)}, "(1, 1, M, 8) or (2, 1, M, 5), got (1, 1, 5, 5)"),
-        (layer(biases=[1, 2, 3]), {}, "expected biases above 0, a width and a height of each"),
+        (layer(biases=[1.08, 2, 3]), {}, "above 0, a width and a height of each, got [1.08, 2, 3]"),
         (layer(biases=[]), {}, "expected biases above 0, a width and a height of each"),
         (layer(mask=[0]), {}, "expected 2 numbers of the 4 biases as mask, got [0]"),
         (layer(mask=[0, 4]), {}, "expected 2 numbers of the 4 biases as mask, got [0, 4]"),
