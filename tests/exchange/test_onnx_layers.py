@@ -167,6 +167,7 @@ CASES = [
     Case("Slice slice_param { axis: 0 }", (normal(4, 3),), tops=2),
     Case("Softmax", (IMAGES,)),
     Case("Softmax softmax_param { axis: -1 }", (IMAGES,)),
+    Case("GradientScaler", (IMAGES, ROWS), tops=2, grows=False),
     Case("SpatialDropout", (IMAGES,)),
     Case("Split", (IMAGES,), tops=2),
     Case("SPP spp_param { pyramid_height: 3 }", (normal(2, 3, 9, 8),)),
