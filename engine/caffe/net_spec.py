@@ -25,7 +25,7 @@ _LAYER_FIELDS = proto.LayerParameter.DESCRIPTOR.fields_by_name
 # "Convolution" -> "convolution_param", by the type of the field; of several of one type the first.
 _OWN_PARAM = {
     field.message_type.name.removesuffix("Parameter"): name
-    for name, field in reversed(_LAYER_FIELDS.items())
+    for name, field in reversed(list(_LAYER_FIELDS.items()))
     if field.message_type is not None and name.endswith("_param")
 }
 
