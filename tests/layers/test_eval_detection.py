@@ -66,7 +66,7 @@ def test_forward(threshold, nms, score):
     [
         (layer(), {"x": (2, 15, 4, 4)}, "layer 'layer' (EvalDetection): expected predictions ('N', 16, 4, 4), got"),
         (layer(), {"truth": (2, 8)}, "expected ground truth (1, 1, M, 8), got (2, 8)"),
-        (layer(biases=[1, 2]), {}, "expected 4 biases above 0, width and height of each anchor, got [1.0, 2.0]"),
+        (layer(biases=[1, 2]), {}, "expected 4 biases above 0, width and height of each anchor, got [1, 2]"),
     ],
 )
 def test_errors(text, shapes, message):
