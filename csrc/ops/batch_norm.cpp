@@ -27,7 +27,7 @@ public:
     explicit BatchNorm(OpSpec spec)
         : Op(std::move(spec)),
           layout_(dense(input(0)->layout)),
-          rows_(rows(layout_)),
+          rows_(known_rows(layout_)),
           grid_(rows_, x_rows(), input(0)->is_bf16() ? 2 : 4) {
         const auto& attributes = spec_.attributes;
         eps_ = float(attributes.real("eps"));
@@ -76,12 +76,6 @@ private:
     static Layout dense(const Layout& x) {
         const Layout like = layout_like(x, x.get_dims(), x.get_data_type());
         return like.get_inner_blks() == x.get_inner_blks() ? like : x;
-    }
-
-    static ChannelRows rows(const Layout& layout) {
-        const auto rows = channel_rows(layout);
-        if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(layout));
-        return *rows;
     }
 
     ChannelRows x_rows() const {

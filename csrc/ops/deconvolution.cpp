@@ -2,7 +2,6 @@
 // that both can share one blob; and an optional bias.
 // inputs: x (N, C, ...); params: weights (C, O/group, ...), bias (O); attributes: kernel, stride, pad, dilation (one
 // each per spatial axis), group, bias.
-#include <stdexcept>
 
 #include "kernels/bf16.h"
 #include "ops/common/channel_layout.h"
@@ -92,9 +91,7 @@ private:
                                    {DNNL_ARG_DST, y->memory},
                                    {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
         if (!param_gradient(1)) return;
-        const auto rows = channel_rows(y->layout);
-        if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(y->layout));
-        rows_ = *rows;
+        rows_ = known_rows(y->layout);
         sums_.resize(rows_.outer * rows_.padded_channels());
         touch(Pass::backward, y->diff);
     }

@@ -1,7 +1,6 @@
 // x where it is positive, else x / a. At training a is uniform in [lower, upper), anew for each element of each sample
 // at each step, as Dropout's choices (kernels/dropout_mask.h): for backward there is nothing to store. inputs: x (N,
 // ...); attributes: lower, upper.
-#include <stdexcept>
 
 #include "kernels/dropout_mask.h"
 #include "op.h"
@@ -18,9 +17,7 @@ public:
           range_(float(spec_.attributes.real("upper")) - lower_),
           choices_(spec_.name) {
         const TensorPtr& x = input(0);
-        const auto rows = channel_rows(x->layout);
-        if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(x->layout));
-        rows_ = *rows;
+        rows_ = known_rows(x->layout);
         touch(Pass::forward, {x, output(0, x->layout)});
         may_overwrite(Pass::forward, x, outputs_[0]);
         if (!input_gradient(0) || !output_gradient(0)) return;

@@ -5,7 +5,6 @@
 
 #include <cmath>
 #include <numeric>
-#include <stdexcept>
 
 #include "kernels/bf16.h"
 #include "ops/common/channel_layout.h"
@@ -22,10 +21,7 @@ public:
           scales_variance_(spec_.attributes.flag("normalize_variance")),
           eps_(spec_.attributes.real("eps")) {
         const Layout& layout = input(0)->layout;
-        const auto rows = channel_rows(layout);
-        if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(layout));
-        rows_ = *rows;
-        is_bf16_ = input(0)->is_bf16();
+        rows_ = known_rows(layout);
         const size_t padded = size_t(rows_.padded_channels());
         zeros_.resize(padded);
         samples_.resize(size_t(rows_.outer));
@@ -42,8 +38,8 @@ public:
         may_overwrite(Pass::backward, outputs_[0], input(0)->diff);
     }
 
-    void forward(const dnnl::stream&) override { is_bf16_ ? values<bf16>() : values<float>(); }
-    void backward(const dnnl::stream&) override { is_bf16_ ? gradients<bf16>() : gradients<float>(); }
+    void forward(const dnnl::stream&) override { input(0)->is_bf16() ? values<bf16>() : values<float>(); }
+    void backward(const dnnl::stream&) override { input(0)->is_bf16() ? gradients<bf16>() : gradients<float>(); }
 
 private:
     // What there is for each channel: sums, what is left of forward, and coefficients, which are zero in padding.
@@ -112,7 +108,7 @@ private:
         });
     }
 
-    bool across_, scales_variance_, is_bf16_;
+    bool across_, scales_variance_;
     double eps_;
     ChannelRows rows_{};
     std::vector<Sample> samples_;

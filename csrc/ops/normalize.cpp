@@ -3,7 +3,6 @@
 // across_spatial, eps.
 #include <algorithm>
 #include <cmath>
-#include <stdexcept>
 #include <type_traits>
 
 #include "kernels/bf16.h"
@@ -100,10 +99,7 @@ public:
           across_(spec_.attributes.flag("across_spatial")),
           eps_(float(spec_.attributes.real("eps"))) {
         const Layout& layout = input(0)->layout;
-        const auto rows = channel_rows(layout);
-        if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(layout));
-        rows_ = *rows;
-        is_bf16_ = input(0)->is_bf16();
+        rows_ = known_rows(layout);
         plain_param(0);
         scales_.resize(size_t(rows_.padded_channels()));
         if (across_) sums_of_strips_.resize(size_t(strips().count()));
@@ -121,14 +117,14 @@ public:
 
     void forward(const dnnl::stream&) override {
         load_scales();
-        is_bf16_ ? values<bf16>() : values<float>();
+        input(0)->is_bf16() ? values<bf16>() : values<float>();
     }
 
     // With g the gradient of y, l the length and sums over what it is of:
     //   dscale = sum(g x / l), dx = scale g / l - x sum(scale g x) / l^3
     void backward(const dnnl::stream&) override {
         load_scales();
-        is_bf16_ ? gradients<bf16>() : gradients<float>();
+        input(0)->is_bf16() ? gradients<bf16>() : gradients<float>();
     }
 
 private:
@@ -245,7 +241,7 @@ private:
         }
     }
 
-    bool across_, is_bf16_;
+    bool across_;
     float eps_;
     ChannelRows rows_{};
     std::vector<float> scales_;  // of padded channels

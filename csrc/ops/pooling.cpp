@@ -3,7 +3,6 @@
 // (AVE: padding counts in the divisor). Windows may run past the padding at the end: Caffe's sizes are rounded up.
 #include <algorithm>
 #include <cstring>
-#include <stdexcept>
 
 #include "kernels/bf16.h"
 #include "ops/common/channel_layout.h"
@@ -122,9 +121,7 @@ private:
             if (factor != 1) border_.emplace_back(at, factor);
         }
         if (border_.empty()) return;
-        const auto rows = channel_rows(outputs_[0]->layout);
-        if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(outputs_[0]->layout));
-        rows_ = *rows;
+        rows_ = known_rows(outputs_[0]->layout);
     }
 
     void scale_border(const memory& y) const {

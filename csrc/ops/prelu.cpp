@@ -1,7 +1,6 @@
 // x where it is positive, else slope x, with one slope for each channel or one for all.
 // inputs: x (N, C, ...), float32 or bf16; params: slopes (C) or ().
 #include <algorithm>
-#include <stdexcept>
 #include <vector>
 
 #include "kernels/bf16.h"
@@ -78,10 +77,7 @@ class PReLU : public Op {
 public:
     explicit PReLU(OpSpec spec) : Op(std::move(spec)) {
         const Layout& layout = input(0)->layout;
-        const auto rows = channel_rows(layout);
-        if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(layout));
-        rows_ = *rows;
-        narrow_ = input(0)->is_bf16();
+        rows_ = known_rows(layout);
         plain_param(0);
         slopes_.resize(rows_.padded_channels());
         output(0, layout);
@@ -102,11 +98,11 @@ public:
             pad_channels(rows_, param(0)->data(), 1, slopes_.data());
         else
             std::fill(slopes_.begin(), slopes_.end(), param(0)->data()[0]);
-        narrow_ ? values<bf16>() : values<float>();
+        input(0)->is_bf16() ? values<bf16>() : values<float>();
     }
 
     void backward(const dnnl::stream&) override {
-        narrow_ ? gradients<bf16>() : gradients<float>();
+        input(0)->is_bf16() ? gradients<bf16>() : gradients<float>();
         if (param_gradient(0)) sum_up();
     }
 
@@ -164,7 +160,6 @@ private:
     }
 
     ChannelRows rows_{};
-    bool narrow_;                // bf16
     std::vector<float> slopes_;  // of padded channels
     std::vector<double> sums_;   // the slopes' gradients, for each n
     memory wanted_;

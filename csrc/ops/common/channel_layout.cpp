@@ -25,25 +25,26 @@ std::optional<ChannelRows> channel_rows(const Layout& layout) {
     return {};
 }
 
-static ChannelRows known_rows(const Layout& layout, bool plain) {
-    const Dims dims = layout.get_dims();
-    if (plain) {
-        const int64_t inner = count_of({dims.begin() + 2, dims.end()});
-        return {dims.at(0), dims.at(1), inner, 1, dims[1] * inner, inner, 1};
-    }
+ChannelRows known_rows(const Layout& layout) {
     const auto rows = channel_rows(layout);
     if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(layout));
     return *rows;
 }
 
+static ChannelRows plain_rows(const Layout& layout) {
+    const Dims dims = layout.get_dims();
+    const int64_t inner = count_of({dims.begin() + 2, dims.end()});
+    return {dims.at(0), dims.at(1), inner, 1, dims[1] * inner, inner, 1};
+}
+
 std::optional<ChannelRows> padded_rows(const Layout& layout) {
     if (layout.get_dims() == layout.get_padded_dims()) return {};
-    return known_rows(layout, false);
+    return known_rows(layout);
 }
 
 BottomAndTop rows_of_both(const Layout& bottom, const Layout& top) {
-    const bool plain = is_plain(bottom) && is_plain(top);
-    const BottomAndTop rows{known_rows(bottom, plain), known_rows(top, plain)};
+    if (is_plain(bottom) && is_plain(top)) return {plain_rows(bottom), plain_rows(top)};
+    const BottomAndTop rows{known_rows(bottom), known_rows(top)};
     if (rows.bottom.lanes != rows.top.lanes)
         throw std::invalid_argument("no kernel from a blob laid out as " + layout_name(bottom) +
                                     " to one laid out as " + layout_name(top));

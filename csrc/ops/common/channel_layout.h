@@ -11,6 +11,9 @@ namespace engine {
 // Of a tensor whose channels are axis 1. Nothing if its memory cannot be seen as rows of channels.
 std::optional<ChannelRows> channel_rows(const Layout& layout);
 
+// The same, which throws std::invalid_argument, naming the layout, if it cannot.
+ChannelRows known_rows(const Layout& layout);
+
 // The same where the last block of channels has padding. Throws std::invalid_argument, naming the layout, where there
 // is padding that cannot be seen so.
 std::optional<ChannelRows> padded_rows(const Layout& layout);

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <optional>
-#include <stdexcept>
 
 #include "kernels/bf16.h"
 #include "kernels/dropout_mask.h"
@@ -32,9 +31,7 @@ protected:
             if (input_gradient(0)) touch(Pass::backward, x->diff);
             return;
         }
-        const auto rows = channel_rows(x->layout);
-        if (!rows) throw std::invalid_argument("no kernel for a blob laid out as " + layout_name(x->layout));
-        rows_ = *rows;
+        rows_ = known_rows(x->layout);
         masks_.emplace(spec_.name, ratio, scale);
         touch(Pass::forward, output(0, x->layout));
         may_overwrite(Pass::forward, x, outputs_[0]);
