@@ -53,12 +53,19 @@ def test_a_layer_beside_pytorch_is_timed_in_layouts_in_which_it_has_a_row_of_its
     )
     assert (tmp_path / "shapes").read_text() == "[[16]]"
     assert len(ways) == 4
-    ways += layers.by_engine(relu, tmp_path / "shapes", SimpleNamespace(precision="bf16"))
-    assert len(ways) == 5
     for top, step in ways:
         assert top.shape == (2, 16, 8, 8)
         assert min(step()) > 0
     assert (ways[0][0] == relu.bottoms()[0].clip(0)).all()
+
+
+@needs_bf16
+def test_a_layer_beside_pytorch_is_timed_in_bf16_behind_a_convolution(tool, tmp_path):
+    layers = tool("layers")
+    relu = layers.of_one('type: "ReLU"', "F.relu(x)", (2, 16, 8, 8))
+    [(top, step)] = layers.by_engine(relu, tmp_path / "shapes", SimpleNamespace(precision="bf16"))
+    assert top.shape == (2, 16, 8, 8)
+    assert min(step()) > 0
 
 
 def test_kernels_of_resnet50(tool):

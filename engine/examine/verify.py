@@ -43,8 +43,8 @@ Values = dict[str, np.ndarray]  # of parameters, by name
 # largest element. Additions in another order make about 1e-6 of it (bfloat16: 1e-2), more where many numbers cancel.
 TOLERANCE, TOLERANCE_BF16 = 1e-4, 0.2
 # No parameter counts as smaller than this part of the net's largest: gradients that are zero but for rounding, such as
-# those of a bias before BatchNorm, have no digits to compare.
-FLOOR = 1e-3
+# those of a bias before BatchNorm, have no digits to compare, only some 1e-7 to 1e-6 of what they are a sum of.
+FLOOR = 1e-2
 # These divide by the size of the gradient: where it is zero but for rounding, the step is of any size and sign.
 ADAPTIVE = ("AdaGrad", "RMSProp", "AdaDelta", "Adam")
 DROPOUT = ("Dropout", "SpatialDropout")

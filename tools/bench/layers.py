@@ -329,6 +329,11 @@ def main() -> None:
         if any(fnmatch.fnmatch(name, pattern) for pattern in wanted)
         and (options.precision == "fp32" or case.follows_convolution)
     ]
+    if options.rounds and options.precision == "bf16":
+        from engine.host._core import bf16_gain  # PyTorch's interpreter, which runs this file, too, has no engine
+
+        if not bf16_gain():
+            raise SystemExit("this processor does not compute bf16 natively: nets of precision BF16 run in fp32 here")
     before = 1 + max((run["round"] for run in runs), default=-1)
     for number in range(before, before + options.rounds):
         for name in names:
