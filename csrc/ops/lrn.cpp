@@ -2,11 +2,15 @@
 // being `local_size` channels, or a square of that side in the same channel (then count is its area). inputs: x (N, C,
 // H, W); attributes: local_size, alpha, beta, k, across_channels.
 #include <algorithm>
+#include <optional>
 #include <string>
 
+#include "kernels/bf16.h"
 #include "kernels/lrn_kernels.h"
+#include "ops/common/channel_layout.h"
 #include "ops/common/elementwise.h"
 #include "ops/common/onednn_util.h"
+#include "threads.h"
 
 namespace engine {
 namespace {
@@ -26,7 +30,7 @@ public:
         kernels_ = {dims[0], dims[1], dims[2], dims[3], std::min(size, most), across, share, beta, k};
         // oneDNN 3.2 reads beyond the blob at local_size 1, and loops over the whole of a window, wherever it ends.
         if (size == 1 || size > most) {
-            build_kernels(learns);
+            build_own(learns);
             return;
         }
         const auto how = across ? algorithm::lrn_across_channels : algorithm::lrn_within_channel;
@@ -37,27 +41,38 @@ public:
                    : backward_pd();
         // oneDNN has fast kernels for blocks of channels, and mostly for local_size 5.
         if (is_reference(pd) || (learns && is_reference(back))) {
-            build_kernels(learns);
+            build_own(learns);
             return;
         }
-        kernels_.size = 0;
         build_forward(pd);
         if (learns) build_backward(back);
     }
 
     void forward(const dnnl::stream& stream) override {
         Op::forward(stream);
-        if (kernels_.size == 0) return;
-        kernels_.values(address<float>(x_), scales_->data(), address<float>(y_.memory));
-        run(after_forward_, stream);
+        if (rows_) {
+            const TensorPtr &x = input(0), &y = outputs_[0];
+            x->is_bf16() ? values_in_lanes(address<bf16>(x), address<bf16>(y)) : values_in_lanes(x->data(), y->data());
+        } else if (scales_) {
+            kernels_.values(address<float>(x_), scales_->data(), address<float>(y_.memory));
+            run(after_forward_, stream);
+        }
     }
 
     void backward(const dnnl::stream& stream) override {
         Op::backward(stream);
-        if (kernels_.size == 0) return;
-        kernels_.gradients(address<float>(seen_), scales_->data(), address<float>(given_), address<float>(ratios_),
-                           address<float>(wanted_.memory));
-        run(after_backward_, stream);
+        if (touched(Pass::backward).empty()) return;
+        if (rows_) {
+            const TensorPtr &x = input(0), &given = outputs_[0]->diff, &wanted = x->diff;
+            if (x->is_bf16())
+                gradients_in_lanes(address<bf16>(x), address<bf16>(given), address<bf16>(wanted));
+            else
+                gradients_in_lanes(x->data(), given->data(), wanted->data());
+        } else if (scales_) {
+            kernels_.gradients(address<float>(seen_), scales_->data(), address<float>(given_), address<float>(ratios_),
+                               address<float>(wanted_.memory));
+            run(after_backward_, stream);
+        }
     }
 
 private:
@@ -68,8 +83,40 @@ private:
         return std::string(pd.impl_info_str()).find("ref") != std::string::npos;
     }
 
-    // By kernels of our own, on row-major float32: what is something else is reordered.
-    void build_kernels(bool learns) {
+    // By kernels of our own.
+    void build_own(bool learns) {
+        const auto rows = channel_rows(input(0)->layout);
+        if (kernels_.across_channels && rows && rows->lanes > 1)
+            build_in_lanes(*rows, learns);
+        else
+            build_row_major(learns);
+    }
+
+    void build_in_lanes(const ChannelRows& rows, bool learns) {
+        rows_ = rows;
+        output(0, input(0)->layout);
+        lines_ = scratch(plain_layout({threads_, kernels_.scratch_size(rows)}));
+        touch(Pass::forward, {input(0), outputs_[0]});
+        may_overwrite(Pass::forward, input(0), outputs_[0]);
+        if (!learns) return;
+        touch(Pass::backward, {input(0), outputs_[0]->diff, input(0)->diff});
+        may_overwrite(Pass::backward, outputs_[0]->diff, input(0)->diff);
+    }
+
+    template <typename T>
+    void values_in_lanes(const T* x, T* y) const {
+        kernels_.values_in_lanes(*rows_, x, y, address<float>(lines_), team());
+    }
+
+    template <typename T>
+    void gradients_in_lanes(const T* x, const T* given, T* wanted) const {
+        kernels_.gradients_in_lanes(*rows_, x, given, wanted, address<float>(lines_), team());
+    }
+
+    int team() const { return std::min(threads_, threads()); }
+
+    // On float32: what is something else is reordered.
+    void build_row_major(bool learns) {
         const Layout plain = plain_layout(input(0)->shape);
         x_ = reading(input(0), plain, forward_calls_);
         output(0, input(0)->layout);
@@ -122,11 +169,16 @@ private:
 
     TensorPtr powers_;  // what forward leaves for backward
 
-    LrnKernels kernels_{};  // size 0: oneDNN does it
+    // One of three: oneDNN, which leaves the next two empty, our own on channels side by side, or on row-major planes.
+    std::optional<ChannelRows> rows_;
+    TensorPtr scales_;
+
+    LrnKernels kernels_{};
+    int threads_ = threads();
+    memory lines_;  // scratch of each of threads_
     memory x_, seen_, given_, ratios_;
     Target y_, wanted_;
     Calls after_forward_, after_backward_;
-    TensorPtr scales_;
 };
 
 static const RegisterOp<LRN> registered("LRN");

@@ -2,7 +2,16 @@ import numpy as np
 import pytest
 
 from tests.layers.blocked import run_blocked
-from tests.layers.harness import check_golden, check_gradients, error_of, golden, net_text, run, set_top_diff
+from tests.layers.harness import (
+    check_golden,
+    check_gradients,
+    error_of,
+    golden,
+    needs_bf16,
+    net_text,
+    run,
+    set_top_diff,
+)
 
 LAYER = """layer {{ name: "layer" type: "LRN" bottom: "{bottom}" top: "y" lrn_param {{
     local_size: {size} alpha: 2 beta: 0.75 k: 2 norm_region: {region} }} }}"""
@@ -12,19 +21,19 @@ RANDOM = np.random.default_rng(1)
 HUGE = 2**31 - 1
 
 
-def reference(x, size, region):
+def reference(x, size, region, beta=0.75):
     x = x.astype(np.float64)
     half, squares = min(size // 2, max(x.shape)), np.zeros_like(x)
     if region == "ACROSS_CHANNELS":
         padded = np.pad(x**2, ((0, 0), (half, half), (0, 0), (0, 0)))
         for i in range(2 * half + 1):
             squares += padded[:, i : i + x.shape[1]]
-        return x / (2 + 2 / size * squares) ** 0.75
+        return x / (2 + 2 / size * squares) ** beta
     padded = np.pad(x**2, ((0, 0), (0, 0), (half, half), (half, half)))
     for i in range(2 * half + 1):
         for j in range(2 * half + 1):
             squares += padded[:, :, i : i + x.shape[2], j : j + x.shape[3]]
-    return x / (1 + 2 / size**2 * squares) ** 0.75
+    return x / (1 + 2 / size**2 * squares) ** beta
 
 
 @golden("lrn_across", "lrn_within")
@@ -60,6 +69,32 @@ def test_blocked(region, size, channels):
     set_top_diff(plain, "y", y.diff)
     plain.backward()
     np.testing.assert_allclose(c.diff, plain.blobs["x"].diff, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("region", ["ACROSS_CHANNELS", "WITHIN_CHANNEL"])
+@pytest.mark.parametrize("size", [3, 5])
+def test_powers_that_are_not_roots(region, size):
+    layer = LAYER.replace("0.75", "0.6").format(bottom="c", size=size, region=region)
+    net = run_blocked(layer, c=24)
+    c, y = net.blobs["c"], net.blobs["y"]
+    np.testing.assert_allclose(y.data, reference(c.data, size, region, beta=0.6), rtol=1e-5, atol=1e-6)
+    plain = run(layer.replace('"c"', '"x"'), x=c.data)
+    set_top_diff(plain, "y", y.diff)
+    plain.backward()
+    np.testing.assert_allclose(c.diff, plain.blobs["x"].diff, rtol=1e-4, atol=1e-5)
+
+
+@needs_bf16
+@pytest.mark.parametrize("size", [3, 5, 7])
+def test_bf16(size):
+    layer = LAYER.format(bottom="c", size=size, region="ACROSS_CHANNELS")
+    net = run_blocked(layer, c=40, precision="bf16")
+    c, y = net.blobs["c"], net.blobs["y"]
+    np.testing.assert_allclose(y.data, reference(c.data, size, "ACROSS_CHANNELS"), rtol=1e-2, atol=1e-3)
+    plain = run(layer.replace('"c"', '"x"'), x=c.data)
+    set_top_diff(plain, "y", y.diff)
+    plain.backward()
+    np.testing.assert_allclose(c.diff, plain.blobs["x"].diff, rtol=3e-2, atol=3e-3)
 
 
 @pytest.mark.parametrize("channels", [4, 20])
