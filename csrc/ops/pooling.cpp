@@ -3,8 +3,11 @@
 // (AVE: padding counts in the divisor). Windows may run past the padding at the end: Caffe's sizes are rounded up.
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "kernels/bf16.h"
+#include "kernels/isa.h"
+#include "kernels/max_windows.h"
 #include "ops/common/channel_layout.h"
 #include "ops/common/onednn_util.h"
 #include "ops/common/parts.h"
@@ -25,6 +28,7 @@ public:
         how_ = attributes.text("method") == "MAX" ? algorithm::pooling_max
                : include_pad && has_padding()     ? algorithm::pooling_avg_include_padding
                                                   : algorithm::pooling_avg_exclude_padding;
+        if (how_ == algorithm::pooling_max && build_own()) return;
         const forward_pd pd = make_forward();
         build_forward(pd);
         if (how_ == algorithm::pooling_avg_include_padding) find_border();
@@ -33,6 +37,9 @@ public:
 
     void forward(const dnnl::stream& stream) override {
         Op::forward(stream);
+        if (own_)
+            own_->values(rows_.bottom, input(0)->data(), rows_.top, outputs_[0]->data(),
+                         which_ ? address<uint8_t>(which_) : nullptr);
         scale_border(outputs_[0]->memory);
     }
 
@@ -43,6 +50,9 @@ public:
             scale_border(scaled_);
         }
         Op::backward(stream);
+        if (own_ && !touched(Pass::backward).empty())
+            own_->gradients(rows_.bottom, rows_.top, outputs_[0]->diff->data(), address<uint8_t>(which_),
+                            input(0)->diff->data());
     }
 
 private:
@@ -64,6 +74,32 @@ private:
     Layout top_layout() const {
         const Layout& bottom = input(0)->layout;
         return layout_like(bottom, spec_.output_shapes[0], bottom.get_data_type());
+    }
+
+    // By our own kernels, where they are for; false elsewhere.
+    bool build_own() {
+        if (!may_use(Isa::avx2) || may_use(Isa::avx512) || input(0)->is_bf16()) return false;
+        const Layout &bottom = input(0)->layout, top = top_layout();
+        const auto x = channel_rows(bottom), y = channel_rows(top);
+        const bool plain = is_plain(bottom) && is_plain(top);
+        MaxWindows windows;
+        MaxWindows::Axis* const axes[] = {&windows.inner, kernel_.size() > 2 ? &windows.middle : &windows.outer,
+                                          &windows.outer};
+        for (size_t i = 0; i < kernel_.size(); i++) {
+            const size_t axis = kernel_.size() - 1 - i;
+            *axes[i] = {size(axis), output_size(axis), kernel_[axis], stride_[axis], pad_[axis]};
+        }
+        if (!x || !y || (!plain && x->lanes != y->lanes) || windows.places() > MaxWindows::most_places) return false;
+        own_ = windows;
+        rows_ = rows_of_both(bottom, top);
+        implementation_ = "engine:avx2";
+        output(0, top);
+        touch(Pass::forward, {input(0), outputs_[0]});
+        if (!input_gradient(0) || !output_gradient(0)) return true;
+        which_ = workspace("which", layout_like(top, spec_.output_shapes[0], memory::data_type::u8));
+        touch(Pass::forward, which_);
+        touch(Pass::backward, {which_, outputs_[0]->diff, input(0)->diff});
+        return true;
     }
 
     forward_pd make_forward() const {
@@ -121,7 +157,7 @@ private:
             if (factor != 1) border_.emplace_back(at, factor);
         }
         if (border_.empty()) return;
-        rows_ = known_rows(outputs_[0]->layout);
+        rows_.top = known_rows(outputs_[0]->layout);
     }
 
     void scale_border(const memory& y) const {
@@ -134,13 +170,14 @@ private:
 
     template <typename T>
     void scale_border(T* y) const {
-        const int64_t blocks = rows_.blocks();
-#pragma omp parallel for schedule(static) if (!rows_.small())
-        for (int64_t panel = 0; panel < rows_.panels(); panel++) {
-            T* const start = y + rows_.offset(panel / blocks, panel % blocks);
+        const ChannelRows& rows = rows_.top;
+        const int64_t blocks = rows.blocks();
+#pragma omp parallel for schedule(static) if (!rows.small())
+        for (int64_t panel = 0; panel < rows.panels(); panel++) {
+            T* const start = y + rows.offset(panel / blocks, panel % blocks);
             for (const auto& [position, factor] : border_) {
-                T* const row = start + position * rows_.inner_stride;
-                for (int64_t lane = 0; lane < rows_.lanes; lane++) store(number(row[lane]) * factor, row[lane]);
+                T* const row = start + position * rows.inner_stride;
+                for (int64_t lane = 0; lane < rows.lanes; lane++) store(number(row[lane]) * factor, row[lane]);
             }
         }
     }
@@ -149,8 +186,9 @@ private:
     algorithm how_;
     TensorPtr which_;  // MAX: where in each window
     std::vector<std::pair<int64_t, float>> border_;
-    ChannelRows rows_{};
-    memory scaled_;  // scratch: the top's gradient with its border scaled
+    std::optional<MaxWindows> own_;  // instead of oneDNN's kernels
+    BottomAndTop rows_{};            // of own_; of what has a border the top's
+    memory scaled_;                  // scratch: the top's gradient with its border scaled
 };
 
 static const RegisterOp<Pooling> registered("Pooling");

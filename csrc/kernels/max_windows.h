@@ -1,0 +1,39 @@
+// The maximum over windows of planes, and its gradient: for AVX2, where oneDNN's
+// kernels take several times as long for gradients, and for volumes.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/channel_rows.h"
+
+namespace engine {
+
+struct MaxWindows {
+    struct Axis {
+        int64_t size = 1, pooled = 1, kernel = 1, stride = 1, pad = 0;
+        // Of window i: where it begins, and, from there on, what of it lies within the plane; whether all of it does.
+        int64_t start(int64_t i) const { return i * stride - pad; }
+        int64_t begin(int64_t i) const { return std::max<int64_t>(0, -start(i)); }
+        int64_t end(int64_t i) const { return std::min(kernel, size - start(i)); }
+        bool holds(int64_t i) const { return begin(i) == 0 && end(i) == kernel; }
+    };
+    static constexpr int64_t most_places = 255;  // of a window
+
+    Axis outer, middle, inner;
+
+    // Where a window begins in the plane, perhaps beyond its edge.
+    int64_t start(int64_t i, int64_t j, int64_t k) const {
+        return (outer.start(i) * middle.size + middle.start(j)) * inner.size + inner.start(k);
+    }
+    int64_t places() const { return outer.kernel * middle.kernel * inner.kernel; }
+
+    // y, and where in each window it was found, the first of equals; NaN is passed over. `which` is as large as y, or
+    // null where nobody asks for gradients.
+    void values(const ChannelRows& x_rows, const float* x, const ChannelRows& y_rows, float* y, uint8_t* which) const;
+    // The gradient of x.
+    void gradients(const ChannelRows& x_rows, const ChannelRows& y_rows, const float* given, const uint8_t* which,
+                   float* wanted) const;
+};
+
+}  // namespace engine
