@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
@@ -11,12 +14,24 @@ from engine import proto
 from engine.config import parse_net
 from engine.host import _core
 from engine.net import PASSES, BlobView, Net, NetOptions
+from tests.mpi import REPO
 from tests.shared import SHARED, needs_shared
 
 GOLDEN = SHARED / "golden/layers"
 needs_bf16 = pytest.mark.skipif(not _core.bf16_gain(), reason="this processor does not compute bf16 natively")
+needs_avx512 = pytest.mark.skipif("AVX-512" not in _core.onednn_isa(), reason="this processor has no AVX-512")
 PRECISIONS = ["fp32", pytest.param("bf16", marks=needs_bf16)]
 BLOCK = 16 if "AVX-512" in _core.onednn_isa() else 8  # channels, in the layouts of oneDNN's convolutions
+
+
+def passes_on(isa: str, file: str, tests: str) -> bool:
+    """Whether those of a file's tests pass that an expression of pytest's -k selects, with the kernels that oneDNN and
+    engine have for processors of that kind, as ONEDNN_MAX_CPU_ISA names it. Prints what pytest prints."""
+    arguments = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", file, "-k", tests]
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": isa}
+    done = subprocess.run([sys.executable, *arguments], cwd=REPO, env=environment, capture_output=True, text=True)
+    print(done.stdout)
+    return done.returncode == 0
 
 
 def net_text(layer: str, **shapes: tuple[int, ...]) -> str:

@@ -7,8 +7,10 @@ from tests.layers.harness import (
     check_gradients,
     error_of,
     golden,
+    needs_avx512,
     needs_bf16,
     net_text,
+    passes_on,
     run,
     set_top_diff,
 )
@@ -113,3 +115,9 @@ def test_errors():
     layer = LAYER.format(bottom="x", size=4, region="ACROSS_CHANNELS")
     assert "expected an odd local_size, got 4" in error_of(layer, x=(2, 6, 4, 5))
     assert "expected a bottom of 4 axes" in error_of(layer, x=(2, 6))
+
+
+@needs_avx512
+def test_on_avx2():
+    """Which has kernels of its own."""
+    assert passes_on("AVX2", __file__, "blocked or golden or roots")

@@ -1,17 +1,13 @@
 """NaN stays NaN, as in Caffe: a run that has gone wrong shows it in its loss."""
 
 import ctypes
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from engine import proto
 from engine.net import PASSES
-from tests.layers.harness import make_net, needs_bf16, net_text
-from tests.mpi import REPO
+from tests.layers.harness import make_net, needs_bf16, net_text, passes_on
 
 NAN, ALL = float("nan"), slice(None)
 X = (2, 16, 8, 8)
@@ -171,7 +167,4 @@ def test_a_score_of_any_class_makes_the_loss_nan(classes, place, space):
 @pytest.mark.parametrize("isa", ["AVX2", "AVX512_CORE", "AVX512_CORE_BF16"])
 def test_on_other_processors(isa):
     """Whose kernels are others."""
-    arguments = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__, "-k", "relu and float32 or class"]
-    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": isa}
-    done = subprocess.run([sys.executable, *arguments], cwd=REPO, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    assert passes_on(isa, __file__, "relu and float32 or class")

@@ -15,8 +15,10 @@ from tests.layers.harness import (
     golden,
     inputs,
     make_net,
+    needs_avx512,
     needs_bf16,
     net_text,
+    passes_on,
     run,
     set_top_diff,
 )
@@ -424,3 +426,9 @@ def test_axes_of_one_element_that_padding_makes_longer(pool, window, plane, chan
             each.blobs[name].diff[...] = 1
         each.backward()
     np.testing.assert_allclose(net.blobs["p"].diff, plain.blobs["p"].diff, atol=1e-4)
+
+
+@needs_avx512
+def test_on_avx2():
+    """Which has kernels of its own."""
+    assert passes_on("AVX2", __file__, "blocked or beyond or golden or first_of_equals or of_one_element")
