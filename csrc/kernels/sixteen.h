@@ -1,72 +1,150 @@
-// Sixteen numbers of a row, float32 or bf16 in memory, as one vector of float32: GCC's own, which each clone keeps in
-// registers of its width, where loops over so few numbers may stay scalar.
+// Numbers of a row, float32 or bf16 in memory, as vectors of float32: of sixteen, or of eight where no more are left.
+// Such a vector is GCC's own where a register of the processor holds it, else a pair of smaller ones: one of GCC's own
+// goes through memory wherever it is cut.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/bf16.h"
+#include "kernels/isa.h"
 #include "kernels/vectorised.h"
 
 namespace engine {
 
-constexpr int64_t sixteen = 16;
-typedef float Sixteen __attribute__((vector_size(4 * sixteen)));
+template <typename T, int64_t count>
+struct Register {
+    typedef T Type __attribute__((vector_size(sizeof(T) * count)));
+};
 
-ENGINE_INLINE void read(const float* from, Sixteen& into) { __builtin_memcpy(&into, from, sizeof(into)); }
+template <typename Half>
+struct Pair {
+    Half low, high;
 
-ENGINE_INLINE void read(const bf16* from, Sixteen& into) {
-    typedef uint32_t Bits __attribute__((vector_size(4 * sixteen)));
-    typedef uint16_t Halves __attribute__((vector_size(2 * sixteen)));
-    Halves halves;
-    __builtin_memcpy(&halves, from, sizeof(halves));
-    into = Sixteen(__builtin_convertvector(halves, Bits) << 16);
+    ENGINE_INLINE friend Pair operator+(const Pair& a, const Pair& b) { return {a.low + b.low, a.high + b.high}; }
+    ENGINE_INLINE friend Pair operator-(const Pair& a, const Pair& b) { return {a.low - b.low, a.high - b.high}; }
+    ENGINE_INLINE friend Pair operator*(const Pair& a, const Pair& b) { return {a.low * b.low, a.high * b.high}; }
+    ENGINE_INLINE friend Pair operator*(float a, const Pair& b) { return {a * b.low, a * b.high}; }
+    ENGINE_INLINE friend Pair& operator+=(Pair& a, const Pair& b) { return a = a + b; }
+};
+
+// Of `count` numbers, where a register holds `most`.
+template <int64_t count, int64_t most, bool fits = (count <= most)>
+struct VectorOf : Register<float, count> {};
+template <int64_t count, int64_t most>
+struct VectorOf<count, most, false> {
+    using Type = Pair<typename VectorOf<count / 2, most>::Type>;
+};
+
+template <typename Vector>
+constexpr int64_t count_in = sizeof(Vector) / sizeof(float);
+
+template <typename T, typename Vector>
+ENGINE_INLINE void read(const T* from, Vector& into) {
+    if constexpr (std::is_same_v<T, float>) {
+        __builtin_memcpy(&into, from, sizeof(into));
+    } else {
+        typename Register<uint16_t, count_in<Vector>>::Type halves;
+        __builtin_memcpy(&halves, from, sizeof(halves));
+        using Bits = typename Register<uint32_t, count_in<Vector>>::Type;
+        into = Vector(__builtin_convertvector(halves, Bits) << 16);
+    }
 }
 
-ENGINE_INLINE void write(const Sixteen& values, float* into) { __builtin_memcpy(into, &values, sizeof(values)); }
-
-// As store() of bf16.h.
-ENGINE_INLINE void write(const Sixteen& values, bf16* into) {
-    typedef uint32_t Bits __attribute__((vector_size(4 * sixteen)));
-    typedef uint16_t Halves __attribute__((vector_size(2 * sixteen)));
-    const Bits bits = Bits(values), rounded = bits + 0x7fff + (bits >> 16 & 1), quiet = bits | 0x400000;
-    const Halves halves = __builtin_convertvector(((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded) >> 16, Halves);
-    __builtin_memcpy(into, &halves, sizeof(halves));
+template <typename T, typename Half>
+ENGINE_INLINE void read(const T* from, Pair<Half>& into) {
+    read(from, into.low);
+    read(from + count_in<Half>, into.high);
 }
 
-// work(which, at) for a row in pieces of sixteen: which.read(from + at, vector) and which.write(vector, into + at) take
-// sixteen numbers, or, of the last piece, those that are left.
+template <typename Vector, typename T>
+ENGINE_INLINE void write(const Vector& values, T* into) {
+    if constexpr (std::is_same_v<T, float>) {
+        __builtin_memcpy(into, &values, sizeof(values));
+    } else {  // as store() of bf16.h
+        using Bits = typename Register<uint32_t, count_in<Vector>>::Type;
+        using Halves = typename Register<uint16_t, count_in<Vector>>::Type;
+        const Bits bits = Bits(values), rounded = bits + 0x7fff + (bits >> 16 & 1), quiet = bits | 0x400000;
+        const Bits kept = ((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded) >> 16;
+        const Halves halves = __builtin_convertvector(kept, Halves);
+        __builtin_memcpy(into, &halves, sizeof(halves));
+    }
+}
+
+template <typename Half, typename T>
+ENGINE_INLINE void write(const Pair<Half>& values, T* into) {
+    write(values.low, into);
+    write(values.high, into + count_in<Half>);
+}
+
+// A piece of a row: read(from, vector) and write(vector, into) take all numbers of its vector, or of the last piece
+// those that are left.
+template <typename VectorType>
 struct Whole {
+    using Vector = VectorType;
     template <typename T>
-    ENGINE_INLINE void read(const T* from, Sixteen& into) const {
+    ENGINE_INLINE void read(const T* from, Vector& into) const {
         engine::read(from, into);
     }
     template <typename T>
-    ENGINE_INLINE void write(const Sixteen& values, T* into) const {
+    ENGINE_INLINE void write(const Vector& values, T* into) const {
         engine::write(values, into);
     }
 };
 
+template <typename VectorType>
 struct Part {
+    using Vector = VectorType;
     int64_t count;
     template <typename T>
-    ENGINE_INLINE void read(const T* from, Sixteen& into) const {
-        T padded[sixteen] = {};
+    ENGINE_INLINE void read(const T* from, Vector& into) const {
+        T padded[count_in<Vector>] = {};
         __builtin_memcpy(padded, from, size_t(count) * sizeof(T));
         engine::read(padded, into);
     }
     template <typename T>
-    ENGINE_INLINE void write(const Sixteen& values, T* into) const {
-        T padded[sixteen];
+    ENGINE_INLINE void write(const Vector& values, T* into) const {
+        T padded[count_in<Vector>];
         engine::write(values, padded);
         __builtin_memcpy(into, padded, size_t(count) * sizeof(T));
     }
 };
 
-template <typename Work>
-ENGINE_INLINE void in_sixteens(int64_t length, const Work& work) {
+// With registers of `most` numbers.
+template <int64_t most, typename Work>
+ENGINE_INLINE void in_registers(int64_t length, const Work& work) {
+    using Sixteen = typename VectorOf<16, most>::Type;
+    using Eight = typename VectorOf<8, most>::Type;
     int64_t at = 0;
-    for (; at + sixteen <= length; at += sixteen) work(Whole{}, at);
-    if (at < length) work(Part{length - at}, at);
+    for (; at + 16 <= length; at += 16) work(Whole<Sixteen>{}, at);
+    if (at + 8 <= length) {
+        work(Whole<Eight>{}, at);
+        at += 8;
+    }
+    if (at < length) work(Part<Eight>{length - at}, at);
+}
+
+#if defined(__x86_64__)
+// Work is passed as a copy: what it holds then is no memory that a kernel may write to.
+template <typename Work>
+__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))) void in_avx512(int64_t length, Work work) {
+    in_registers<16>(length, work);
+}
+template <typename Work>
+__attribute__((target("avx2"))) void in_avx2(int64_t length, Work work) {
+    in_registers<8>(length, work);
+}
+#endif
+
+// work(piece, where it begins) for a row of `length` numbers, compiled for what the processor has: a lambda with
+// ENGINE_BODY, which captures copies.
+template <typename Work>
+void in_sixteens(int64_t length, const Work& work) {
+#if defined(__x86_64__)
+    if (may_use(Isa::avx512)) return in_avx512(length, work);
+    if (may_use(Isa::avx2)) return in_avx2(length, work);
+#endif
+    in_registers<4>(length, work);
 }
 
 }  // namespace engine

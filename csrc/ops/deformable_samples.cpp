@@ -21,38 +21,43 @@ struct Place {
     bool inside;
 };
 
-// Sixteen channels of the four pixels.
+// Some channels of the four pixels.
+template <typename Piece>
 struct Corners {
-    Sixteen top_left, top_right, bottom_left, bottom_right;
+    typename Piece::Vector top_left, top_right, bottom_left, bottom_right;
 
-    template <typename Which>
-    ENGINE_INLINE Corners(const Which& which, const float* x, const Place& p) {
-        which.read(x + p.top_left, top_left);
-        which.read(x + p.top_right, top_right);
-        which.read(x + p.bottom_left, bottom_left);
-        which.read(x + p.bottom_right, bottom_right);
+    ENGINE_INLINE Corners(const Piece& piece, const float* x, const Place& p) {
+        piece.read(x + p.top_left, top_left);
+        piece.read(x + p.top_right, top_right);
+        piece.read(x + p.bottom_left, bottom_left);
+        piece.read(x + p.bottom_right, bottom_right);
     }
 };
 
-ENGINE_INLINE Sixteen mix(const Sixteen& a, const Sixteen& b, float share) { return a + share * (b - a); }
+template <typename Vector>
+ENGINE_INLINE void mix(const Vector& a, const Vector& b, float share, Vector& mixed) {
+    mixed = a + share * (b - a);
+}
 
-ENGINE_VECTORISED void read_pixel(const float* x, const Place& p, int64_t lanes, float* y) {
-    in_sixteens(lanes, [&](auto which, int64_t lane) ENGINE_BODY {
-        const Corners of(which, x + lane, p);
-        which.write(
-            mix(mix(of.top_left, of.top_right, p.across), mix(of.bottom_left, of.bottom_right, p.across), p.down),
-            y + lane);
+void read_pixel(const float* x, const Place& p, int64_t lanes, float* y) {
+    in_sixteens(lanes, [=](auto piece, int64_t lane) ENGINE_BODY {
+        const Corners of(piece, x + lane, p);
+        typename decltype(piece)::Vector top, bottom, value;
+        mix(of.top_left, of.top_right, p.across, top);
+        mix(of.bottom_left, of.bottom_right, p.across, bottom);
+        mix(top, bottom, p.down, value);
+        piece.write(value, y + lane);
     });
 }
 
-ENGINE_VECTORISED void spread_pixel(const float* given, const Place& p, int64_t lanes, float* wanted) {
-    in_sixteens(lanes, [&](auto which, int64_t lane) ENGINE_BODY {
-        Sixteen gradient;
-        which.read(given + lane, gradient);
+void spread_pixel(const float* given, const Place& p, int64_t lanes, float* wanted) {
+    in_sixteens(lanes, [=](auto piece, int64_t lane) ENGINE_BODY {
+        typename decltype(piece)::Vector gradient;
+        piece.read(given + lane, gradient);
         const auto add = [&](int64_t at, float share) ENGINE_BODY {
-            Sixteen sum;
-            which.read(wanted + at + lane, sum);
-            which.write(sum + share * gradient, wanted + at + lane);
+            typename decltype(piece)::Vector sum;
+            piece.read(wanted + at + lane, sum);
+            piece.write(sum + share * gradient, wanted + at + lane);
         };
         add(p.top_left, (1 - p.down) * (1 - p.across));
         add(p.top_right, (1 - p.down) * p.across);
@@ -61,24 +66,28 @@ ENGINE_VECTORISED void spread_pixel(const float* given, const Place& p, int64_t 
     });
 }
 
-// What pixels tell of the gradient of their place.
+// What pixels tell of the gradient of their place, as sums of every sixteenth channel.
 struct Slopes {
-    Sixteen rows{}, columns{};
+    float rows[16] = {}, columns[16] = {};
 };
 
-ENGINE_VECTORISED void add_slopes(const float* x, const float* given, const Place& p, int64_t lanes, Slopes& slopes) {
-    in_sixteens(lanes, [&](auto which, int64_t lane) ENGINE_BODY {
-        const Corners of(which, x + lane, p);
-        Sixteen gradient;
-        which.read(given + lane, gradient);
-        slopes.rows += gradient * mix(of.bottom_left - of.top_left, of.bottom_right - of.top_right, p.across);
-        slopes.columns += gradient * mix(of.top_right - of.top_left, of.bottom_right - of.bottom_left, p.down);
+void add_slopes(const float* x, const float* given, const Place& p, int64_t lanes, Slopes& slopes) {
+    in_sixteens(lanes, [=, &slopes](auto piece, int64_t lane) ENGINE_BODY {
+        const Corners of(piece, x + lane, p);
+        typename decltype(piece)::Vector gradient, slope, sum;
+        piece.read(given + lane, gradient);
+        mix(of.bottom_left - of.top_left, of.bottom_right - of.top_right, p.across, slope);
+        read(slopes.rows, sum);
+        write(sum + gradient * slope, slopes.rows);
+        mix(of.top_right - of.top_left, of.bottom_right - of.bottom_left, p.down, slope);
+        read(slopes.columns, sum);
+        write(sum + gradient * slope, slopes.columns);
     });
 }
 
-float sum(const Sixteen& values) {
+float sum(const float (&values)[16]) {
     float total = 0;
-    for (int64_t lane = 0; lane < sixteen; lane++) total += values[lane];
+    for (const float value : values) total += value;
     return total;
 }
 

@@ -46,38 +46,42 @@ ENGINE_VECTORISED void widen(const Rows& rows, const T* x, T* y) {
 
 // A row of the bottom: the sums of the rectangles in rows of the top, which begin `step` elements apart.
 template <typename T>
-ENGINE_VECTORISED void narrow(const Rows& rows, const T* y, int64_t step, T* x) {
-    const int64_t length = rows.length, height = rows.height, bottom = rows.bottom, top = rows.top;
-    if (rows.lanes == 1) {
-        with_constant<2, 4>(rows.width, [&](auto width) ENGINE_BODY {
-#pragma omp simd
-            for (int64_t i = 0; i < length; i++) {
-                float sum = 0;
-                for (int64_t row = 0; row < height; row++)
-                    for (int64_t copy = 0; copy < width; copy++) sum += number(y[row * step + i * width + copy]);
-                store(sum, x[i]);
-            }
-        });
-        return;
-    }
-    constexpr int64_t strip = 64;  // pixels: one row of the top after the other is how memory is read fastest
+ENGINE_VECTORISED void narrow_run(const Rows& rows, const T* y, int64_t step, T* x) {
+    const int64_t length = rows.length, height = rows.height;
     with_constant<2, 4>(rows.width, [&](auto width) ENGINE_BODY {
-        in_sixteens(rows.lanes, [&](auto which, int64_t lane) ENGINE_BODY {
-            for (int64_t begin = 0; begin < length; begin += strip) {
-                const int64_t count = std::min(strip, length - begin);
-                Sixteen sums[strip], term;
-                for (int64_t i = 0; i < count; i++) sums[i] = Sixteen{};
-                for (int64_t row = 0; row < height; row++) {
-                    const T* from = y + row * step + begin * width * top + lane;
-                    for (int64_t i = 0; i < count; i++)
-                        for (int64_t copy = 0; copy < width; copy++, from += top) {
-                            which.read(from, term);
-                            sums[i] += term;
-                        }
+#pragma omp simd
+        for (int64_t i = 0; i < length; i++) {
+            float sum = 0;
+            for (int64_t row = 0; row < height; row++)
+                for (int64_t copy = 0; copy < width; copy++) sum += number(y[row * step + i * width + copy]);
+            store(sum, x[i]);
+        }
+    });
+}
+
+// The same of more lanes than one.
+template <typename T>
+void narrow_pixels(const Rows& rows, const T* y, int64_t step, T* x) {
+    constexpr int64_t strip = 64;  // pixels: one row of the top after the other is how memory is read fastest
+    in_sixteens(rows.lanes, [=](auto piece, int64_t lane) ENGINE_BODY {
+        using Vector = typename decltype(piece)::Vector;
+        for (int64_t begin = 0; begin < rows.length; begin += strip) {
+            const int64_t count = std::min(strip, rows.length - begin);
+            Vector sums[strip], term;
+            for (int64_t i = 0; i < count; i++) sums[i] = Vector{};
+            for (int64_t row = 0; row < rows.height; row++) {
+                const T* from = y + row * step + begin * rows.width * rows.top + lane;
+                for (int64_t i = 0; i < count; i++) {
+                    Vector sum = sums[i];
+                    for (int64_t copy = 0; copy < rows.width; copy++, from += rows.top) {
+                        piece.read(from, term);
+                        sum += term;
+                    }
+                    sums[i] = sum;
                 }
-                for (int64_t i = 0; i < count; i++) which.write(sums[i], x + (begin + i) * bottom + lane);
             }
-        });
+            for (int64_t i = 0; i < count; i++) piece.write(sums[i], x + (begin + i) * rows.bottom + lane);
+        }
     });
 }
 
@@ -117,7 +121,9 @@ private:
     template <typename T>
     void add_up() const {
         each_row([this](int64_t bottom, int64_t top) {
-            narrow(rows(), address<T>(outputs_[0]->diff) + top, top_row(), address<T>(input(0)->diff) + bottom);
+            const T* const y = address<T>(outputs_[0]->diff) + top;
+            T* const x = address<T>(input(0)->diff) + bottom;
+            x_.lanes == 1 ? narrow_run(rows(), y, top_row(), x) : narrow_pixels(rows(), y, top_row(), x);
         });
     }
 

@@ -82,24 +82,28 @@ ENGINE_VECTORISED void add_rows(const From* rows, int64_t row_step, const Term* 
 
 // Pixels that lie `step` apart, from those of a line, without gaps.
 template <typename To>
-ENGINE_VECTORISED void add_columns(const float* line, const Mix& mix, int64_t lanes, int64_t step, To* to) {
-    for (int64_t place = 0; place < mix.size(); place++, to += step) {
-        const Term *const begin = mix.begin(place), *const end = mix.end(place);
-        if (lanes == 1) {
+void add_columns(const float* line, const Mix& mix, int64_t lanes, int64_t step, To* to) {
+    const int64_t* const ends = mix.ends.data();
+    const Term* const terms = mix.terms.data();
+    const int64_t places = mix.size();
+    if (lanes == 1) {
+        for (int64_t place = 0; place < places; place++, to += step) {
             float sum = 0;
-            for (const Term* term = begin; term != end; term++) sum += term->weight * line[term->from];
+            for (int64_t i = ends[place]; i < ends[place + 1]; i++) sum += terms[i].weight * line[terms[i].from];
             store(sum, *to);
-            continue;
         }
-        in_sixteens(lanes, [&](auto which, int64_t at) ENGINE_BODY {
-            Sixteen sum{}, values;
-            for (const Term* term = begin; term != end; term++) {
-                which.read(line + term->from * lanes + at, values);
-                sum += term->weight * values;
-            }
-            which.write(sum, to + at);
-        });
+        return;
     }
+    in_sixteens(lanes, [=](auto piece, int64_t at) ENGINE_BODY {
+        for (int64_t place = 0; place < places; place++) {
+            typename decltype(piece)::Vector sum{}, values;
+            for (int64_t i = ends[place]; i < ends[place + 1]; i++) {
+                piece.read(line + terms[i].from * lanes + at, values);
+                sum += terms[i].weight * values;
+            }
+            piece.write(sum, to + place * step + at);
+        }
+    });
 }
 
 class Resample : public Op {

@@ -13,15 +13,15 @@ namespace {
 
 // The sum of `tiles` rows that lie one after the other.
 template <typename T>
-ENGINE_VECTORISED void sum_tiles(const T* rows, int64_t length, int64_t tiles, T* into) {
-    in_sixteens(length, [&](auto which, int64_t at) ENGINE_BODY {
-        Sixteen sum, term;
-        which.read(rows + at, sum);
+void sum_tiles(const T* rows, int64_t length, int64_t tiles, T* into) {
+    in_sixteens(length, [=](auto piece, int64_t at) ENGINE_BODY {
+        typename decltype(piece)::Vector sum, term;
+        piece.read(rows + at, sum);
         for (int64_t tile = 1; tile < tiles; tile++) {
-            which.read(rows + tile * length + at, term);
+            piece.read(rows + tile * length + at, term);
             sum += term;
         }
-        which.write(sum, into + at);
+        piece.write(sum, into + at);
     });
 }
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.layers.blocked import run_blocked
-from tests.layers.harness import check_golden, check_gradients, error_of, golden, net_text, run
+from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text, run, set_top_diff
 
 RANDOM = np.random.default_rng(1)
 
@@ -25,6 +25,17 @@ def test_forward_and_gradients(shape, axis, tiles):
     repeats = [tiles if i == axis % len(shape) else 1 for i in range(len(shape))]
     np.testing.assert_array_equal(run(text, x=x).blobs["y"].data, np.tile(x, repeats))
     check_gradients(net_text(text, x=shape), {"x": x})
+
+
+@pytest.mark.parametrize("length", [5, 8, 16, 21, 29])
+def test_rows_of_any_length(length):
+    """Which are read in pieces of sixteen, of eight, and what is left."""
+    given = RANDOM.normal(size=(2, 3 * length)).astype(np.float32)
+    net = make_net(net_text(layer("axis: 1 tiles: 3"), x=(2, length)))
+    net.forward()
+    set_top_diff(net, "y", given)
+    net.backward()
+    np.testing.assert_allclose(net.blobs["x"].diff, given.reshape(2, 3, length).sum(1), atol=1e-6)
 
 
 @pytest.mark.parametrize("channels", [32, 40])
