@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "kernels/vectorised.h"
 #include "ops/common/elementwise.h"
@@ -44,20 +45,35 @@ ENGINE_VECTORISED void values(const float* x, float* y, int64_t classes, int64_t
     }
 }
 
-// y (given - sum of y given)
-ENGINE_VECTORISED void gradients(const float* y, const float* given, float* wanted, int64_t classes, int64_t step,
-                                 int64_t width) {
+// y (given - sum of y given), of columns in which every pixel has `lanes` neighbouring ones.
+ENGINE_VECTORISED void gradients(const float* y, const float* given, float* wanted, int64_t rows, int64_t step,
+                                 int64_t width, int64_t lanes) {
     alignas(64) float sum[Strips::widest] = {};
-    for (int64_t c = 0; c < classes; c++) {
+    for (int64_t c = 0; c < rows; c++) {
         const float *const p = y + c * step, *const g = given + c * step;
 #pragma omp simd
         for (int64_t i = 0; i < width; i++) sum[i] += p[i] * g[i];
     }
-    for (int64_t c = 0; c < classes; c++) {
+    if (lanes > 1)
+        for (float* pixel = sum; pixel < sum + width; pixel += lanes)
+            std::fill_n(pixel, lanes, std::accumulate(pixel, pixel + lanes, 0.f));
+    for (int64_t c = 0; c < rows; c++) {
         const float *const p = y + c * step, *const g = given + c * step;
         float* const into = wanted + c * step;
 #pragma omp simd
         for (int64_t i = 0; i < width; i++) into[i] = p[i] * (g[i] - sum[i]);
+    }
+}
+
+// The same of `count` pixels, `step` apart, whose classes are neighbours.
+ENGINE_VECTORISED void gradients_in_rows(const float* y, const float* given, float* wanted, int64_t classes,
+                                         int64_t step, int64_t count) {
+    for (int64_t pixel = 0; pixel < count; pixel++, y += step, given += step, wanted += step) {
+        float sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t c = 0; c < classes; c++) sum += y[c] * given[c];
+#pragma omp simd
+        for (int64_t c = 0; c < classes; c++) wanted[c] = y[c] * (given[c] - sum);
     }
 }
 
@@ -76,11 +92,11 @@ void spread_nans(float* y, int64_t rows, int64_t classes) {
 void SoftmaxOp::add_softmax(const TensorPtr& x, const TensorPtr& y, int axis) {
     x_ = x;
     y_ = y;
-    axis_ = axis;
     threads_ = threads();
     classes_ = x->shape.at(axis);
     outer_ = count_of(Dims(x->shape.begin(), x->shape.begin() + axis));
     inner_ = count_of(Dims(x->shape.begin() + axis + 1, x->shape.end()));
+    rows_ = is_plain(x->layout) ? ChannelRows::plain(outer_, classes_, inner_) : known_rows(x->layout);
     in_columns_ = inner_ > 1 && is_plain(x->layout);
     in_rows_ = inner_ == 1 && is_plain(x->layout);
     touch(Pass::forward, {x, y});
@@ -101,18 +117,6 @@ void SoftmaxOp::add_softmax_backward(const TensorPtr& wanted) {
     wanted_ = wanted;
     touch(Pass::backward, {y_, y_->diff, wanted});
     may_overwrite(Pass::backward, y_->diff, wanted);
-    if (in_columns_) return;
-    const Layout& layout = x_->layout;
-    const auto how = algorithm::softmax_accurate;
-    const dnnl::softmax_forward::primitive_desc hint(cpu(), prop_kind::forward_training, how, layout, layout, axis_,
-                                                     user_scratchpad());
-    const dnnl::softmax_backward::primitive_desc pd(cpu(), how, layout, layout, layout, axis_, hint, user_scratchpad());
-    fresh_scratch();
-    backward_calls_.push_back({dnnl::softmax_backward(pd),
-                               {{DNNL_ARG_DST, y_->memory},
-                                {DNNL_ARG_DIFF_DST, y_->diff->memory},
-                                {DNNL_ARG_DIFF_SRC, wanted->memory},
-                                {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
 }
 
 void SoftmaxOp::forward(const dnnl::stream& stream) {
@@ -130,14 +134,19 @@ void SoftmaxOp::compute_strip(int64_t n, int64_t begin, int64_t width) const {
     values(x_->data() + at, y_->data() + at, classes_, inner_, width, strip);
 }
 
-void SoftmaxOp::backward(const dnnl::stream& stream) {
-    if (!in_columns_) return Op::backward(stream);
+void SoftmaxOp::backward(const dnnl::stream&) {
+    if (!wanted_) return;
     const float *const y = y_->data(), *const given = y_->diff->data();
     float* const wanted = wanted_->data();
+    const int64_t blocks = rows_.blocks(), most = Strips::widest / rows_.lanes;
     strips().each([&](int64_t, int64_t n, int64_t begin, int64_t width) {
-        const int64_t at = n * classes_ * inner_ + begin;
-        gradients(y + at, given + at, wanted + at, classes_, inner_, width);
+        int64_t at = rows_.offset(n, 0) + begin * rows_.inner_stride;
+        if (blocks == 1) return gradients_in_rows(y + at, given + at, wanted + at, classes_, rows_.inner_stride, width);
+        for (int64_t done = 0; done < width; done += most, at += most * rows_.lanes)
+            gradients(y + at, given + at, wanted + at, blocks, rows_.block_stride,
+                      std::min(most, width - done) * rows_.lanes, rows_.lanes);
     });
+    clear_padding(rows_, sizeof(float), wanted);
 }
 
 }  // namespace engine

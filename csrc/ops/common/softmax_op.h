@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/chunks.h"
+#include "ops/common/channel_layout.h"
 #include "ops/common/onednn_util.h"
 
 namespace engine {
@@ -29,7 +30,7 @@ public:
 
 private:
     bool in_rows_ = false;  // a row-major (outer, classes)
-    int axis_;
+    ChannelRows rows_{};
     TensorPtr x_, y_, wanted_;
     memory columns_;  // a strip of each of threads_
     int threads_ = 0;
