@@ -30,7 +30,7 @@ Term term_of(const std::string& name) {
 template <typename T, typename TermOf>
 ENGINE_INLINE double sum_of_terms(const T* x, int64_t length, const TermOf& term_of) {
     using Sum = std::conditional_t<std::is_same_v<T, bf16>, float, double>;
-    constexpr int64_t together = 64;
+    constexpr int64_t together = 256 / sizeof(Sum);  // eight registers of AVX2, which has sixteen
     Sum sums[together] = {};
     int64_t i = 0;
     for (; i + together <= length; i += together) {

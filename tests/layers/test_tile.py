@@ -2,7 +2,17 @@ import numpy as np
 import pytest
 
 from tests.layers.blocked import run_blocked
-from tests.layers.harness import check_golden, check_gradients, error_of, golden, make_net, net_text, run, set_top_diff
+from tests.layers.harness import (
+    check_golden,
+    check_gradients,
+    error_of,
+    golden,
+    make_net,
+    net_text,
+    passes_on,
+    run,
+    set_top_diff,
+)
 
 RANDOM = np.random.default_rng(1)
 
@@ -36,6 +46,12 @@ def test_rows_of_any_length(length):
     set_top_diff(net, "y", given)
     net.backward()
     np.testing.assert_allclose(net.blobs["x"].diff, given.reshape(2, 3, length).sum(1), atol=1e-6)
+
+
+@pytest.mark.parametrize("isa", ["SSE41", "AVX2"])
+def test_rows_on_other_processors(isa):
+    """Whose registers are smaller: vectors are made up of several."""
+    assert passes_on(isa, __file__, "any_length")
 
 
 @pytest.mark.parametrize("channels", [32, 40])
