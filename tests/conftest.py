@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 import pytest
 
@@ -9,6 +10,10 @@ from engine.host.cores import CROWDED_SPIN_COUNT
 
 # Before anything loads libgomp: several tests run at a time, each of which takes the cores for its own.
 os.environ.setdefault("GOMP_SPINCOUNT", CROWDED_SPIN_COUNT)
+# Else each of the thousands of processes that tests start would compile all modules, and draw the curve of its run.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+os.environ.setdefault("ENGINE_CURVE", "0")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and all that it starts
 
 

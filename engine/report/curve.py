@@ -20,7 +20,8 @@ class Curve(Observer):
     """A point of loss for iterations that are `due`, one for each test, and the learning rate where it changes. Rank 0
     draws them at the end. What a run has shown so far is in <prefix>_curve.csv: a run that goes on from a snapshot
     begins with what that snapshot's run had shown by then. A run that shows nothing, neither losses nor tests, leaves
-    neither table nor picture."""
+    neither table nor picture. ENGINE_CURVE=0 leaves the picture out, which takes a second and more: of many short runs,
+    most of their time."""
 
     def __init__(self, due: Callable[[int], bool]):
         self._due = due
@@ -67,7 +68,8 @@ class Curve(Observer):
             self._write()
 
     def end(self, trace) -> None:
-        if self._run.world.rank == 0 and self._run.prefix and self._shown:
+        drawn = os.environ.get("ENGINE_CURVE") != "0"
+        if drawn and self._run.world.rank == 0 and self._run.prefix and self._shown:
             plot.write_curve(self._points, self._run.prefix)
 
     def _write(self) -> None:

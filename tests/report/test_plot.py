@@ -119,6 +119,15 @@ def curve_of(folder, iterations, snapshot=""):
     return next(each for each in solver.observers if isinstance(each, Curve))._points
 
 
+@pytest.mark.parametrize(("said", "drawn"), [("0", False), ("", True)])
+def test_a_picture_is_left_out_on_request(tmp_path, monkeypatch, said, drawn):
+    """The table is not."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.setenv("ENGINE_CURVE", said)
+    curve_of(tmp_path, 3)
+    assert (tmp_path / "net_curve.png").exists() is drawn and (tmp_path / "net_curve.csv").exists()
+
+
 def test_a_resumed_run_draws_all_of_it(tmp_path):
     """And no run draws what it has lost: this one was killed after iteration 9, and goes on from 6."""
     for name in ("whole", "parts"):

@@ -23,11 +23,6 @@ reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumul
 TEXT = "max_iter: 20 test_interval: 5 snapshot: 10 display: 2 momentum: 0.9 base_lr: 0.05 "
 
 
-@pytest.fixture(autouse=True)
-def no_curves(monkeypatch):
-    monkeypatch.setattr("engine.report.plot.write_curve", lambda points, prefix: None)
-
-
 class Told(Observer):
     def __init__(self):
         self.losses, self.tests = [], []
