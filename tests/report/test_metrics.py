@@ -57,6 +57,12 @@ def test_cells_stay_as_they_are():
     assert text.splitlines()[2:] == [" 1e5  None", "1.50  True"]
 
 
+def test_columns_are_those_of_a_terminal():
+    """An ideograph fills two, an accent of its own none; what a terminal would obey is shown instead."""
+    text = table(("名", "n"), [("e\u0301", 10), ("a\tb", 2)])
+    assert text.splitlines() == ["名     n", "----  --", "e\u0301     10", "a\\tb   2"]
+
+
 def test_words_for_numbers():
     assert human(25557032) == "25.56 M" and human(4096, "B") == "4.10 kB" and human(12) == "12"
     assert shape_text((16, 3, 8)) == "16 x 3 x 8" and shape_text(()) == "scalar"
