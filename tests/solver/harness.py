@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from engine.comm.world import World
 from engine.config import parse_solver
@@ -116,6 +115,8 @@ def all_fine(ranks: int, program: str, timeout: float = 120, **environ: str) -> 
 
 def assert_refused(text: str, words: str) -> None:
     """A solver of the digits with this text is one line of error, with its place."""
+    import pytest  # ranks, which import this module, too, need none of it
+
     with pytest.raises(EngineError, match=words) as found:
         make_solver(text, digits_net())
     assert len(str(found.value).splitlines()) == 1 and "net.prototxt:1:" in str(found.value)

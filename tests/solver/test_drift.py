@@ -5,66 +5,69 @@ import pytest
 from engine.solver.drift import _describe
 from tests.mpi import run_ranks
 
-# {fault} is done to one rank after its third iteration.
+# In each of the cases (text, rank, fault), the fault is done to the rank after its third iteration.
 PROGRAM = """
 from engine.comm.world import world
 from engine.errors import CommError
 from tests.solver.harness import *
-solver = make_solver({text!r}, digits_net(), {folder!r}, world())
-step = solver.step
-def faulty():
-    step()
-    if (world().rank, solver.iteration) == ({rank}, 3):
-        solver.optimizer.wait()
-        placed = {{p.name: p for p in solver.net.parameters}}
-        {fault}
-solver.step = faulty
-try:
-    solver.solve()
-    print("no fault found at", solver.iteration, flush=True)
-except CommError as error:
-    messages = world().gather(str(error))
-    if messages:
-        print(messages[0] if len(set(messages)) == 1 else messages)
+
+def run(folder, text, rank, fault):
+    solver = make_solver(text, digits_net(), folder, world())
+    step = solver.step
+    def faulty():
+        step()
+        if (world().rank, solver.iteration) == (rank, 3):
+            solver.optimizer.wait()
+            exec(fault, dict(solver=solver, placed={{p.name: p for p in solver.net.parameters}}))
+    solver.step = faulty
+    try:
+        solver.solve()
+        print("no fault found at", solver.iteration, flush=True)
+    except CommError as error:
+        messages = world().gather(str(error))
+        if messages:
+            print(messages[0] if len(set(messages)) == 1 else messages)
+    solver.close()
+
+for case in {cases!r}:
+    run({folder!r}, *case)
 world().close()
 """
 WEIGHT = "solver.optimizer.weights[placed['ip1[0]'].offset + 5] += 1e-6"
 HISTORY = "solver.optimizer.history.arrays[0][placed['ip2[1]'].offset] *= -1"
+# The fault of one blob spreads to all by the next iteration: the check must come before it.
+CASES = {
+    ("comm_param { drift_check: 3 } momentum: 0.9 max_iter: 8", 2, WEIGHT): "rank 2 of 4 differs in the weights of "
+    "ip1[0]",
+    ("comm_param { drift_check: 3 } momentum: 0.9 max_iter: 8", 0, HISTORY): "rank 0 of 4 differs in SGD's momentum of "
+    "ip2[1]",
+    (
+        'comm_param { drift_check: 3 } momentum: 0.9 max_iter: 8 type: "Adam" momentum2: 0.999',
+        3,
+        HISTORY.replace("arrays[0]", "arrays[1]").replace("*= -1", "+= 1e-6"),
+    ): "rank 3 of 4 differs in Adam's second moment of ip2[1]",
+    # at the snapshot
+    ("momentum: 0.9 max_iter: 3", 1, WEIGHT): "rank 1 of 4 differs in the weights of ip1[0]",
+    (  # ranks average after iterations 3, 5 and 7, and a check is due after 2, 4 and 6
+        "comm_param { mode: LOCAL sync_every: 2 sync_start: 1 drift_check: 2 } momentum: 0.9 max_iter: 8 "
+        "snapshot_after_train: false",
+        2,
+        WEIGHT,
+    ): "rank 2 of 4 differs in the weights of ip1[0]",
+}
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(
-    ("text", "rank", "fault", "message"),
-    [
-        # The fault of one blob spreads to all by the next iteration: the check must come before it.
-        ("comm_param { drift_check: 3 }", 2, WEIGHT, "iteration 3: rank 2 of 4 differs in the weights of ip1[0]"),
-        ("comm_param { drift_check: 3 }", 0, HISTORY, "iteration 3: rank 0 of 4 differs in SGD's momentum of ip2[1]"),
-        (
-            'comm_param { drift_check: 3 } type: "Adam" momentum2: 0.999',
-            3,
-            HISTORY.replace("arrays[0]", "arrays[1]").replace("*= -1", "+= 1e-6"),
-            "iteration 3: rank 3 of 4 differs in Adam's second moment of ip2[1]",
-        ),
-        ("max_iter: 3", 1, WEIGHT, "iteration 3: rank 1 of 4 differs in the weights of ip1[0]"),  # at the snapshot
-        (  # ranks average after iterations 3, 5 and 7, and a check is due after 2, 4 and 6
-            "comm_param { mode: LOCAL sync_every: 2 sync_start: 1 drift_check: 2 } snapshot_after_train: false",
-            2,
-            WEIGHT,
-            "iteration 3: rank 2 of 4 differs in the weights of ip1[0]",
-        ),
-    ],
-)
-def test_one_of_four_ranks(tmp_path, text, rank, fault, message):
-    text += " momentum: 0.9" + (" max_iter: 8" if "max_iter" not in text else "")
-    done = run_ranks(4, PROGRAM.format(text=text, folder=str(tmp_path), rank=rank, fault=fault))
-    assert done.stdout == message + "\n", done.stderr
+def test_one_of_four_ranks(tmp_path):
+    done = run_ranks(4, PROGRAM.format(cases=[*CASES], folder=str(tmp_path)))
+    assert done.stdout.splitlines() == [f"iteration 3: {message}" for message in CASES.values()], done.stderr
     assert not list(tmp_path.iterdir()), "a snapshot was written"
 
 
 @pytest.mark.mpi
 def test_the_check_can_be_switched_off(tmp_path):
     text = "comm_param { drift_check: 0 } snapshot_after_train: false max_iter: 5"
-    done = run_ranks(2, PROGRAM.format(text=text, folder=str(tmp_path), rank=1, fault=WEIGHT))
+    done = run_ranks(2, PROGRAM.format(cases=[(text, 1, WEIGHT)], folder=str(tmp_path)))
     assert done.stdout == "no fault found at 5\n" * 2, done.stderr
 
 
