@@ -17,6 +17,8 @@ struct MaxWindows {
         int64_t begin(int64_t i) const { return std::max<int64_t>(0, -start(i)); }
         int64_t end(int64_t i) const { return std::min(kernel, size - start(i)); }
         bool holds(int64_t i) const { return begin(i) == 0 && end(i) == kernel; }
+        // Whether the last window begins beyond the plane, which pooling without padding allows.
+        bool has_empty() const { return end(pooled - 1) <= 0; }
     };
     static constexpr int64_t most_places = 255;  // of a window
 
@@ -26,7 +28,13 @@ struct MaxWindows {
     int64_t start(int64_t i, int64_t j, int64_t k) const {
         return (outer.start(i) * middle.size + middle.start(j)) * inner.size + inner.start(k);
     }
-    int64_t places() const { return outer.kernel * middle.kernel * inner.kernel; }
+    // Whether a window has no more than most_places, of which a product of kernels may be too large a number.
+    bool fits() const {
+        int64_t most = most_places;
+        for (const Axis* axis : {&outer, &middle, &inner}) most /= axis->kernel;
+        return most > 0;
+    }
+    bool has_empty() const { return outer.has_empty() || middle.has_empty() || inner.has_empty(); }
 
     // y, and where in each window it was found, the first of equals; NaN is passed over. `which` is as large as y, or
     // null where nobody asks for gradients.

@@ -37,9 +37,11 @@ public:
 
     void forward(const dnnl::stream& stream) override {
         Op::forward(stream);
-        if (own_)
-            own_->values(rows_.bottom, input(0)->data(), rows_.top, outputs_[0]->data(),
-                         which_ ? address<uint8_t>(which_) : nullptr);
+        if (own_) {
+            float* const y = outputs_[0]->data();
+            own_->values(rows_.bottom, input(0)->data(), rows_.top, y, which_ ? address<uint8_t>(which_) : nullptr);
+            if (own_->has_empty()) clear_padding(rows_.top, sizeof(float), y);
+        }
         scale_border(outputs_[0]->memory);
     }
 
@@ -89,7 +91,7 @@ private:
             const size_t axis = kernel_.size() - 1 - i;
             *axes[i] = {size(axis), output_size(axis), kernel_[axis], stride_[axis], pad_[axis]};
         }
-        if (!x || !y || (!plain && x->lanes != y->lanes) || windows.places() > MaxWindows::most_places) return false;
+        if (!x || !y || (!plain && x->lanes != y->lanes) || !windows.fits()) return false;
         own_ = windows;
         rows_ = rows_of_both(bottom, top);
         implementation_ = "engine:avx2";

@@ -372,6 +372,28 @@ def test_padding_of_blocked_channels_is_zero_beyond_the_plane_too():
     assert not y[:, -3:].any() and not mask[:, -3:].any()
 
 
+def test_padding_of_blocked_channels_is_zero_where_a_window_lies_beyond_the_plane():
+    below = CONVOLUTION.format(name="c", channels=BLOCK + 3)
+    net = make_net(net_text(below + layer("kernel_size: 1 stride: 3", bottom="c"), x=(1, 2, 5, 5)))
+    tensor = net.blobs["y"].tensor
+    memory = _core.Arena(tensor.nbytes)
+    assert tensor.shape == (1, BLOCK + 3, 3, 3) and not tensor.is_plain
+    tensor.place(memory, 0)
+    values = np.asarray(memory)[: 2 * 9 * BLOCK].reshape(2, 9, BLOCK)
+    values[:] = np.nan
+    net.forward()
+    assert (values[0, 2] == np.finfo(np.float32).min).all()  # the third column's, beyond the plane
+    assert not values[1, :, 3:].any()
+
+
+def test_a_window_of_more_places_than_a_number_counts():
+    window = "".join(f"kernel_size_3d: {1 << n} " for n in (21, 21, 22))
+    pad = "".join(f"pad_3d: {1 << n} " for n in (20, 20, 21))
+    x = np.full((1, 1, 1, 1, 1), -3, np.float32)
+    y = run(layer(f"{window} {pad} round_mode: FLOOR"), x=x).blobs["y"].data
+    assert y.shape == (1, 1, 2, 2, 2) and (y == -3).all()
+
+
 @pytest.mark.parametrize("pool, window", [("MAX", 2), ("MAX", 3), ("AVE", 3)])
 @pytest.mark.parametrize("plane", [(1, 6), (6, 1), (1, 1)])
 @pytest.mark.parametrize("channels", [1, 7, BLOCK, 24])

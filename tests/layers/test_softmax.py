@@ -56,6 +56,23 @@ def test_blocked(channels, size, axis):
     np.testing.assert_allclose(c.diff, gradient(y.data, y.diff, axis), atol=1e-6)
 
 
+@pytest.mark.parametrize("place", [0, 2, -1])
+@pytest.mark.parametrize("channels", [3, 5, 21, 32])
+@pytest.mark.parametrize("size", [(1, 1), (2, 3)])
+@pytest.mark.parametrize("type", ["Convolution", "Deconvolution"])
+def test_a_score_that_is_nan_makes_all_nan(type, channels, size, place):
+    """Whatever the layout: blocks of channels, or channels last."""
+    below = f"""layer {{ name: "c" type: "{type}" bottom: "x" top: "c" convolution_param {{ num_output: {channels}
+        kernel_size: 1 weight_filler {{ type: "gaussian" std: 0.5 }} }} }}"""
+    net = make_net(net_text(below + LAYER.format(axis=1).replace('"x"', '"c"'), x=(2, 3, *size)))
+    net.blobs["x"].set(RANDOM.normal(size=(2, 3, *size)))
+    bias = np.zeros(channels, np.float32)
+    bias[place] = np.nan
+    net.params["c"][1].set(bias)
+    net.forward()
+    assert np.isnan(net.blobs["y"].data).all()
+
+
 def test_large_scores_do_not_overflow():
     x = np.array([[1e4, 1e4, -1e4]], np.float32)
     np.testing.assert_allclose(run(LAYER.format(axis=1), x=x).blobs["y"].data, [[0.5, 0.5, 0]], atol=1e-6)

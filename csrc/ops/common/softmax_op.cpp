@@ -77,14 +77,27 @@ ENGINE_VECTORISED void gradients_in_rows(const float* y, const float* given, flo
     }
 }
 
-// Where one score of a row is NaN, so are all its probabilities; oneDNN makes 0 of the others. Which is how a row shows
-// that it may hold one.
-void spread_nans(float* y, int64_t rows, int64_t classes) {
-    for (int64_t i = 0; i < rows; i++) {
-        float* const row = y + i * classes;
-        if (row[0] > 0 || std::none_of(row, row + classes, [](float p) { return std::isnan(p); })) continue;
-        std::fill_n(row, classes, std::numeric_limits<float>::quiet_NaN());
-    }
+// Where one score of a pixel is NaN, so are all its probabilities; oneDNN makes 0 of others.
+void spread_nans(const ChannelRows& rows, float* y) {
+    const int64_t lanes = rows.lanes;
+#pragma omp parallel for collapse(2) schedule(static) if (!rows.small())
+    for (int64_t n = 0; n < rows.outer; n++)
+        for (int64_t i = 0; i < rows.inner; i++) {
+            float* const pixel = y + rows.offset(n, 0) + i * rows.inner_stride;
+            const auto each = [&](const auto& work) {
+                for (int64_t block = 0; block < rows.blocks(); block++)
+                    work(pixel + block * rows.block_stride, std::min(lanes, rows.channels - block * lanes));
+            };
+            float sum = 0;
+            each([&](const float* values, int64_t count) {
+#pragma omp simd reduction(+ : sum)
+                for (int64_t lane = 0; lane < count; lane++) sum += values[lane];
+            });
+            if (!std::isnan(sum)) continue;
+            each([&](float* values, int64_t count) {
+                std::fill_n(values, count, std::numeric_limits<float>::quiet_NaN());
+            });
+        }
 }
 
 }  // namespace
@@ -98,7 +111,6 @@ void SoftmaxOp::add_softmax(const TensorPtr& x, const TensorPtr& y, int axis) {
     inner_ = count_of(Dims(x->shape.begin() + axis + 1, x->shape.end()));
     rows_ = is_plain(x->layout) ? ChannelRows::plain(outer_, classes_, inner_) : known_rows(x->layout);
     in_columns_ = inner_ > 1 && is_plain(x->layout);
-    in_rows_ = inner_ == 1 && is_plain(x->layout);
     touch(Pass::forward, {x, y});
     may_overwrite(Pass::forward, x, y);
     if (in_columns_) {
@@ -122,7 +134,7 @@ void SoftmaxOp::add_softmax_backward(const TensorPtr& wanted) {
 void SoftmaxOp::forward(const dnnl::stream& stream) {
     if (!in_columns_) {
         Op::forward(stream);
-        if (in_rows_) spread_nans(y_->data(), outer_, classes_);
+        spread_nans(rows_, y_->data());
         return;
     }
     strips().each([this](int64_t, int64_t n, int64_t begin, int64_t width) { compute_strip(n, begin, width); });

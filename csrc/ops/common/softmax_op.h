@@ -29,7 +29,6 @@ public:
     void backward(const dnnl::stream& stream) override;
 
 private:
-    bool in_rows_ = false;  // a row-major (outer, classes)
     ChannelRows rows_{};
     TensorPtr x_, y_, wanted_;
     memory columns_;  // a strip of each of threads_
