@@ -21,7 +21,7 @@ CONF
   export APT_CONFIG=$work/apt.conf
   apt-get -q update
   apt-get -q -y install --download-only libdnnl-dev pybind11-dev libstdc++-14-dev python3-dev python3-numpy \
-    python3-mpi4py python3-lmdb python3-pil python3-h5py python3-psutil python3-tqdm python3-matplotlib
+    python3-mpi4py python3-lmdb python3-pil python3-h5py python3-psutil python3-tabulate python3-tqdm python3-matplotlib
   unset APT_CONFIG
   for folder in lib bin sbin; do ln -sfn usr/$folder "$root/$folder"; done
   for package in "$work"/apt/archives/*.deb; do dpkg-deb -x "$package" "$root"; done

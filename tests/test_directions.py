@@ -168,6 +168,7 @@ SPEAKERS = {
     "pygraphviz": ["report/draw_net.py"],
     "tensorboardX": ["report/tensorboard.py"],
     "psutil": ["host/machine.py"],
+    "tabulate": ["report/table.py"],
     "tqdm": ["report/progress.py"],
     "google": [
         *("proto/", "config/", "weights/"),

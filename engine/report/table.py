@@ -1,9 +1,8 @@
-"""Plain text tables."""
+"""Plain text tables, laid out by tabulate."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from unicodedata import combining, east_asian_width
 
 from engine.errors import printable
 
@@ -17,28 +16,20 @@ def table(
         align: "<" or ">" for each column (default: left for the first, else right).
         total: a last row below a rule of its own.
     """
-    lines = [_texts(header), *map(_texts, rows), *([_texts(total)] if total else [])]
-    widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
-    sides = align or "<" + ">" * (len(header) - 1)
-    texts = ["  ".join(map(_padded, line, widths, sides)).rstrip() for line in lines]
-    rule = "  ".join("-" * width for width in widths).rstrip()
-    return "\n".join([texts[0], rule, *texts[1 : 1 + len(rows)], *([rule, texts[-1]] if total else [])])
+    import tabulate
+
+    rule, row = tabulate.Line("", "-", "  ", ""), tabulate.DataRow("", "  ", "")
+    style = tabulate.TableFormat(None, rule, None, None, headerrow=row, datarow=row, padding=0, with_header_hide=None)
+    # The header is a row like others: tabulate makes a column wider than its header.
+    lines: list[Sequence[str]] = [_texts(header), tabulate.SEPARATING_LINE, *map(_texts, rows)]
+    if total:
+        lines += [tabulate.SEPARATING_LINE, _texts(total)]
+    sides = [{"<": "left", ">": "right"}[side] for side in align or "<" + ">" * (len(header) - 1)]
+    return tabulate.tabulate(lines, tablefmt=style, colalign=sides, disable_numparse=True)
 
 
 def _texts(row: Sequence[object]) -> list[str]:
-    return [printable(str(cell)).strip() for cell in row]
-
-
-def _padded(text: str, width: int, side: str) -> str:
-    blanks = " " * (width - _width(text))
-    return text + blanks if side == "<" else blanks + text
-
-
-def _width(text: str) -> int:
-    """Returns how many columns of a terminal a text fills: an ideograph two, an accent of its own none."""
-    if text.isascii():
-        return len(text)
-    return sum(0 if combining(each) else 1 + (east_asian_width(each) in "WF") for each in text)
+    return [printable(str(cell)) for cell in row]
 
 
 def duration(seconds: float) -> str:
