@@ -493,18 +493,18 @@ def test_two_ranks_train_and_test(tmp_path, in_repo):
     prefix = tmp_path / "digits"
     done = on_ranks(
         2,
-        *("train", *DIGITS, "--set", "max_iter=100", "--set", f"snapshot_prefix={prefix}"),
+        *("train", *DIGITS, "--set", "max_iter=300", "--set", f"snapshot_prefix={prefix}"),
         *("--timeline", tmp_path / "t.json"),
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("Solving digits") == 1
     accuracy = float(re.findall(r"Test net output #\d+: accuracy = (\S+)", done.stderr)[-1])
-    assert accuracy > 0.95  # 0.975 after 100 iterations
+    assert accuracy > 0.97
     names = {
         event["name"] for event in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if event["pid"] == 1
     }
     assert {"conv2 fwd", "conv2 bwd"} <= names and any(name.startswith("reduce ") for name in names)
-    model = ["--model", "nets/digits.prototxt", "--weights", f"{prefix}_iter_100.caffemodel"]
+    model = ["--model", "nets/digits.prototxt", "--weights", f"{prefix}_iter_300.caffemodel"]
     for ranks in (1, 2):
         assert on_ranks(ranks, "test", *model, "--json", tmp_path / f"{ranks}.json").returncode == 0
     one, two = (json.loads((tmp_path / f"{ranks}.json").read_text()) for ranks in (1, 2))
