@@ -79,7 +79,7 @@ def loaded_by(program: str) -> set[str]:
     return set(done.stdout.partition("modules:")[2].split())
 
 
-HEAVY = {"numpy", "google.protobuf", "lmdb", "PIL", "mpi4py", "psutil", "tqdm", "engine.proto"}
+HEAVY = {"numpy", "google.protobuf", "lmdb", "PIL", "mpi4py", "psutil", "tabulate", "tqdm", "engine.proto"}
 
 
 def test_help_imports_nothing_heavy():
