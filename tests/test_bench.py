@@ -31,22 +31,21 @@ def tool(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "tools/bench"))
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     yield importlib.import_module
-    names = "kernel_limit layers describe_net public_nets torch_net torch_train train build_csrc data infer sequences "
-    names += "slow_rank deaths autotune"
+    names = "kernel_limit layers layer_cases describe_net public_nets torch_net torch_train train build_csrc data "
+    names += "infer sequences slow_rank deaths autotune"
     for name in names.split():
         sys.modules.pop(name, None)
 
 
 def test_layers_beside_pytorch_are_layers(tool):
-    layers = tool("layers")
-    for case in layers.CASES.values():
+    cases = tool("layer_cases")
+    for case in cases.CASES.values():
         compile(case.op, case.layer, "eval")
-        assert parse_net(layers.text_of(case, behind_convolutions=True)).message.layer[-1].top == ["top"]
+        assert parse_net(cases.text_of(case, behind_convolutions=True)).message.layer[-1].top == ["top"]
 
 
 def test_a_layer_beside_pytorch_is_timed_in_layouts_in_which_it_has_a_row_of_its_own(tool, tmp_path):
-    layers = tool("layers")
-    relu = layers.of_one('type: "ReLU"', "F.relu(x)", (2, 16, 8, 8))
+    layers, relu = tool("layers"), tool("layer_cases").of_one('type: "ReLU"', "F.relu(x)", (2, 16, 8, 8))
     ways = layers.by_engine(relu, tmp_path / "shapes", SimpleNamespace(precision="fp32"))
     ways += layers.by_engine(
         replace(relu, layer='type: "PReLU"'), tmp_path / "shapes", SimpleNamespace(precision="fp32")
@@ -61,8 +60,7 @@ def test_a_layer_beside_pytorch_is_timed_in_layouts_in_which_it_has_a_row_of_its
 
 @needs_bf16
 def test_a_layer_beside_pytorch_is_timed_in_bf16_behind_a_convolution(tool, tmp_path):
-    layers = tool("layers")
-    relu = layers.of_one('type: "ReLU"', "F.relu(x)", (2, 16, 8, 8))
+    layers, relu = tool("layers"), tool("layer_cases").of_one('type: "ReLU"', "F.relu(x)", (2, 16, 8, 8))
     [(top, step)] = layers.by_engine(relu, tmp_path / "shapes", SimpleNamespace(precision="bf16"))
     assert top.shape == (2, 16, 8, 8)
     assert min(step()) > 0
