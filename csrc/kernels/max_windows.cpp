@@ -134,17 +134,20 @@ void MaxWindows::values(const ChannelRows& x_rows, const float* x, const Channel
                                   y + to,  which ? which + to : nullptr};
                     run.lanes == 1 ? values_of_plane(reach, run) : values_of_lanes(reach, run);
                 };
-                const bool within = outer.holds(i) && middle.holds(j);
-                for (int64_t k = 0; k < inner.pooled; k++) {
-                    if (within && k == first && last > first) {
-                        compute(whole, first, last - first);
-                        k = last - 1;
-                        continue;
+                const auto compute_each = [&](int64_t begin, int64_t end) {
+                    for (int64_t k = begin; k < end; k++) {
+                        const int64_t from[] = {outer.begin(i), middle.begin(j), inner.begin(k)};
+                        const int64_t to[] = {outer.end(i), middle.end(j), inner.end(k)};
+                        compute(reach_of(*this, from, to, x_step), k, 1);
                     }
-                    const int64_t begin[] = {outer.begin(i), middle.begin(j), inner.begin(k)};
-                    const int64_t end[] = {outer.end(i), middle.end(j), inner.end(k)};
-                    compute(reach_of(*this, begin, end, x_step), k, 1);
+                };
+                if (first == last || !outer.holds(i) || !middle.holds(j)) {
+                    compute_each(0, inner.pooled);
+                    continue;
                 }
+                compute_each(0, first);
+                compute(whole, first, last - first);
+                compute_each(last, inner.pooled);
             }
         }
 }
