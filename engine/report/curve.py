@@ -7,7 +7,7 @@ import io
 import os
 from collections.abc import Callable
 
-from engine.errors import DataError, EngineError
+from engine.errors import ConfigError, DataError, EngineError
 from engine.files import atomic_write, read_text
 from engine.report import plot
 from engine.report.log import warn
@@ -21,10 +21,11 @@ class Curve(Observer):
     draws them at the end. What a run has shown so far is in <prefix>_curve.csv: a run that goes on from a snapshot
     begins with what that snapshot's run had shown by then. A run that shows nothing, neither losses nor tests, leaves
     neither table nor picture. ENGINE_CURVE=0 leaves the picture out, which takes a second and more: of many short runs,
-    most of their time."""
+    most of their time. Raises ConfigError if that is neither 0 nor 1."""
 
     def __init__(self, due: Callable[[int], bool]):
         self._due = due
+        self._drawn = _drawn()
         self._table, self._begun = "", False  # the path, "" for none; whether rows are there
         self._shown = False  # something
 
@@ -68,8 +69,7 @@ class Curve(Observer):
             self._write()
 
     def end(self, trace) -> None:
-        drawn = os.environ.get("ENGINE_CURVE") != "0"
-        if drawn and self._run.world.rank == 0 and self._run.prefix and self._shown:
+        if self._drawn and self._run.world.rank == 0 and self._run.prefix and self._shown:
             plot.write_curve(self._points, self._run.prefix)
 
     def _write(self) -> None:
@@ -105,3 +105,10 @@ def read_table(path: str) -> list[plot.Row]:
         return [(bool(int(is_loss)), name, int(at), float(value)) for is_loss, name, at, value in rows[1:]]
     except (ValueError, csv.Error) as error:
         raise DataError(f"no curve's table: {error}", path) from None
+
+
+def _drawn() -> bool:
+    text = os.environ.get("ENGINE_CURVE") or "1"
+    if text not in ("0", "1"):
+        raise ConfigError(f"ENGINE_CURVE must be 0 (no picture of a run's curve) or 1; got {text!r}")
+    return text == "1"

@@ -79,9 +79,9 @@ def _is_another(goal: Goal | None, before: str | None) -> bool:
 
 def _least_values(graph: Graph, output: str) -> int:
     """Of an output in a test, as far as its shape tells: it may be averaged over the samples of a batch."""
-    shape = next(blob.shape for blob in graph.outputs if blob.name == output)
     from engine.inference.evaluator import detectors_of
 
+    shape = next(blob.shape for blob in graph.outputs if blob.name == output)
     if output in detectors_of(graph):
         return 1
     return math.prod(shape[1:] if shape[:1] == (graph.batch_size,) else shape)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from engine.comm.world import World
+from engine.errors import ConfigError
 from engine.report.curve import Curve, read_table
 from engine.report.observer import Run
 from engine.report.plot import CurvePoints, write_curve, write_panels
@@ -126,6 +127,12 @@ def test_a_picture_is_left_out_on_request(tmp_path, monkeypatch, said, drawn):
     monkeypatch.setenv("ENGINE_CURVE", said)
     curve_of(tmp_path, 3)
     assert (tmp_path / "net_curve.png").exists() is drawn and (tmp_path / "net_curve.csv").exists()
+
+
+def test_a_request_that_says_neither_yes_nor_no(tmp_path, monkeypatch):
+    monkeypatch.setenv("ENGINE_CURVE", "off")
+    with pytest.raises(ConfigError, match=r"ENGINE_CURVE must be 0 \(no picture of a run's curve\) or 1; got 'off'"):
+        make_solver(TWO_PARTS, digits_net(), tmp_path)
 
 
 def test_a_resumed_run_draws_all_of_it(tmp_path):
