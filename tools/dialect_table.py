@@ -86,6 +86,13 @@ fork runs, with other numbers, where its text says nothing else.
 - `DeformableConvolution`: as in the paper's own code: `deformable_group` divides the channels, and the second bottom,
   two offsets for each of these groups and each place of the window, has the size of the top. The first fork that had it
   divides the rows of the bottom into groups instead, and reads offsets of the bottom's size as if they had the top's.
+- `PSROIAlign`: with `sampling_ratio`, the samples of `ROIAlign`; without it, those of R-FCN-PSROIAlign, of which forks
+  have copies: `sample_num` (2) squared in each cell, which they divide into equal pieces. There a region ends one pixel
+  behind its last two numbers, a cell is moved to where the features begin, and samples beyond its end or theirs are 0.
+  The gradient is that of the average; the fork leaves out the last pixel of a cell, and takes samples that do not count
+  for those of the iteration before. `psroi_pooling_param` is refused: one fork has it, and two versions of the samples.
+- `DeformablePSROIPooling`: as in the paper's own code where that has as many cells as `group_size`, as the forks always
+  have. `part_size` of 0 means that number, too; with offsets, the forks read the first one for all.
 - `YoloDetectionOutput`, `Yolov3DetectionOutput`: as in the fork for one image and square planes. In the fork, the rows
   of several images all have number 0, and their boxes suppress each other; here each image has its own. Planes of other
   sides count columns by the width and rows by the height; the fork takes the width for both. Fields that lead beyond

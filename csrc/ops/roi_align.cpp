@@ -2,68 +2,13 @@
 // (He et al. 2017, arXiv 1703.06870). inputs and output: region_grid.h; attributes: spatial_scale; sampling_ratio,
 // samples of a cell along each axis (0: one for each pixel that it is long, rounded up).
 #include <algorithm>
-#include <cmath>
 
 #include "kernels/vectorised.h"
-#include "kernels/whole.h"
 #include "ops/common/region_grid.h"
+#include "ops/common/shares.h"
 
 namespace engine {
 namespace {
-
-// The pixels along one axis that a cell takes, and how much of each.
-struct Share {
-    int64_t first, count;
-    const float* of;
-};
-
-// Those of all cells of a region. A sample is a product of its row's and its column's, and so is their average.
-class Shares {
-public:
-    // begin, end: of the region, in pixels of the features, of which there are `pixels`.
-    void set(float begin, float end, int64_t cells, int64_t ratio, int64_t pixels) {
-        cells_.assign(cells, {});
-        values_.clear();
-        const float size = std::max(end - begin, 1.f), length = size / float(cells);
-        if (!std::isfinite(begin) || !std::isfinite(size)) return;
-        const float samples = ratio > 0 ? float(ratio) : std::ceil(length);
-        for (int64_t i = 0; i < cells; i++) {
-            const float from = begin + float(i) * length;
-            // Only samples near the features are looked at: a region that is far too large has too many.
-            const auto number = [&](int64_t pixel) { return (float(pixel) - from) / (length / samples); };
-            const int64_t first = whole(std::clamp(number(-2), 0.f, samples));
-            const int64_t last = whole(std::clamp(number(pixels + 1) + 1, 0.f, samples));
-            cells_[i].offset = int64_t(values_.size());
-            for (int64_t sample = first; sample < last; sample++)
-                add(cells_[i], from + (float(sample) + 0.5f) * length / samples, 1 / samples, pixels);
-        }
-    }
-
-    Share operator[](int64_t cell) const {
-        const Cell& found = cells_[cell];
-        return {found.first, found.count, values_.data() + found.offset};
-    }
-
-private:
-    struct Cell {
-        int64_t first, count, offset;
-    };
-
-    // Up to one pixel outside a sample has the value of the border, beyond that none.
-    void add(Cell& cell, float at, float weight, int64_t pixels) {
-        if (!(at >= -1 && at <= float(pixels))) return;
-        at = std::clamp(at, 0.f, float(pixels - 1));
-        const int64_t low = whole(at), high = std::min(low + 1, pixels - 1);
-        if (cell.count == 0) cell.first = low;
-        for (; cell.first + cell.count <= high; cell.count++) values_.push_back(0);
-        float* const of = values_.data() + cell.offset - cell.first;
-        of[low] += weight * (1 - (at - float(low)));
-        of[high] += weight * (at - float(low));
-    }
-
-    std::vector<Cell> cells_;
-    std::vector<float> values_;
-};
 
 // One cell of channels that lie side by side.
 ENGINE_VECTORISED static void average(const float* x, const Share& rows, const Share& columns, int64_t width,
@@ -105,8 +50,8 @@ public:
 #pragma omp parallel for
         for (int64_t r = 0; r < rois_; r++) {
             const float* const of = roi(r);
-            columns_[r].set(of[1] * scale_, of[3] * scale_, pooled_w_, ratio_, width_);
-            rows_[r].set(of[2] * scale_, of[4] * scale_, pooled_h_, ratio_, height_);
+            columns_[r].align(of[1] * scale_, of[3] * scale_, pooled_w_, ratio_, width_);
+            rows_[r].align(of[2] * scale_, of[4] * scale_, pooled_h_, ratio_, height_);
         }
         for_cells([&](int64_t r, int64_t block, int64_t cell) {
             float* const y = outputs_[0]->data() + place(r, block, cell);

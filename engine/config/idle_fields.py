@@ -30,6 +30,8 @@ _READ_BY = {
     "lrn_param": ("LRN",),
     "video_data_param": ("VideoData",),
     "deformable_convolution_param": ("DeformableConvolution",),
+    "psroi_align_param": ("PSROIAlign",),
+    "deformable_psroi_pooling_param": ("DeformablePSROIPooling",),
     "gradient_scaler_param": ("GradientScaler",),
     "yolo_detection_output_param": ("YoloDetectionOutput",),
     "yolov3_detection_output_param": ("Yolov3DetectionOutput",),

@@ -267,6 +267,8 @@ _MAKERS: dict[tuple[str, int], Maker] = {
     ("EvalDetection", 1): _boxes,
     ("ROIPooling", 1): _regions,
     ("PSROIPooling", 1): _regions,
+    ("PSROIAlign", 1): _regions,
+    ("DeformablePSROIPooling", 1): _regions,
     ("ROIAlign", 1): _regions,
     ("RoIAlign", 1): _regions,
     ("Proposal", 2): _picture_size,

@@ -7,14 +7,9 @@ from engine.layers.registry import register
 from engine.layers.roi_pooling import RegionPooling
 
 
-@register("PSROIPooling")
-class PSROIPooling(RegionPooling):
-    """Top (R, output_dim, group_size, group_size): the average of every cell of a grid over the region, cell (i, j) of
-    output c in channel (c group_size + i) group_size + j; 0 where a cell is empty."""
-
-    @property
-    def param(self):
-        return self.message.psroi_pooling_param
+class ScoreMaps(RegionPooling):
+    """Top (R, output_dim, group_size, group_size), of features (N, output_dim group_size^2, H, W): of every cell of a
+    grid over the region, cell (i, j) of output c in channel (c group_size + i) group_size + j."""
 
     def pooled_shape(self, channels: int) -> Shape:
         output_dim, group = self.param.output_dim, self.param.group_size
@@ -26,3 +21,12 @@ class PSROIPooling(RegionPooling):
                 f"{group} squared, got {channels}"
             )
         return (output_dim, group, group)
+
+
+@register("PSROIPooling")
+class PSROIPooling(ScoreMaps):
+    """Top: the average of every cell; 0 where a cell is empty."""
+
+    @property
+    def param(self):
+        return self.message.psroi_pooling_param

@@ -24,7 +24,7 @@ class RegionPooling(Layer):
         raise NotImplementedError
 
     def infer(self) -> list[Shape]:
-        features, regions = self.shapes
+        features, regions = self.shapes[:2]
         if len(features) != 4:
             raise self.error(f"expected features of 4 axes (N, C, H, W), got {features}")
         if len(regions) < 2 or math.prod(regions[1:]) != 5:

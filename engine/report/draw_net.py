@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # Type -> colour; others are grey.
 COLOURS = {
     **dict.fromkeys(("Convolution", "Deconvolution", "InnerProduct"), "#cfe2f3"),
-    **dict.fromkeys(("Pooling", "SPP", "ROIPooling", "PSROIPooling", "ROIAlign", "RoIAlign"), "#fce5cd"),
+    **dict.fromkeys(("Pooling", "SPP", "ROIPooling", "PSROIPooling", "PSROIAlign", "ROIAlign", "RoIAlign"), "#fce5cd"),
     **dict.fromkeys(("Data", "ImageData", "HDF5Data", "Input", "DummyData", "MemoryData", "WindowData"), "#d9ead3"),
     **dict.fromkeys(("Concat", "Eltwise", "Slice", "Split"), "#ead1dc"),
 }

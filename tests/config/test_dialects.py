@@ -58,6 +58,9 @@ def read(row, value, times=1):
     """The net or solver whose text has the field with that value in so many layers."""
     path = PATHS[row.message]
     inner = f"{row.field}: {value}"
+    for name in proto.REQUIRED.get(row.message, ()):
+        if name != row.field:
+            inner += f" {name}: {value_of(fields_of(row.message)[name])}"
     for name in reversed(path[1:]):
         inner = f"{name} {{ {inner} }}"
     if row.message == "SolverParameter":

@@ -8,7 +8,9 @@ from engine.errors import DataError
 from tests.layers import test_batch_reindex as batch_reindex
 from tests.layers import test_box_annotator_ohem as box_annotator_ohem
 from tests.layers import test_contrastive_loss as contrastive_loss
+from tests.layers import test_deformable_psroi_pooling as deformable_psroi_pooling
 from tests.layers import test_detection_evaluate as detection_evaluate
+from tests.layers import test_psroi_align as psroi_align
 from tests.layers import test_psroi_pooling as psroi_pooling
 from tests.layers import test_roi_align as roi_align
 from tests.layers import test_roi_pooling as roi_pooling
@@ -19,8 +21,24 @@ ODD = pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 1e30, -1e30, 2
 RANDOM = np.random.default_rng(17)
 REGION_LAYERS = pytest.mark.parametrize(
     "layer",
-    [roi_pooling.layer(), psroi_pooling.layer(), roi_align.layer("pooled_h: 2 pooled_w: 3"), roi_align.layer()],
-    ids=["ROIPooling", "PSROIPooling", "ROIAlign", "ROIAlign with sampling_ratio"],
+    [
+        roi_pooling.layer(),
+        psroi_pooling.layer(),
+        psroi_align.layer(),
+        psroi_align.layer(params="sampling_ratio: 0"),
+        deformable_psroi_pooling.layer("no_trans: true sample_per_part: 2"),
+        roi_align.layer("pooled_h: 2 pooled_w: 3"),
+        roi_align.layer(),
+    ],
+    ids=[
+        "ROIPooling",
+        "PSROIPooling",
+        "PSROIAlign",
+        "PSROIAlign with sampling_ratio",
+        "DeformablePSROIPooling",
+        "ROIAlign",
+        "ROIAlign with sampling_ratio",
+    ],
 )
 
 

@@ -1,0 +1,73 @@
+// What poolings of position-sensitive score maps have in common (Dai et al. 2016, arXiv 1605.06409): a grid over each
+// region, of which every cell of every output has a channel of its own. inputs: features (N, output_dim * group^2, H,
+// W), row-major; rois (R, 5); output: (R, output_dim, group, group); attributes: spatial_scale, from the regions'
+// pixels to those of the features.
+#pragma once
+
+#include <algorithm>
+
+#include "ops/common/onednn_util.h"
+#include "ops/common/rois.h"
+
+namespace engine {
+
+class ScoreMaps : public Op {
+protected:
+    explicit ScoreMaps(OpSpec spec) : Op(std::move(spec)), scale_(float(spec_.attributes.real("spatial_scale"))) {
+        const Dims &in = input(0)->shape, &out = spec_.output_shapes[0];
+        images_ = in[0];
+        channels_ = in[1];
+        height_ = in[2];
+        width_ = in[3];
+        rois_ = out[0];
+        group_ = out[2];
+        image_of_.resize(rois_);
+        output(0, plain_layout(out));
+        touch(Pass::forward, {input(0), input(1), outputs_[0]});
+        if (input_gradient(0) && output_gradient(0))
+            touch(Pass::backward, {input(1), outputs_[0]->diff, input(0)->diff});
+    }
+
+    const float* roi(int64_t r) const { return input(1)->data() + r * roi_columns; }
+    int64_t row_of(int64_t channel) const { return channel / group_ % group_; }
+    int64_t column_of(int64_t channel) const { return channel % group_; }
+
+    const float* plane(int64_t r, int64_t channel) const {
+        return input(0)->data() + (image_of_[r] * channels_ + channel) * height_ * width_;
+    }
+
+    // Throws for a region of an image that is not in the batch.
+    void find_images() {
+        for (int64_t r = 0; r < rois_; r++) image_of_[r] = roi_image(spec_, input(1)->data(), r, images_);
+    }
+
+    // The output is value(region, channel), for cells and channels correspond one to one; 0 for unused regions.
+    template <typename Value>
+    void for_cells(const Value& value) const {
+#pragma omp parallel for collapse(2)
+        for (int64_t r = 0; r < rois_; r++)
+            for (int64_t c = 0; c < channels_; c++)
+                outputs_[0]->data()[r * channels_ + c] = image_of_[r] < 0 ? 0.f : value(r, c);
+    }
+
+    // add(region, channel, its gradient, the plane of the features' gradient) for all, after that is 0. A channel
+    // belongs to one thread: regions overlap, and their gradients add.
+    template <typename Add>
+    void add_cells(const Add& add) const {
+        const int64_t plane = height_ * width_;
+#pragma omp parallel for
+        for (int64_t c = 0; c < channels_; c++) {
+            float* const wanted = input(0)->diff->data() + c * plane;
+            for (int64_t n = 0; n < images_; n++) std::fill_n(wanted + n * channels_ * plane, plane, 0.f);
+            for (int64_t r = 0; r < rois_; r++)
+                if (image_of_[r] >= 0)
+                    add(r, c, outputs_[0]->diff->data()[r * channels_ + c], wanted + image_of_[r] * channels_ * plane);
+        }
+    }
+
+    float scale_;
+    int64_t images_, channels_, height_, width_, rois_, group_;
+    std::vector<int64_t> image_of_;  // every region's
+};
+
+}  // namespace engine

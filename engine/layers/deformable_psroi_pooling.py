@@ -1,0 +1,70 @@
+"""Position-sensitive pooling of regions whose cells are moved by learned offsets (Deformable ConvNets, arXiv
+1703.06211)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.layers.base import Attributes, Shape
+from engine.layers.psroi_pooling import ScoreMaps
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.layers.builder import Builder
+
+
+@register("DeformablePSROIPooling")
+class DeformablePSROIPooling(ScoreMaps):
+    """Bottoms: those of PSROIPooling and, without `no_trans`, offsets (R, 2 classes, part_size, part_size): for each of
+    `classes` equal shares of the outputs how far to the right, and in the next channel how far down, the cells of each
+    piece of the region are moved, in sizes of the region times `trans_std`. Top: the average of `sample_per_part`
+    squared bilinear samples of every cell, without those more than half a pixel outside of the features; 0 where there
+    are none."""
+
+    bottom_range = (2, 3)
+
+    @property
+    def param(self):
+        return self.message.deformable_psroi_pooling_param
+
+    @property
+    def constant_bottoms(self) -> frozenset[int]:
+        return frozenset({1, 2} if self.param.no_trans else {1})
+
+    def infer(self) -> list[Shape]:
+        if self.param.sample_per_part < 1:
+            raise self.error(f"expected sample_per_part of at least 1, got {self.param.sample_per_part}")
+        if not self.param.no_trans and len(self.bottoms) < 3:
+            raise self.error("expected offsets as bottom 3, or no_trans: true, by which cells are not moved")
+        return super().infer()
+
+    def pooled_shape(self, channels: int) -> Shape:
+        shape = super().pooled_shape(channels)
+        if not self.param.no_trans:
+            self._check_offsets(shape[0])
+        return shape
+
+    def _check_offsets(self, output_dim: int) -> None:
+        regions, offsets = self.shapes[1], self.shapes[2]
+        part = self.param.part_size or self.param.group_size
+        if part < 1:
+            raise self.error(f"expected part_size of at least 1, or 0 for that of group_size, got {part}")
+        if len(offsets) != 4 or offsets != (regions[0], offsets[1], part, part) or offsets[1] % 2 or not offsets[1]:
+            raise self.error(
+                f"expected offsets {(regions[0], '2 classes', part, part)}, two for each class and each of part_size "
+                f"squared pieces of a region, got {offsets}"
+            )
+        if output_dim % (offsets[1] // 2):
+            raise self.error(
+                f"expected offsets whose classes, {offsets[1] // 2}, half of their channels, divide output_dim "
+                f"{output_dim}"
+            )
+
+    def attributes(self) -> Attributes:
+        param = self.param
+        return {**super().attributes(), "samples": param.sample_per_part, "offset_scale": param.trans_std}
+
+    def lower(self, builder: Builder) -> None:
+        read = self.bottoms[:2] if self.param.no_trans else self.bottoms
+        inputs = [builder.plain(self, builder.tensor(blob)) for blob in read]
+        builder.op(self.type, self, inputs, self.attributes())
