@@ -98,9 +98,10 @@ fork runs, with other numbers, where its text says nothing else.
   sides count columns by the width and rows by the height; the fork takes the width for both. Fields that lead beyond
   the bottoms, `mask` or `biases` are errors; the fork reads what lies there. A box has one row, that of its best class:
   the fork's rows of its other classes are suppressed, too, but where `nms_threshold` is above 1, which is an error.
-- `Yolov3`: as in the fork with `iou_loss: MSE`, what its first texts and other forks mean; without `iou_loss`, its last
-  code computes GIOU, which is an error here. A center on the last edge belongs to the last pixel, and boxes without a
-  width or a height do not count; the fork writes beyond the plane, and has infinite gradients.
+- `Yolov3`: as in the fork, whose last code takes a text without `iou_loss` for one with GIOU; here it means MSE, as in
+  its first code and in other forks. A center on the last edge belongs to the last pixel, and boxes without a width or a
+  height do not count; the fork writes beyond the plane, and has infinite gradients. IOU and GIOU with
+  `use_logic_gradient` are an error.
 - `AnnotatedData` with `yolo_data_type: 1` gives the boxes of both of its forms in one, (1, 1, M, 8), without difficult
   ones. Several `resize_param` are one, for all batches, with the last value of each field: there is no training on
   pictures of several sizes.

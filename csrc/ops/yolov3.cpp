@@ -1,8 +1,10 @@
 // The loss of the third version of YOLO: differences of sigmoids, which are the slopes of cross-entropies, and of the
-// logarithms of sizes.
+// logarithms of sizes, or how the boxes overlap (Rezatofighi et al. 2019, arXiv 1902.09630).
 // inputs, output: see GridLoss; the output is divided by N; attributes: those, and every (width and height of each
 // anchor of all planes, in pixels of this one), mask (which of them are `anchors`), object_scale, class_scale,
-// coord_scale, threshold, squared (the slopes are those of squares of differences, not of cross-entropies), focal.
+// coord_scale, threshold, squared (the slopes are those of squares of differences, not of cross-entropies), focal,
+// overlaps (the slopes of boxes are those of their overlap), enclosed (and of how much of the box around both they
+// cover), overlap_scale.
 #include "ops/common/grid_loss.h"
 
 namespace engine {
@@ -17,6 +19,9 @@ public:
         const auto& attributes = spec_.attributes;
         squared_ = attributes.flag("squared");
         focal_ = attributes.flag("focal");
+        overlaps_ = attributes.flag("overlaps");
+        enclosed_ = attributes.flag("enclosed");
+        overlap_scale_ = float(attributes.real("overlap_scale"));
         object_scale_ = float(attributes.real("object_scale"));
         class_scale_ = float(attributes.real("class_scale"));
         coord_scale_ = float(attributes.real("coord_scale"));
@@ -32,22 +37,32 @@ private:
         for (const Truth& truth : truths) expect(n, truth);
     }
 
-    // Of the box in whose pixel the truth has its center, if the closest one of all anchors is one of this plane's.
-    // What has no area is no truth.
     void expect(int64_t n, const Truth& truth) const {
-        if (!(truth.box.width() > 0 && truth.box.height() > 0)) return;
-        const auto anchor = std::find(mask_.begin(), mask_.end(), closest(truth.box)) - mask_.begin();
-        if (anchor == int64_t(mask_.size())) return;
-        const Place place = this->place(truth.box);
-        const int64_t box = grid_.box_of(anchor, place.row, place.column);
-        const AnchorGrid::Size size = grid_.size(anchor);
-        const float scale = coord_scale_ * (2 - truth.box.width() * truth.box.height());
-        slope(n, box, 0) = scale * (sigmoid(prediction(n, box, 0)) - place.x);
-        slope(n, box, 1) = scale * (sigmoid(prediction(n, box, 1)) - place.y);
-        slope(n, box, 2) = scale * (prediction(n, box, 2) - std::log(truth.box.width() / size.width));
-        slope(n, box, 3) = scale * (prediction(n, box, 3) - std::log(truth.box.height() / size.height));
+        const int64_t box = claimed(truth);
+        if (box < 0) return;
+        if (!overlaps_) expect_box(n, box, truth.box);
         slope(n, box, AnchorGrid::object) = object_scale_ * (sigmoid(prediction(n, box, AnchorGrid::object)) - 1);
         expect_class(n, box, truth.label - 1);
+    }
+
+    // The box in whose pixel the truth has its center, if the closest one of all anchors is one of this plane's, or -1.
+    // What has no area is no truth.
+    int64_t claimed(const Truth& truth) const {
+        if (!(truth.box.width() > 0 && truth.box.height() > 0)) return -1;
+        const auto anchor = std::find(mask_.begin(), mask_.end(), closest(truth.box)) - mask_.begin();
+        if (anchor == int64_t(mask_.size())) return -1;
+        const Place place = this->place(truth.box);
+        return grid_.box_of(anchor, place.row, place.column);
+    }
+
+    void expect_box(int64_t n, int64_t box, const Box& truth) const {
+        const Place place = this->place(truth);
+        const AnchorGrid::Size size = grid_.size(box / (grid_.height * grid_.width));
+        const float scale = coord_scale_ * (2 - truth.width() * truth.height());
+        slope(n, box, 0) = scale * (sigmoid(prediction(n, box, 0)) - place.x);
+        slope(n, box, 1) = scale * (sigmoid(prediction(n, box, 1)) - place.y);
+        slope(n, box, 2) = scale * (prediction(n, box, 2) - std::log(truth.width() / size.width));
+        slope(n, box, 3) = scale * (prediction(n, box, 3) - std::log(truth.height() / size.height));
     }
 
     // A box that another truth of the image has claimed has that one's class, too.
@@ -84,23 +99,78 @@ private:
         return best;
     }
 
-    void finish(int64_t n) const override {
-        if (!squared_) return;
-        for (int64_t box = 0; box < grid_.boxes(); box++) {
+    double finish(int64_t n, const std::vector<Truth>& truths) const override {
+        if (overlaps_) return widen_overlaps(n, truths);
+        for (int64_t box = 0; squared_ && box < grid_.boxes(); box++) {
             for (int64_t k = 0; k < AnchorGrid::first_class + grid_.classes; k++) {
                 if (k == 2 || k == 3) continue;
                 const float p = sigmoid(prediction(n, box, k));
                 slope(n, box, k) *= p * (1 - p);
             }
         }
+        return 0;
+    }
+
+    // As in the fork, slopes count as if a pixel and an anchor were as large as the picture.
+    double widen_overlaps(int64_t n, const std::vector<Truth>& truths) const {
+        double missing = 0;
+        for (const Truth& truth : truths) {
+            const int64_t box = claimed(truth);
+            if (box < 0) continue;
+            const Box predicted = grid_.decode(input(0)->data(), n, box);
+            const Slopes along = overlap_slopes(predicted, truth.box);
+            slope(n, box, 0) = -overlap_scale_ * (along.left + along.right);
+            slope(n, box, 1) = -overlap_scale_ * (along.top + along.bottom);
+            slope(n, box, 2) = -overlap_scale_ * (along.right - along.left) / 2 * std::exp(prediction(n, box, 2));
+            slope(n, box, 3) = -overlap_scale_ * (along.bottom - along.top) / 2 * std::exp(prediction(n, box, 3));
+            missing += 1 - covered(predicted, truth.box);
+        }
+        return overlap_scale_ * missing;
+    }
+
+    // How much the overlap grows along each edge of a box.
+    struct Slopes {
+        float left, top, right, bottom;
+    };
+
+    Slopes overlap_slopes(const Box& box, const Box& truth) const {
+        // Of boxes that are apart, the fork's intersection is the product of the gaps between them.
+        const float width = std::min(box.x2, truth.x2) - std::max(box.x1, truth.x1);
+        const float height = std::min(box.y2, truth.y2) - std::max(box.y1, truth.y1);
+        const float shared = width * height, both = box.area() + truth.area() - shared;
+        const Box hull = around(box, truth);
+        const float whole = hull.area();
+        // of_shared, of_own, of_whole: how the areas grow.
+        const auto slope = [&](float of_shared, float of_own, float of_whole) {
+            const float of_both = of_own - of_shared;
+            float sum = both > 0 ? (both * of_shared - shared * of_both) / (both * both) : 0;
+            if (enclosed_ && whole > 0) sum += (whole * of_both - both * of_whole) / (whole * whole);
+            return sum;
+        };
+        return {slope(box.x1 > truth.x1 ? -height : 0, -box.height(), box.x1 < truth.x1 ? -hull.height() : 0),
+                slope(box.y1 > truth.y1 ? -width : 0, -box.width(), box.y1 < truth.y1 ? -hull.width() : 0),
+                slope(box.x2 < truth.x2 ? height : 0, box.height(), box.x2 > truth.x2 ? hull.height() : 0),
+                slope(box.y2 < truth.y2 ? width : 0, box.width(), box.y2 > truth.y2 ? hull.width() : 0)};
+    }
+
+    // The overlap of two boxes, less how much of the box around both they leave free.
+    static float covered(const Box& box, const Box& truth) {
+        const Box common{std::max(box.x1, truth.x1), std::max(box.y1, truth.y1), std::min(box.x2, truth.x2),
+                         std::min(box.y2, truth.y2)};
+        const float both = box.area() + truth.area() - common.area(), whole = around(box, truth).area();
+        return overlap(box, truth) - (whole - both) / whole;
+    }
+
+    static Box around(const Box& a, const Box& b) {
+        return {std::min(a.x1, b.x1), std::min(a.y1, b.y1), std::max(a.x2, b.x2), std::max(a.y2, b.y2)};
     }
 
     double shown(double sum) const override { return sum / double(images_); }
 
     AnchorGrid every_;
     std::vector<int64_t> mask_;
-    bool squared_, focal_;
-    float object_scale_, class_scale_, coord_scale_, threshold_;
+    bool squared_, focal_, overlaps_, enclosed_;
+    float object_scale_, class_scale_, coord_scale_, threshold_, overlap_scale_;
 };
 
 static const RegisterOp<Yolov3> registered("Yolov3");

@@ -1,3 +1,5 @@
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -77,13 +79,13 @@ def square(p, wanted):
     return (p - wanted) ** 2 / 2
 
 
-def objective(x, nothing, chosen, squared, weights):
-    """weights: of the classes of each chosen box."""
+def objective(x, nothing, chosen, squared, weights, boxes=True):
+    """weights: of the classes of each chosen box. boxes: whether what is said of x, y, w and h counts."""
     values, distance = apart(x), square if squared else entropy
     total = sum(distance(sigmoid(values[place][4]), 0) for place in nothing)
     for place, (labels, offsets, area) in chosen.items():
         own = values[place]
-        scale = SCALES["coord_scale"] * area
+        scale = SCALES["coord_scale"] * area * boxes
         total += scale * sum(distance(sigmoid(own[i]), offsets[i]) for i in range(2))
         total += scale * sum(square(own[i], offsets[i]) for i in (2, 3))
         total += (SCALES["object_scale"] if squared else 1) * distance(sigmoid(own[4]), 1)
@@ -129,6 +131,60 @@ def test_gradient_and_the_number_that_is_shown(thresh, squared, focal):
     inner = p * (1 - p) if squared else np.ones_like(p)
     inner[..., 2:4] = 1
     np.testing.assert_allclose(net.blobs["loss"].data, ((apart(expected) / inner) ** 2).sum() / 3, rtol=1e-3)
+
+
+def hull(a, b):
+    """The area of the box around boxes x1, y1, x2, y2."""
+    return (np.maximum(a[2:], b[2:]) - np.minimum(a[:2], b[:2])).prod()
+
+
+def areas(a, b):
+    return (a[2:] - a[:2]).prod() + (b[2:] - b[:2]).prod()
+
+
+def cover(box, truth, enclosed):
+    """Their overlap as the fork differentiates it, without a limit to the intersection, or GIOU."""
+    shared = (np.minimum(box[2:], truth[2:]) - np.maximum(box[:2], truth[:2])).prod()
+    union = areas(box, truth) - shared
+    return shared / union - enclosed * (1 - union / hull(box, truth))
+
+
+def claims(x, truth):
+    """(the place of a box, its four numbers, its edges, those of the truth) of all truths of this plane's anchors."""
+    for row in truth[0, 0][truth[0, 0, :, 0] >= 0].astype(np.float64):
+        box = row[3:7]
+        best = int(np.argmax([overlap([0, 0, *size], [0, 0, *(box[2:] - box[:2])]) for size in SIZES]))
+        if best not in MASK:
+            continue
+        pixel = ((box[:2] + box[2:]) / 2 * [WIDTH, HEIGHT]).astype(int)  # its column and its row
+        place = (int(row[0]), MASK.index(best), pixel[1], pixel[0])
+        own = x[place][:4]
+        center, half = (pixel + sigmoid(own[:2])) / [WIDTH, HEIGHT], np.exp(own[2:]) * SIZES[best] / 2
+        yield place, own, np.concatenate([center - half, center + half]), box
+
+
+@pytest.mark.parametrize("kind", ["IOU", "GIOU"])
+def test_overlaps(kind):
+    values = bottoms()
+    values["x"][0, [2, 3, 11, 12]] -= 3  # small boxes in one image, of which one is apart from its truth
+    net = run(layer(f"thresh: 0.6 iou_loss: {kind} iou_normalizer: 0.75"), **values)
+    net.backward()
+    nothing, chosen = choose(**values, thresh=0.6)
+    weights = dict.fromkeys(chosen, 1.0)
+    others = slopes(lambda x: objective(x, nothing, chosen, False, weights, boxes=False), values["x"])
+    total, expected, seen = (others**2).sum(), apart(others), set()
+    for place, own, box, truth in claims(apart(values["x"]), values["truth"]):
+        left, top, right, bottom = slopes(partial(cover, truth=truth, enclosed=kind == "GIOU"), box)
+        across, down = (right - left) / 2 * np.exp(own[2]), (bottom - top) / 2 * np.exp(own[3])
+        expected[place][:4] = -0.75 * np.array([left + right, top + bottom, across, down])
+        shared = overlap(box, truth)
+        union = areas(box, truth) / (1 + shared)
+        total += 0.75 * (1 - shared + 1 - union / hull(box, truth))
+        seen.add(shared > 0)
+    assert seen == {True, False}
+    wanted = np.moveaxis(expected, -1, 2).reshape(values["x"].shape)
+    np.testing.assert_allclose(net.blobs["x"].diff, 2 * wanted / 3, rtol=2e-3, atol=1e-4)
+    np.testing.assert_allclose(net.blobs["loss"].data, total / 3, rtol=1e-3)
 
 
 def test_rows_of_the_forks_data_layer():
@@ -231,7 +287,7 @@ def test_labels_out_of_range():
         (layer(mask=[0]), {}, "expected 2 numbers of the 4 biases as mask, got [0]"),
         (layer(mask=[0, 4]), {}, "expected 2 numbers of the 4 biases as mask, got [0, 4]"),
         (layer().replace("anchors_scale: 32", "anchors_scale: 0"), {}, "expected anchors_scale above 0, got 0"),
-        (layer("iou_loss: GIOU"), {}, "GIOU"),
+        (layer("iou_loss: GIOU use_logic_gradient: true"), {}, "expected iou_loss: MSE with use_logic_gradient; with"),
     ],
 )
 def test_errors(text, shapes, message):

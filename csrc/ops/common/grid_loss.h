@@ -25,10 +25,11 @@ public:
             float* const slopes = slopes_->data() + n * row;
             std::fill_n(slopes, row, 0.f);
             const auto found = truths.find(n);
-            compare(n, found == truths.end() ? std::vector<Truth>() : found->second);
+            const std::vector<Truth> own = found == truths.end() ? std::vector<Truth>() : found->second;
+            compare(n, own);
             sums_[n] = 0;
             for (int64_t i = 0; i < row; i++) sums_[n] += double(slopes[i]) * double(slopes[i]);
-            finish(n);
+            sums_[n] += finish(n, own);
         }
         double sum = 0;  // in the order of images, whatever the number of threads
         for (double each : sums_) sum += each;
@@ -61,8 +62,9 @@ protected:
 
     // Sets the slopes of an image, which are 0.
     virtual void compare(int64_t n, const std::vector<Truth>& truths) const = 0;
-    // Makes the gradient, but for the division by N, of the slopes that were added up.
-    virtual void finish(int64_t) const {}
+    // Makes the gradient, but for the division by N, of the slopes that were added up. Returns what is shown beside the
+    // sum of their squares.
+    virtual double finish(int64_t, const std::vector<Truth>&) const { return 0; }
     virtual double shown(double sum) const { return sum; }
 
     float& slope(int64_t n, int64_t box, int64_t k) const { return slopes_->data()[grid_.at(n, box, k)]; }
