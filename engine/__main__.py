@@ -27,6 +27,9 @@ if __name__ == "__main__":
     if caught:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.argv[1:] == ["--trial"]:  # of `engine check --run`
+        from engine.host.startup import collect_late
+
+        collect_late()
         from engine.examine.trial import main
     else:
         from engine.cli import main

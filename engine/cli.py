@@ -15,7 +15,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from engine.errors import CommError, ConfigError, EngineError, printable, shortened
-from engine.host.startup import Interrupts, ReaderGone, allow_files, open_streams
+from engine.host.startup import Interrupts, ReaderGone, allow_files, collect_late, open_streams
 
 RANKS_FAILED = 3  # another attempt may succeed
 INTERRUPTED = 130  # the shell's status of a process that SIGINT ended
@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             interrupts.catch()
             open_streams()
             allow_files()
+            collect_late()
         from engine.verbs.command_line import parse, run
 
         try:

@@ -20,6 +20,8 @@ ENVIRON = {
 }
 # What Open MPI's and Intel MPI's launchers print around the end of a rank, whatever the rank has said itself.
 LAUNCHER = re.compile(r"^-{70,}\n(?:.*\n)*?-{70,}\n\0?|^={70,}\n=   BAD TERM(?:.*\n)*?={70,}\n", re.MULTILINE)
+# As the command line does; most ranks do little else than start.
+START = "from engine.host.startup import collect_late; collect_late()\n"
 
 
 def mpiexec() -> str:
@@ -55,7 +57,7 @@ def run_ranks(
     Returns the finished process with stdout and stderr as text, without what the launcher itself has to say; fails the
     test when `timeout` seconds have passed.
     """
-    arguments = ["-c", program] if isinstance(program, str) else list(program)
+    arguments = ["-c", START + program] if isinstance(program, str) else list(program)
     # Unbuffered, a line leaves a rank in pieces, and those of several ranks mix.
     variables = {**ENVIRON, **os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "", **(environ or {})}
     variables["PYTHONPATH"] = os.pathsep.join([str(REPO), *filter(None, [variables.get("PYTHONPATH")])])
