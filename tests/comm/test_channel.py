@@ -1,5 +1,8 @@
 """What an allreduce may cost in accuracy, on one host and on hosts that MPICH makes up on this one."""
 
+import functools
+import subprocess
+
 import pytest
 
 from tests.mpi import run_ranks
@@ -12,72 +15,73 @@ from engine.comm.settings import Reduction
 from engine.comm.world import world
 w = world()
 mpi_channel.MESSAGE_BYTES = 40_000  # several messages
-channel = w.channel(Reduction({hierarchical}, {bf16}, {feedback}))
 hosts = {hosts}
 assert w.local_size == w.size // hosts, "hosts are not made up"
-assert (channel._local is not None) == ({hierarchical} and 1 < w.local_size < w.size)
-grouped = {hierarchical} and 1 < w.local_size < w.size
-for size in (1, 31, 25_003):
-    residual, total, exact, least = np.zeros(size, np.float32), np.zeros(size), np.zeros(size), np.zeros(size)
-    for step in range(20):
-        mine = [np.random.default_rng((step, rank)).standard_normal(size).astype(np.float32) for rank in range(w.size)]
-        values = mine[w.rank].copy()
-        channel.allreduce(values, residual if {feedback} else None)
-        digests = w.gather(hashlib.sha256(values.tobytes()).hexdigest())
-        assert digests is None or len(set(digests)) == 1, "the ranks differ"
-        sums = np.sum(np.asarray(mine, np.float64), axis=0)
-        magnitudes = np.abs(mine).astype(np.float64).sum(axis=0)
-        error = np.abs(values - sums)
-        bound = 2**-24 * w.size * magnitudes
-        if {bf16} and not {feedback}:
-            bound = 1.01 * 2**-8 * (magnitudes + np.abs(sums)) + bound
-        if not {feedback}:
-            assert (error <= bound).all(), (error / bound).max()
-        total, exact, least = total + values, exact + sums, np.maximum(least, magnitudes)
-    if {feedback}:  # after any number of steps no more is missing than what is in the residuals
-        missing = np.abs(total - exact)
-        assert (missing <= 2**-8 * 1.5 * (w.size + 1) * least).all()
-        w.allreduce(residual)
-        if not grouped:
-            np.testing.assert_allclose(total + residual, exact, rtol=0, atol=2e-5)
-    assert np.abs(residual).max() > 0 or not {feedback} or (grouped and w.local_rank)
-channel.close()
+for hierarchical, bf16, feedback in {ways}:
+    channel = w.channel(Reduction(hierarchical, bf16, feedback))
+    grouped = hierarchical and 1 < w.local_size < w.size
+    assert (channel._local is not None) == grouped
+    for size in (1, 31, 25_003):
+        residual, total, exact, least = np.zeros(size, np.float32), np.zeros(size), np.zeros(size), np.zeros(size)
+        for step in range(20):
+            draws = [np.random.default_rng((step, rank)).standard_normal(size) for rank in range(w.size)]
+            mine = [draw.astype(np.float32) for draw in draws]
+            values = mine[w.rank].copy()
+            channel.allreduce(values, residual if feedback else None)
+            digests = w.gather(hashlib.sha256(values.tobytes()).hexdigest())
+            assert digests is None or len(set(digests)) == 1, "the ranks differ"
+            sums = np.sum(np.asarray(mine, np.float64), axis=0)
+            magnitudes = np.abs(mine).astype(np.float64).sum(axis=0)
+            error = np.abs(values - sums)
+            bound = 2**-24 * w.size * magnitudes
+            if bf16 and not feedback:
+                bound = 1.01 * 2**-8 * (magnitudes + np.abs(sums)) + bound
+            if not feedback:
+                assert (error <= bound).all(), (error / bound).max()
+            total, exact, least = total + values, exact + sums, np.maximum(least, magnitudes)
+        if feedback:  # after any number of steps no more is missing than what is in the residuals
+            missing = np.abs(total - exact)
+            assert (missing <= 2**-8 * 1.5 * (w.size + 1) * least).all()
+            w.allreduce(residual)
+            if not grouped:
+                np.testing.assert_allclose(total + residual, exact, rtol=0, atol=2e-5)
+        assert np.abs(residual).max() > 0 or not feedback or (grouped and w.local_rank)
+    channel.close()
+    print("fine:", hierarchical, bf16, feedback, flush=True)
 w.close()
-print("fine", flush=True)
 """
+WAYS = {  # ranks, hosts -> what is tried there: hierarchical, bf16, feedback
+    (2, 1): [(False, False, False), (False, True, False), (False, True, True), (True, False, False)],
+    (3, 1): [(False, False, False), (False, True, False), (False, True, True)],
+    (4, 2): [(grouped, *way) for grouped in (False, True) for way in ((False, False), (True, False), (True, True))],
+    (3, 3): [(False, False, False), (False, True, True)],
+}
 
 
-def channel(ranks: int, hosts: int = 1, hierarchical=False, bf16=False, feedback=False) -> None:
-    program = PROGRAM.format(hosts=hosts, hierarchical=hierarchical, bf16=bf16, feedback=feedback)
-    done = run_ranks(ranks, program, timeout=60, environ={"MPIR_CVAR_NUM_CLIQUES": str(hosts)})
+@functools.cache
+def channels(ranks: int, hosts: int) -> subprocess.CompletedProcess:
+    """All ways that are tried on so many ranks, one after the other: the ranks take longer to start."""
+    program = PROGRAM.format(hosts=hosts, ways=WAYS[ranks, hosts])
+    return run_ranks(ranks, program, timeout=60, environ={"MPIR_CVAR_NUM_CLIQUES": str(hosts)})
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("ranks", "hosts", "way"), [(*where, way) for where, ways in WAYS.items() for way in ways], ids=str
+)
+def test_sums_are_as_accurate_as_they_can_be(ranks, hosts, way):
+    """Where each host has one rank, they exchange shares; hierarchical on one host is plain."""
+    done = channels(ranks, hosts)
     if "hosts are not made up" in done.stderr:
         pytest.skip("this MPI cannot make several hosts of one")
-    assert done.returncode == 0 and done.stdout.count("fine") == ranks, done.stderr
+    assert done.stdout.count(f"fine: {' '.join(map(str, way))}\n") == ranks, done.stderr
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize(("bf16", "feedback"), [(False, False), (True, False), (True, True)])
-def test_one_host(ranks, bf16, feedback):
-    channel(ranks, bf16=bf16, feedback=feedback)
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize(("bf16", "feedback"), [(False, False), (True, False), (True, True)])
-@pytest.mark.parametrize("hierarchical", [False, True])
-def test_two_hosts_of_two_ranks(hierarchical, bf16, feedback):
-    channel(4, 2, hierarchical, bf16, feedback)
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize(("bf16", "feedback"), [(False, False), (True, True)])
-def test_three_hosts_of_one_rank_each_exchange_shares(bf16, feedback):
-    channel(3, 3, bf16=bf16, feedback=feedback)
-
-
-@pytest.mark.mpi
-def test_hierarchical_on_one_host_is_plain():
-    channel(2, 1, hierarchical=True)
+@pytest.mark.parametrize(("ranks", "hosts"), WAYS)
+def test_the_ranks_end_well(ranks, hosts):
+    done = channels(ranks, hosts)
+    assert done.returncode == 0 or "hosts are not made up" in done.stderr, done.stderr
 
 
 PARTS = """
@@ -95,12 +99,12 @@ def rounded(values):
     _core.unpack_bf16(packed, found := np.empty_like(values))
     return found
 
-for hierarchical in (False, True):
-    channel = w.channel(Reduction(hierarchical, {bf16}))
+for hierarchical, bf16 in ((False, False), (False, True), (True, False), (True, True)):
+    channel = w.channel(Reduction(hierarchical, bf16))
     for size in (1, 31, 5_003):
         all_of_it = [np.random.default_rng(rank).standard_normal(size).astype(np.float32) for rank in range(w.size)]
         mine, exact = all_of_it[w.rank], np.sum(all_of_it, axis=0, dtype=np.float64)
-        bound = (2**-8 if {bf16} else 2**-22) * 1.01 * (np.sum(np.abs(all_of_it), axis=0) + np.abs(exact))
+        bound = (2**-8 if bf16 else 2**-22) * 1.01 * (np.sum(np.abs(all_of_it), axis=0) + np.abs(exact))
         channel.allreduce(whole := mine.copy())
         sums = channel.reduce(found := mine.copy())
         if sums is not None:
@@ -113,8 +117,8 @@ for hierarchical in (False, True):
         share = found[begin:end].copy()
         assert (abs(share - exact[begin:end]) <= bound[begin:end]).all()
         found[:begin] = found[end:] = np.nan
-        channel.all_gather(found, share if {bf16} else None)
-        assert (found[begin:end] == (rounded(share) if {bf16} else share)).all()
+        channel.all_gather(found, share if bf16 else None)
+        assert (found[begin:end] == (rounded(share) if bf16 else share)).all()
         assert (abs(found - exact) <= bound).all()
     channel.close()
 w.close()
@@ -124,10 +128,9 @@ print("fine", flush=True)
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(("ranks", "hosts"), [(3, 1), (4, 2)])
-@pytest.mark.parametrize("bf16", [False, True])
-def test_sums_that_come_in_parts(ranks, hosts, bf16):
+def test_sums_that_come_in_parts(ranks, hosts):
     """As bfloat16, where an allreduce would unpack them; those of each rank's share; and the shares of all."""
-    done = run_ranks(ranks, PARTS.format(hosts=hosts, bf16=bf16), environ={"MPIR_CVAR_NUM_CLIQUES": str(hosts)})
+    done = run_ranks(ranks, PARTS.format(hosts=hosts), environ={"MPIR_CVAR_NUM_CLIQUES": str(hosts)})
     if "hosts are not made up" in done.stderr:
         pytest.skip("this MPI cannot make several hosts of one")
     assert done.returncode == 0 and done.stdout.count("fine") == ranks, done.stderr
@@ -166,22 +169,23 @@ class Counted:
         return getattr(self.comm, name)
 
 w = world()
-channel = w.channel(Reduction(bf16={bf16}))
-assert channel._direct or {bf16}
-channel._across = counted = Counted(channel._across)
-values = np.full(20, w.rank + 1, np.float32)
-channel.allreduce(values)
-assert (values == 6).all()
-assert counted.count == (4 if w.rank == 0 else 2), counted.count
-channel._across = counted.comm
-channel.close()
+for bf16 in (False, True):
+    channel = w.channel(Reduction(bf16=bf16))
+    assert channel._direct or bf16
+    channel._across = counted = Counted(channel._across)
+    values = np.full(20, w.rank + 1, np.float32)
+    channel.allreduce(values)
+    assert (values == 6).all()
+    assert counted.count == (4 if w.rank == 0 else 2), counted.count
+    channel._across = counted.comm
+    channel.close()
 w.close()
 print("fine")
 """
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("bf16", [False, True])
-def test_ranks_without_a_share_send_gradients_and_get_sums_and_that_is_all(bf16):
-    done = run_ranks(3, FEW.format(bf16=bf16))
+def test_ranks_without_a_share_send_gradients_and_get_sums_and_that_is_all():
+    """Also as bfloat16."""
+    done = run_ranks(3, FEW)
     assert done.returncode == 0 and done.stdout.count("fine") == 3, done.stdout + done.stderr

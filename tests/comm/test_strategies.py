@@ -1,94 +1,16 @@
 """Every strategy on several ranks equals the update that one rank would have computed."""
 
-import hashlib
+import functools
 import os
 
 import numpy as np
 import pytest
-from google.protobuf import text_format
 
-from engine import proto
-from engine.comm.buckets import make_buckets, parameter_ranges
-from engine.comm.factory import settings_of, strategy_of
 from engine.comm.strategies.strategy import Step
 from engine.comm.world import World
 from engine.errors import CommError
-from engine.host import _core
+from tests.comm.gradients import Run, reference
 from tests.mpi import run_ranks
-
-SIZES = [5000, 37, 12000, 9, 60000, 640]  # the large ones are cut, the small ones share
-STEPS = 6
-
-
-class Run:
-    """A net of SIZES without its layers: gradients come from a seeded generator, their mean over ranks is known."""
-
-    def __init__(self, world: World, clip: float = 0.0, iter_size: int = 1, threads: int = 1, comm: str = ""):
-        self.world, self.clip, self.iter_size = world, clip, iter_size
-        parameters, offset = [], 0
-        for i, size in enumerate(SIZES):
-            parameters.append((f"p{i}", offset, size))
-            offset += -(-size // 16) * 16
-        self.buckets = make_buckets(parameters, bucket_bytes=40_000)
-        self.weights = np.linspace(-1, 1, offset, dtype=np.float32)
-        self.gradients = np.zeros(offset, np.float32)
-        self.history = np.zeros(offset, np.float32)
-        ranges = parameter_ranges(self.buckets, {"p1": (2.0, 0.0)})
-        self.queue = _core.ReadyQueue(len(self.buckets))
-        constants, arrays = {"momentum": 0.9}, (self.weights, self.gradients, [self.history])
-        updater = _core.Updater("SGD", *arrays, ranges, constants, weight_decay=0.01)
-        settings = settings_of(world, text_format.Parse(comm, proto.CommParameter()))
-        how = self.queue, updater, self.buckets, self.gradients, settings
-        chosen, state = strategy_of(world, settings, self.buckets), [self.weights, self.history]
-        self.strategy = chosen(world, *how, threads=threads, state=state)
-
-    def gradient(self, step: int, part: int, parts: int) -> np.ndarray:
-        """The mean over slice `part` of 12 samples; the mean of all slices is the same for any `parts`."""
-        samples = [np.random.default_rng((step, i)).standard_normal(self.gradients.size) for i in range(12)]
-        return np.mean(samples[part * 12 // parts : (part + 1) * 12 // parts], axis=0)
-
-    def steps(self, steps: int = STEPS) -> None:
-        for step in range(steps):
-            for bucket in reversed(self.buckets):
-                self.queue.wait_done(bucket.index)
-            parts = self.world.size * self.iter_size
-            # Micro-batch m of rank r; the whole is the same for any number of ranks.
-            self.gradients[:] = sum(
-                self.gradient(step, self.world.rank * self.iter_size + micro, parts) for micro in range(self.iter_size)
-            )
-            self.strategy.start(Step(step, 0.1 / (step + 1), self.iter_size, self.clip))
-            for bucket in self.buckets:
-                self.queue.ready(bucket.index)
-            self.strategy.backward_done()
-        self.strategy.wait_all()
-
-    def constants(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of every float: what its rate is multiplied by, its weight decay, and whether it is a parameter's."""
-        count = self.weights.size
-        rate, decay, used = np.ones(count), np.full(count, 0.01), np.zeros(count, bool)
-        for bucket in self.buckets:
-            for one in bucket.ranges:
-                used[one.begin : one.end] = True
-                if one.name == "p1":
-                    rate[one.begin : one.end], decay[one.begin : one.end] = 2, 0
-        return rate, decay, used
-
-    def digest(self) -> str:
-        return hashlib.sha256(self.weights.tobytes() + self.history.tobytes()).hexdigest()
-
-
-def reference(clip: float = 0.0) -> np.ndarray:
-    """The same run in float64, in NumPy."""
-    run = Run(World())
-    weights, history = run.weights.astype(np.float64), np.zeros(run.weights.size)
-    rate, decay, used = run.constants()
-    for step in range(STEPS):
-        gradient = np.where(used, run.gradient(step, 0, 1), 0)
-        norm = np.sqrt((gradient**2).sum())
-        gradient *= clip / norm if 0 < clip < norm else 1
-        history = 0.9 * history + 0.1 / (step + 1) * rate * (gradient + decay * weights)
-        weights = np.where(used, weights - history, weights)
-    return weights
 
 
 @pytest.mark.parametrize("clip", [0.0, 3.0])
@@ -117,12 +39,13 @@ def test_a_bucket_that_backward_forgot_is_named():
 
 
 RANKS = """
+import os
 from engine.comm.world import world
-from tests.comm.test_strategies import *
+from tests.comm.gradients import *
 w = world()
-for servers, comm in {runs!r}:
+for number, (servers, comm, clip, iter_size) in enumerate({runs!r}):
     os.environ["MLSL_NUM_SERVERS"] = str(servers)
-    run = Run(w, clip={clip}, iter_size={iter_size}, comm=comm)
+    run = Run(w, clip=clip, iter_size=iter_size, comm=comm)
     run.strategy.record(True)
     run.steps()
     events = run.strategy.events()
@@ -132,65 +55,85 @@ for servers, comm in {runs!r}:
     if w.rank == 0:
         assert len({{digest for digest, _ in reports}}) == 1, "ranks differ"
         weights = np.frombuffer(reports[0][1], np.float32)
-        scale = {iter_size}  # see test_clipping_is_of_the_sum_over_micro_batches
-        np.testing.assert_allclose(weights, reference({clip} / scale), rtol=1e-5, atol={tolerance})
-        print(type(run.strategy).__name__, reports[0][0], flush=True)
+        scale = iter_size  # see test_clipping_is_of_the_sum_over_micro_batches
+        # Six steps of rate 0.1, 0.05, ...: the learning rates add up to 0.245, momentum makes at most ten times that.
+        tolerance = 2.45 * 2**-8 * 2 if "BF16" in comm else 1e-6
+        np.testing.assert_allclose(weights, reference(clip / scale), rtol=1e-5, atol=tolerance)
+        print(number, type(run.strategy).__name__, reports[0][0], flush=True)
     run.strategy.close()
 w.close()
+print("closed")
 """
+# Servers, fields of comm_param, clip_gradients, iter_size.
+SERVERS = [(servers, "", clip, micro) for clip, micro in ((0.0, 1), (3.0, 2)) for servers in (0, 1, 2, 4)]
+SMALL, FIRST = "chunk_mb: 0.01", "chunk_mb: 0.01 priority: true"
+PRIORITIES = [(*way, clip, 1) for clip in (0.0, 3.0) for way in ((2, SMALL), (2, FIRST), (1, FIRST))]
+ROUNDED = ["compression: BF16", "compression: BF16 error_feedback: true priority: true"]
+COMPRESSED = [(servers, comm, 0.0, 1) for servers in (0, 2) for comm in ROUNDED]
+DIRECT = [(servers, comm, 0.0, 1) for comm in ("", "compression: BF16 chunk_mb: 0.02") for servers in (0, 1, 2)]
+HIERARCHICAL = [(2, f"algorithm: HIERARCHICAL {comm}", 3.0, 1) for comm in ("", "priority: true chunk_mb: 0.02")]
+CLIPPED, PLAIN = (2, "", 3.0, 1), (2, "", 0.0, 1)
+RUNS = {  # ranks, hosts -> what is run there
+    (2, 1): (*SERVERS, *PRIORITIES, *COMPRESSED),
+    (3, 1): (CLIPPED,),
+    (4, 1): (PLAIN, *PRIORITIES),
+    (3, 3): tuple(DIRECT),
+    (4, 2): tuple(HIERARCHICAL),
+}
 
 
-def ranks(
-    count: int, *runs: tuple[int, str], clip: float = 0.0, iter_size: int = 1, tolerance=1e-6, hosts: int = 1
-) -> list[list[str]]:
-    """Compares each run with the reference: so many servers, and fields of comm_param. Returns the name of its strategy
-    and the digest of what has become of the weights."""
-    program = RANKS.format(runs=runs, clip=clip, iter_size=iter_size, tolerance=tolerance)
-    done = run_ranks(count, program, timeout=90, environ={"MPIR_CVAR_NUM_CLIQUES": str(hosts)})
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = [line.split() for line in done.stdout.splitlines()]
-    assert len(found) == len(runs)
-    return found
+@functools.cache
+def launched(ranks: int, hosts: int, runs: tuple):
+    """These runs, one after the other: the ranks take longer to start."""
+    return run_ranks(ranks, RANKS.format(runs=runs), timeout=120, environ={"MPIR_CVAR_NUM_CLIQUES": str(hosts)})
+
+
+def strategies(ranks: int, runs: list[tuple], hosts: int = 1, among: tuple = ()) -> list[list[str]]:
+    """Of each run, which the ranks compare with the reference: the name of its strategy and the digest of what has
+    become of the weights. among: all that are run by the same ranks, if not those of RUNS."""
+    among = among or RUNS[ranks, hosts]
+    done = launched(ranks, hosts, among)
+    lines = [line.split() for line in done.stdout.splitlines()]
+    found = {among[int(line[0])]: line[1:] for line in lines if line[0] != "closed"}
+    assert all(run in found for run in runs), done.stdout + done.stderr
+    return [found[run] for run in runs]
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("clip", "iter_size"), [(0.0, 1), (3.0, 2)])
-def test_two_ranks_equal_one_with_any_number_of_servers(clip, iter_size):
-    results = ranks(2, *((servers, "") for servers in (0, 1, 2, 4)), clip=clip, iter_size=iter_size)
+@pytest.mark.parametrize("runs", [SERVERS[:4], SERVERS[4:]], ids=["plain", "clipped, two micro-batches"])
+def test_two_ranks_equal_one_with_any_number_of_servers(runs):
+    results = strategies(2, runs)
     assert [name for name, _ in results] == ["Blocking", "Servers", "Servers", "Servers"]
     assert len({digest for _, digest in results}) == 1, "the bits depend on the number of servers"
 
 
 @pytest.mark.mpi
 def test_three_ranks_with_clipping():
-    assert ranks(3, (2, ""), clip=3.0)[0][0] == "Servers"
+    assert strategies(3, [CLIPPED])[0][0] == "Servers"
 
 
 @pytest.mark.mpi
 def test_two_runs_have_the_same_bits():
-    assert ranks(4, (2, "")) == ranks(4, (2, ""))
+    assert strategies(4, [PLAIN]) == strategies(4, [PLAIN], among=(PLAIN,))
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("count", [2, 4])
-@pytest.mark.parametrize("clip", [0.0, 3.0])
-def test_the_same_bits_with_and_without_priority(count, clip):
-    small, first = "chunk_mb: 0.01", "chunk_mb: 0.01 priority: true"
-    results = ranks(count, (2, small), (2, first), (1, first), clip=clip)
+@pytest.mark.parametrize("runs", [PRIORITIES[:3], PRIORITIES[3:]], ids=["plain", "clipped"])
+def test_the_same_bits_with_and_without_priority(count, runs):
+    results = strategies(count, runs)
     assert results[0] == results[1] == results[2]
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("servers", [0, 2])
-@pytest.mark.parametrize("comm", ["compression: BF16", "compression: BF16 error_feedback: true priority: true"])
-def test_bf16_reductions(servers, comm):
-    # Six steps of rate 0.1, 0.05, ...: the learning rates add up to 0.245, momentum makes at most ten times that.
-    assert ranks(2, (servers, comm), tolerance=2.45 * 2**-8 * 2)
+@pytest.mark.parametrize("run", COMPRESSED, ids=str)
+def test_bf16_reductions(run):
+    assert strategies(2, [run])
 
 
 KEPT = """
 from engine.comm.world import world
-from tests.comm.test_strategies import *
+from tests.comm.gradients import *
 w = world()
 run = Run(w, comm="compression: BF16 chunk_mb: 0.02")
 run.strategy.keep_gradients = True
@@ -213,23 +156,29 @@ def test_whoever_reads_the_reduced_gradients_finds_them():
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("comm", ["", "compression: BF16 chunk_mb: 0.02"])
-def test_hosts_that_exchange_shares_directly(comm):
-    tolerance = 2.45 * 2**-8 * 2 if comm else 1e-6
-    results = ranks(3, *((servers, comm) for servers in (0, 1, 2)), tolerance=tolerance, hosts=3)
+@pytest.mark.parametrize("runs", [DIRECT[:3], DIRECT[3:]], ids=["plain", "bfloat16"])
+def test_hosts_that_exchange_shares_directly(runs):
+    results = strategies(3, runs, hosts=3)
     assert len({digest for _, digest in results}) == 1, "the bits depend on the number of servers"
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("comm", ["", "priority: true chunk_mb: 0.02"])
-def test_hierarchical(comm):
-    assert ranks(4, (2, f"algorithm: HIERARCHICAL {comm}"), clip=3.0, hosts=2)[0][0] == "Servers"
+@pytest.mark.parametrize("run", HIERARCHICAL, ids=str)
+def test_hierarchical(run):
+    assert strategies(4, [run], hosts=2)[0][0] == "Servers"
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("count", "hosts"), RUNS)
+def test_the_ranks_end_well(count, hosts):
+    done = launched(count, hosts, RUNS[count, hosts])
+    assert done.returncode == 0 and done.stdout.count("closed") == count, done.stderr
 
 
 PRIORITY = """
 import random, time
 from engine.comm.world import world
-from tests.comm.test_strategies import *
+from tests.comm.gradients import *
 w = world()
 run = Run(w, comm="priority: true chunk_mb: 0.01")
 last = run.buckets[-1].index
@@ -276,7 +225,7 @@ def failing(program: str, environ: dict[str, str] | None = None) -> str:
     """Runs `program` on two ranks of which some rank aborts; stderr."""
     frame = """
 from engine.comm.world import world
-from tests.comm.test_strategies import *
+from tests.comm.gradients import *
 from engine.errors import EngineError
 w = world()
 try:

@@ -230,11 +230,7 @@ from engine.config import parse_net
 from engine.inference.evaluator import Evaluator
 from engine.inference.judges import Judges
 from engine.net import NetOptions
-from tests.inference.test_judges import PIXELS, SEVERAL
-found = []
-for net in (SEVERAL % (sys.argv[1], "loss_param { ignore_label: -1 }"), PIXELS % sys.argv[1]):
-    if "Softmax" in net and sys.argv[2] == "several" or "Sigmoid" in net and sys.argv[2] == "pixels":
-        continue
+for kind, net in zip(("several", "pixels"), sys.argv[1:]):
     evaluator = Evaluator(parse_net(net, "net"), world(), NetOptions(keep_all=True))
     judges = Judges(evaluator.scoring_net, print)
     evaluator.on_forward = judges.watch
@@ -243,26 +239,28 @@ for net in (SEVERAL % (sys.argv[1], "loss_param { ignore_label: -1 }"), PIXELS %
     if world().rank == 0:
         from engine.report.scores import roc
         areas = lambda: [roc(x[y >= 0], y[y >= 0] > 0).area for x, y in zip(judge.scores.T, judge.there.T)][:4]
-        found = [areas(), judge.scores.tolist()] if sys.argv[2] == "several" else judge.found.matrix.tolist()
+        found = [areas(), judge.scores.tolist()] if kind == "several" else judge.found.matrix.tolist()
         print(json.dumps([judges.samples, found]))
     evaluator.close()
 world().close()
 """
-    script = several[0] / "run.py"
-    script.write_text(program)
-    for kind, (folder, scores, there) in (("several", several), ("pixels", pixels)):
-        data(folder, scores, there)  # the two share a folder
-        done = run_ranks(4, [str(script), str(folder), kind], timeout=100)
-        assert done.returncode == 0, done.stderr
-        samples, found = json.loads(done.stdout)
-        assert samples == len(scores)
-        if kind == "several":
-            assert found[0] == pytest.approx(expected(scores, there), abs=1e-6)
-            assert found[1] == scores.tolist()  # in the order of one rank
-        else:
-            counted = there.ravel() != 255
-            matrix = metrics.confusion_matrix(there.ravel()[counted], scores.argmax(1).ravel()[counted])
-            assert found == matrix.tolist()
+    folder, *samples = several
+    data(folder, *samples)  # where pixels are, too
+    other = data(folder / "pixels", *pixels[1:])
+    nets = [SEVERAL % (folder, "loss_param { ignore_label: -1 }"), PIXELS % other]
+    done = run_ranks(4, ["-c", program, *nets], timeout=100)
+    assert done.returncode == 0, done.stderr
+    told_several, told_pixels = map(json.loads, done.stdout.splitlines())
+
+    _, scores, there = several
+    assert told_several[0] == len(scores)
+    assert told_several[1][0] == pytest.approx(expected(scores, there), abs=1e-6)
+    assert told_several[1][1] == scores.tolist()  # in the order of one rank
+
+    _, scores, there = pixels
+    counted = there.ravel() != 255
+    matrix = metrics.confusion_matrix(there.ravel()[counted], scores.argmax(1).ravel()[counted])
+    assert told_pixels == [len(scores), matrix.tolist()]
 
 
 CLASSES = f"""

@@ -20,7 +20,7 @@ def test_when_ranks_average():
 REFERENCE = """
 import os
 from engine.comm.world import world
-from tests.comm.test_strategies import *
+from tests.comm.gradients import *
 w = world()
 
 def expected():
