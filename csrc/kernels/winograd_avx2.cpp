@@ -8,7 +8,7 @@
 
 namespace engine {
 
-const WinogradKernels<float>& avx2_winograd() { return all_kernels<float>; }
+const WinogradKernels<float>* avx2_winograd(int64_t kernel) { return kernels_of<float>(kernel); }
 
 }  // namespace engine
 #endif

@@ -10,8 +10,8 @@
 
 namespace engine {
 
-const WinogradKernels<float>& avx512_winograd() { return all_kernels<float>; }
-const WinogradKernels<bf16>& avx512_bf16_winograd() { return all_kernels<bf16>; }
+const WinogradKernels<float>* avx512_winograd(int64_t kernel) { return kernels_of<float>(kernel); }
+const WinogradKernels<bf16>* avx512_bf16_winograd(int64_t kernel) { return kernels_of<bf16>(kernel); }
 
 }  // namespace engine
 #endif

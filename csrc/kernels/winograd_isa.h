@@ -5,8 +5,9 @@
 
 namespace engine {
 
-const WinogradKernels<float>& avx2_winograd();
-const WinogradKernels<float>& avx512_winograd();
-const WinogradKernels<bf16>& avx512_bf16_winograd();
+// For kernels of 3 or 5 pixels; null for others.
+const WinogradKernels<float>* avx2_winograd(int64_t kernel);
+const WinogradKernels<float>* avx512_winograd(int64_t kernel);
+const WinogradKernels<bf16>* avx512_bf16_winograd(int64_t kernel);
 
 }  // namespace engine

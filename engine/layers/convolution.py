@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engine.layers.base import Attributes, Blob, Layer, Parameter, Shape
-from engine.layers.kernels import FORWARD, PASSES, WEIGHTS
+from engine.layers.kernels import FORWARD, PASSES, WEIGHTS, WINOGRAD
 from engine.layers.registry import register
 from engine.layers.weighted import Weighted
 
@@ -171,16 +171,18 @@ class Convolution(Weighted):
         return self.param.HasField("conv_algorithm") and self.param.conv_algorithm == "direct"
 
     def winograd_passes(self, dtype: str) -> Sequence[str]:
-        """The rule of thumb for Winograd's algorithm, which takes less time for 3 x 3 pixels of enough channels and
-        tiles; in bf16 of more of both, most of all for the gradient of the input, and never where there is AMX."""
+        """The rule of thumb for Winograd's algorithm, which takes less time for 3 x 3 or 5 x 5 pixels of enough
+        channels and tiles; in bf16 of more of both, most of all for the gradient of the input, and never where there
+        is AMX."""
         from engine.host import _core
 
         param, window, n, channels = self.param, self.window, *self.seen[:2]
         if self.keeps_kernels or not self._is_direct:
             return ()
         ones, size = [1, 1], self.tops[0].shape[2:]
-        fits = window["kernel"] == [3, 3] and window["stride"] == ones and window["dilation"] == ones
-        fits = fits and window["pad"] in ([0, 0], [1, 1], [2, 2])
+        kernel, pad = window["kernel"], window["pad"]
+        fits = kernel in WINOGRAD and window["stride"] == ones and window["dilation"] == ones
+        fits = fits and pad[0] == pad[1] < kernel[0]
         lanes = _core.winograd_lanes(dtype)
         if not fits or not lanes or (dtype != "f32" and _core.has_amx()):
             return ()
@@ -190,7 +192,8 @@ class Convolution(Weighted):
             return ()
         pixels = math.prod(size) / tiles  # of a tile's 16
         if dtype == "f32":
-            return PASSES if pixels >= 8 and channels >= 32 else ()
+            fewest = lanes if kernel == [5, 5] else 2 * lanes
+            return PASSES if pixels >= 8 and channels >= fewest else ()
         nearly_whole = pixels >= 14
         if channels >= 64 and (nearly_whole or (pixels >= 12 and channels * param.num_output >= MANY_WEIGHTS)):
             return PASSES

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 FORWARD, DATA, WEIGHTS = PASSES = ("forward", "data_gradient", "weight_gradient")
 
+WINOGRAD = ([3, 3], [5, 5])  # kernels of convolutions that it knows
 OWN = ("amx", "pairs")  # by the instructions that they are written for: see csrc/kernels/*_gradient.h
 
 Choice = Mapping[str, str]  # by pass, the kernel
@@ -58,7 +59,7 @@ def candidates(type: str, dtype: str, attributes: Mapping[str, Attribute]) -> di
     found = ["direct"]
     if dtype == "bf16":
         found.append("fp32")
-    if type == "Convolution" and attributes["kernel"] == [3, 3] and attributes["stride"] == [1, 1]:
+    if type == "Convolution" and attributes["kernel"] in WINOGRAD and attributes["stride"] == [1, 1]:
         found.append("winograd")
     more = OWN if type == "Convolution" and dtype == "bf16" else ()
     return {FORWARD: found, DATA: found, WEIGHTS: [*found, *more]}

@@ -13,22 +13,35 @@ from tests.layers.harness import error_of, inputs, make_net, needs_bf16, net_tex
 
 pytestmark = pytest.mark.skipif(not _core.winograd_lanes("f32"), reason="this processor has no AVX2")
 
-CONV = """layer {{ name: "conv" type: "Convolution" bottom: "x" top: "y" convolution_param {{
-  num_output: {outputs} kernel_size: 3 pad: {pad} group: {group} bias_term: {bias} conv_algorithm: "{algorithm}"
-  weight_filler {{ type: "msra" }} bias_filler {{ type: "uniform" }} }} }}"""
 RELU = ' layer { name: "relu" type: "ReLU" bottom: "y" top: "y" }'
 NORM = ' layer { name: "bn" type: "BatchNorm" bottom: "y" top: "y" }'
 SUM = ' layer { name: "sum" type: "Eltwise" bottom: "y" bottom: "z" top: "s" }'
 
-CASES = {  # x, outputs, pad, group
-    "whole tiles": ((2, 32, 8, 8), 48, 1, 1),
-    "parts of tiles": ((3, 64, 7, 9), 32, 1, 1),
-    "groups": ((2, 96, 13, 13), 64, 1, 2),
-    "no padding": ((1, 64, 14, 15), 64, 0, 1),
-    "wide padding": ((2, 32, 6, 6), 32, 2, 1),
-    "several chunks": ((11, 128, 20, 20), 64, 1, 1),
-    "several chunks and groups": ((11, 128, 20, 20), 128, 1, 2),
+CASES = {  # x, what the convolution is
+    "whole tiles": ((2, 32, 8, 8), dict(outputs=48)),
+    "parts of tiles": ((3, 64, 7, 9), dict(outputs=32)),
+    "groups": ((2, 96, 13, 13), dict(outputs=64, group=2)),
+    "no padding": ((1, 64, 14, 15), dict(outputs=64, pad=0)),
+    "wide padding": ((2, 32, 6, 6), dict(outputs=32, pad=2)),
+    "several chunks": ((11, 128, 20, 20), dict(outputs=64)),
+    "several chunks and groups": ((11, 128, 20, 20), dict(outputs=128, group=2)),
+    "5 x 5": ((2, 32, 8, 12), dict(outputs=48, kernel=5, pad=2)),
+    "5 x 5, groups and parts of tiles": ((3, 96, 13, 11), dict(outputs=64, kernel=5, pad=2, group=2)),
+    "5 x 5, no padding": ((2, 32, 14, 15), dict(outputs=32, kernel=5, pad=0)),
+    "5 x 5, little padding": ((2, 32, 9, 8), dict(outputs=32, kernel=5, pad=1)),
+    "5 x 5, wide padding": ((2, 16, 5, 6), dict(outputs=32, kernel=5, pad=4)),
+    "5 x 5, several chunks": ((11, 128, 20, 20), dict(outputs=64, kernel=5, pad=2)),
 }
+
+
+def conv(
+    outputs: int, algorithm: str = "auto", kernel: int = 3, pad: int = 1, group: int = 1, bias: bool = True
+) -> str:
+    return f"""layer {{ name: "conv" type: "Convolution" bottom: "x" top: "y" convolution_param {{
+        num_output: {outputs} kernel_size: {kernel} pad: {pad} group: {group} bias_term: {str(bias).lower()}
+        conv_algorithm: "{algorithm}" weight_filler {{ type: "msra" }} bias_filler {{ type: "uniform" }} }} }}"""
+
+
 TOLERANCE = 5e-6  # of the norm; oneDNN's direct kernels are within 3e-7
 
 
@@ -41,10 +54,10 @@ def close(values: np.ndarray, expected: np.ndarray) -> bool:
     return np.linalg.norm(values - expected) <= TOLERANCE * np.linalg.norm(expected)
 
 
-def results(algorithm: str, case: str, behind: str = "", bias: str = "true", passes: int = 1) -> dict[str, np.ndarray]:
+def results(algorithm: str, case: str, behind: str = "", bias: bool = True, passes: int = 1) -> dict[str, np.ndarray]:
     """Result and gradients after `passes` backward passes whose gradients add up."""
-    shape, outputs, pad, group = CASES[case]
-    text = CONV.format(outputs=outputs, pad=pad, group=group, bias=bias, algorithm=algorithm)
+    shape, what = CASES[case]
+    text = conv(algorithm=algorithm, bias=bias, **what)
     net = make_net(net_text(text + behind, x=shape), proto.TRAIN, accumulate=passes > 1)
     assert ("winograd" in net.program.implementation(0)) == (algorithm != "direct")
     generator = np.random.default_rng(3)
@@ -65,6 +78,17 @@ def test_result_and_gradients(case):
         assert close(values, expected[what]), what
 
 
+@pytest.mark.parametrize(("kernel", "blocks", "size", "by_winograd"), [
+    (3, 2, 8, True), (3, 1, 8, False), (5, 1, 8, True), (5, 1, 6, True), (5, 1, 5, False), (3, 2, 5, False),
+])  # fmt: skip
+def test_the_rule(kernel, blocks, size, by_winograd):
+    """By measurement: where tiles are at least half full, for two blocks of channels or, of 5 x 5, for one."""
+    shape = (2, blocks * _core.winograd_lanes("f32"), size, size)
+    net = make_net(net_text(conv(32, kernel=kernel, pad=kernel // 2), x=shape), proto.TRAIN)
+    (op,) = net.builder.asked
+    assert op.choice == (dict.fromkeys(kernels.PASSES, "winograd") if by_winograd else {})
+
+
 RULE = [(8, 64, 3), (8, 32, 2), (8, 16, 0), (7, 64, 1), (6, 64, 0), (14, 480, 3), (14, 448, 1), (7, 480, 3)]
 
 
@@ -73,7 +97,7 @@ RULE = [(8, 64, 3), (8, 32, 2), (8, 16, 0), (7, 64, 1), (6, 64, 0), (14, 480, 3)
 def test_the_rule_in_bf16(size, channels, passes):
     """By measurement on processors without AMX: all passes for whole tiles of many channels, or most of them of very
     many; the gradient of weights for fewer, and forward where tiles are whole. What is left of it is for pairs."""
-    text = CONV.format(outputs=64, pad=1, group=1, bias="true", algorithm="auto")
+    text = conv(64)
     net = make_net(net_text(text, x=(2, channels, size, size)), proto.TRAIN, precision="bf16")
     (op,) = net.builder.asked
     of_winograd = [(), (kernels.WEIGHTS,), (kernels.FORWARD, kernels.WEIGHTS), kernels.PASSES][passes]
@@ -88,16 +112,14 @@ PAIRS = [(1, 32, 32, True), (1, 16, 64, False), (1, 64, 16, False), (3, 16, 64, 
 @pytest.mark.parametrize(("kernel", "channels", "outputs", "pays"), PAIRS)
 def test_the_rule_for_pairs(kernel, channels, outputs, pays):
     """By measurement, too: not where few products share what the kernel prepares."""
-    text = CONV.format(outputs=outputs, pad=1, group=1, bias="true", algorithm="auto").replace(
-        "size: 3", f"size: {kernel}"
-    )
+    text = conv(outputs, kernel=kernel)
     net = make_net(net_text(text, x=(2, channels, 5, 5)), proto.TRAIN, precision="bf16")
     (op,) = net.builder.asked
     assert op.choice == ({kernels.WEIGHTS: "pairs"} if pays and not _core.has_amx() else {})
 
 
 def test_relu_without_bias():
-    found, expected = (results(algorithm, "whole tiles", RELU, "false") for algorithm in ("auto", "direct"))
+    found, expected = (results(algorithm, "whole tiles", RELU, bias=False) for algorithm in ("auto", "direct"))
     assert close(found["y"], expected["y"])
     wrong = (found["y"] > 0) != (expected["y"] > 0)  # where a result is rounding alone, its sign is, too
     assert wrong.mean() < 1e-4
@@ -115,8 +137,8 @@ def test_other_activations(activation):
 
 
 def test_relu_leaves_what_is_no_number():
-    shape, outputs, pad, group = CASES["whole tiles"]
-    text = CONV.format(outputs=outputs, pad=pad, group=group, bias="true", algorithm="auto") + RELU
+    shape, what = CASES["whole tiles"]
+    text = conv(**what) + RELU
     net = make_net(net_text(text, x=shape))
     inputs(net)["x"].set(np.full(shape, np.nan, np.float32))
     assert np.isnan(net.forward()["y"]).all()
@@ -130,7 +152,7 @@ def test_gradients_add_up():
 
 
 def test_sums_over_large_planes():
-    text = CONV.format(outputs=16, pad=1, group=1, bias="true", algorithm="winograd")
+    text = conv(16, "winograd")
     net = make_net(net_text(text, x=(1, 32, 256, 256)), proto.TRAIN)
     net.forward()
     set_top_diff(net, "y", np.full((1, 16, 256, 256), 0.1))
@@ -146,9 +168,9 @@ def test_nothing_depends_on_what_was_computed_before():
 
 @pytest.mark.parametrize("behind", ["", NORM, NORM + RELU, NORM + SUM + RELU.replace('"y"', '"s"')])
 def test_nets_that_are_only_tested(behind):
-    shape, outputs, pad, group = CASES["groups"]
-    y = (shape[0], outputs, *shape[2:])
-    text = CONV.format(outputs=outputs, pad=pad, group=group, bias="true", algorithm="auto") + behind
+    shape, what = CASES["groups"]
+    y = (shape[0], what["outputs"], *shape[2:])
+    text = conv(**what) + behind
     config = parse_net(net_text(text, x=shape, z=y).replace("force_backward: true\n", ""), "test.prototxt")
     net, plain = Net(config, proto.TEST), Net(config, proto.TEST, NetOptions(passes=PASSES - {"constant", "fuse"}))
     for seed in (1, 2):  # the second time with other weights
@@ -171,7 +193,7 @@ def test_nets_that_are_only_tested(behind):
 @needs_bf16
 def test_results_in_bf16_are_the_nearest():
     """Of float32 sums, here of numbers that are exact in both."""
-    text, found = CONV.format(outputs=32, pad=1, group=1, bias="true", algorithm="winograd"), []
+    text, found = conv(32, "winograd"), []
     x = np.random.default_rng(3).integers(-3, 4, (2, 32, 8, 8)).astype(np.float32)
     for precision in ("fp32", "bf16"):
         net = make_net(net_text(text, x=x.shape), precision=precision)
@@ -189,7 +211,7 @@ def test_results_in_bf16_are_the_nearest():
 )
 def test_where_it_cannot_be_had(old, new):
     """Asked for all the same, as by a table from elsewhere, the passes are left to others."""
-    text = CONV.format(outputs=32, pad=1, group=1, bias="true", algorithm="auto").replace(old, new)
+    text = conv(32).replace(old, new)
     (asked,) = make_net(net_text(text, x=(2, 32, 9, 8)), proto.TRAIN).builder.asked
     with pytest.raises(ValueError, match="winograd"):
         Trial(asked, {kernels.FORWARD: "winograd"}, dx=False, dw=False)
@@ -210,8 +232,8 @@ def test_where_it_cannot_be_had(old, new):
 
 def test_what_is_convolved_is_added():
     """The result cannot be written where its source lies, of which later tiles read what earlier ones would hide."""
-    first = CONV.format(outputs=32, pad=1, group=1, bias="true", algorithm="direct").replace("conv", "first", 1)
-    text = first.replace('"y"', '"z"') + CONV.format(outputs=32, pad=1, group=1, bias="true", algorithm="winograd")
+    first = conv(32, "direct").replace("conv", "first", 1)
+    text = first.replace('"y"', '"z"') + conv(32, "winograd")
     text = text.replace('"x" top: "y"', '"z" top: "y"') + SUM + RELU.replace('"y"', '"s"')
     text += ' layer { name: "top" type: "Pooling" bottom: "s" top: "top" pooling_param { pool: AVE kernel_size: 2 } }'
     shape = (11, 32, 20, 20)  # several chunks
@@ -226,8 +248,8 @@ def test_what_is_convolved_is_added():
 
 def test_weights_that_training_has_changed():
     """A net for tests keeps what it has made of them until it is told."""
-    shape, outputs, pad, group = CASES["groups"]
-    text = CONV.format(outputs=outputs, pad=pad, group=group, bias="false", algorithm="winograd")
+    shape, what = CASES["groups"]
+    text = conv(algorithm="winograd", bias=False, **what)
     config = parse_net(net_text(text, x=shape).replace("force_backward: true\n", ""), "test.prototxt")
     train = Net(config, proto.TRAIN)
     net = Net(config, proto.TEST, share=train)
@@ -239,5 +261,5 @@ def test_weights_that_training_has_changed():
 
 
 def test_an_unknown_algorithm_is_refused():
-    text = CONV.format(outputs=32, pad=1, group=1, bias="true", algorithm="fft")
+    text = conv(32, "fft")
     assert "conv_algorithm auto, direct or winograd, got 'fft'" in error_of(text, x=(1, 32, 8, 8))

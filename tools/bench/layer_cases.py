@@ -216,6 +216,12 @@ CASES = {
     "Convolution, 3 x 3": weighted(
         "Convolution", "num_output: 64 kernel_size: 3 pad: 1", "F.conv2d(x, p[0], p[1], padding=1)", *PLANES
     ),
+    "Convolution, 5 x 5": weighted(
+        "Convolution",
+        "num_output: 256 kernel_size: 5 pad: 2 group: 2",
+        "F.conv2d(x, p[0], p[1], padding=2, groups=2)",
+        *(32, 96, 27, 27),
+    ),
     "Convolution, 1 x 1": weighted(
         "Convolution", "num_output: 64 kernel_size: 1", "F.conv2d(x, p[0], p[1])", 32, 256, 56, 56
     ),

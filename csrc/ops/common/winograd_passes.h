@@ -1,7 +1,7 @@
-// The passes of a convolution of 3 x 3 pixels with stride 1 by Winograd's algorithm (kernels/winograd.h), for groups of
-// whole blocks of channels. Blobs are float32 or bf16, sums float32. Attributes: as Convolution's.
+// The passes of a convolution of 3 x 3 or 5 x 5 pixels with stride 1 by Winograd's algorithm (kernels/winograd.h), for
+// groups of whole blocks of channels. Blobs are float32 or bf16, sums float32. Attributes: as Convolution's.
 //
-// At each of 36 points y = x w, and for the gradients w = x' y and x = y w'. Tiles are done in chunks, so that their
+// At each of the points y = x w, and for the gradients w = x' y and x = y w'. Tiles are done in chunks, so that their
 // points stay in the caches between transform and product.
 #pragma once
 
@@ -25,8 +25,10 @@ public:
 
 protected:
     explicit WinogradPasses(OpSpec spec) : Weighted(std::move(spec)) {
-        const Dims pads = spec_.attributes.integers("pad");
-        if (!pads.empty()) pad_ = pads[0];
+        const Dims pads = spec_.attributes.integers("pad"), kernel = spec_.attributes.integers("kernel");
+        if (pads.empty()) return;
+        pad_ = pads[0];
+        kernel_ = kernel[0];
     }
 
     // Whether this processor and this convolution can have these passes.
@@ -34,9 +36,10 @@ protected:
         const auto& attributes = spec_.attributes;
         const Dims &in = input(0)->shape, &out = spec_.output_shapes[0], ones{1, 1}, pad = attributes.integers("pad");
         const int64_t group = attributes.integer("group", 1);
-        return lanes() && in.size() == 4 && attributes.integers("kernel") == Dims{3, 3} &&
-               attributes.integers("stride") == ones && attributes.integers("dilation") == ones && pad[0] == pad[1] &&
-               pad[0] <= 2 && in[1] / group % lanes() == 0 && out[1] / group % lanes() == 0;
+        return lanes() && in.size() == 4 && attributes.integers("kernel") == Dims{kernel_, kernel_} &&
+               winograd_kernels<float>(kernel_) && attributes.integers("stride") == ones &&
+               attributes.integers("dilation") == ones && pad[0] == pad[1] && pad[0] < kernel_ &&
+               in[1] / group % lanes() == 0 && out[1] / group % lanes() == 0;
     }
 
     // Of kernels of our own: blobs of two axes, and float32 weights, in blocks of channels.
@@ -78,16 +81,16 @@ protected:
             products.push_back({product(room.x.at, room.x.layout(), w.at, w.layout(), room.y.at)});
         with_type([&](auto number) {
             using T = decltype(number);
-            const auto& transform = *winograd_kernels<T>();
+            const auto& transform = *winograd_kernels<T>(kernel_);
             add_own(forward_calls_, [=] {
                 if (!constant_ || transformed_ != writes()) transform_weights(room, weights, false);
                 transformed_ = writes();
                 const float* const bias = kept_bias_ ? address<float>(kept_bias_) : bias_ ? param(1)->data() : nullptr;
                 const Dims &in = input(0)->shape, &seen = spec_.output_shapes[0];
                 for_chunks(seen, room, [&](int64_t group, const Tiles& tiles) {
-                    transform.input(images(in, group, x_channels()), address<T>(x), pad_, tiles, room.x.points());
+                    transform.input(images(in, group, x_channels()), address<T>(x), pad_, tiles, room.x.values());
                     run(products[size_t(group)], stream_);
-                    transform.output(images(seen, group, y_channels()), room.y.points(), tiles, bias,
+                    transform.output(images(seen, group, y_channels()), room.y.values(), tiles, bias,
                                      added ? address<T>(added) : nullptr, activation_ && activation_->is_relu(),
                                      address<T>(outputs_[0]->memory));
                 });
@@ -112,19 +115,19 @@ protected:
         const memory dy = reading(gradient(), blocked(out), backward_calls_);
         with_type([&](auto number) {
             using T = decltype(number);
-            const auto& transform = *winograd_kernels<T>();
+            const auto& transform = *winograd_kernels<T>(kernel_);
             add_own(backward_calls_, [=, first = products[0], next = products[1]] {
                 const Dims &in = input(0)->shape, &seen = spec_.output_shapes[0];
                 for_chunks(seen, room, [&](int64_t group, const Tiles& tiles) {
-                    transform.input(images(in, group, x_channels()), address<T>(x), pad_, tiles, room.x.points());
+                    transform.input(images(in, group, x_channels()), address<T>(x), pad_, tiles, room.x.values());
                     transform.output_gradient(images(seen, group, y_channels()), address<T>(dy), tiles,
-                                              room.y.points());
+                                              room.y.values());
                     clear_behind(room, tiles.count);
                     run((tiles.first > 0 ? next : first)[size_t(group)], stream_);
                 });
-                const int64_t size = y_channels() * x_channels() * 9;
+                const int64_t size = y_channels() * x_channels() * kernel_ * kernel_;
                 for (int64_t group = 0; group < groups(); group++)
-                    transform.weights_gradient(room.w[size_t(group)].points(), y_channels(), x_channels(),
+                    transform.weights_gradient(room.w[size_t(group)].values(), y_channels(), x_channels(),
                                                address<float>(weights.memory) + group * size);
                 if (bias_)
                     transform.bias_gradient(images(seen, 0, seen[1]), seen[0], address<T>(dy),
@@ -148,14 +151,15 @@ protected:
         const Target dx = writing(input(0)->diff, blocked(input(0)->shape));
         with_type([&](auto number) {
             using T = decltype(number);
-            const auto& transform = *winograd_kernels<T>();
+            const auto& transform = *winograd_kernels<T>(kernel_);
             add_own(backward_calls_, [=] {
                 const Dims &in = input(0)->shape, &out = spec_.output_shapes[0];
                 transform_weights(room, weights, true);
                 for_chunks(in, room, [&](int64_t group, const Tiles& tiles) {
-                    transform.input(images(out, group, y_channels()), address<T>(dy), 2 - pad_, tiles, room.y.points());
+                    transform.input(images(out, group, y_channels()), address<T>(dy), kernel_ - 1 - pad_, tiles,
+                                    room.y.values());
                     run(products[size_t(group)], stream_);
-                    transform.output(images(in, group, x_channels()), room.x.points(), tiles, nullptr, nullptr, false,
+                    transform.output(images(in, group, x_channels()), room.x.values(), tiles, nullptr, nullptr, false,
                                      address<T>(dx.memory));
                 });
             });
@@ -169,16 +173,16 @@ private:
     // places in the caches.
     struct Matrices {
         Matrices() = default;
-        Matrices(int64_t r, int64_t c) : rows(r), columns(c), stride(r * c + 16) {}
+        Matrices(int64_t p, int64_t r, int64_t c) : points(p), rows(r), columns(c), stride(r * c + 16) {}
         Layout layout() const {
-            return Layout({Points::count, rows, columns}, memory::data_type::f32, Dims{stride, columns, 1});
+            return Layout({points, rows, columns}, memory::data_type::f32, Dims{stride, columns, 1});
         }
         Layout transposed() const {
-            return Layout({Points::count, columns, rows}, memory::data_type::f32, Dims{stride, 1, columns});
+            return Layout({points, columns, rows}, memory::data_type::f32, Dims{stride, 1, columns});
         }
-        Points points() const { return {address<float>(at), stride}; }
+        Points values() const { return {address<float>(at), stride}; }
 
-        int64_t rows = 0, columns = 0, stride = 0;
+        int64_t points = 0, rows = 0, columns = 0, stride = 0;
         memory at;
     };
 
@@ -196,7 +200,9 @@ private:
     // Channels of a block; 0 where this processor has no kernels.
     int64_t lanes() const { return winograd_lanes(input(0)->is_bf16()); }
 
-    static int64_t tiles_along(int64_t size) { return (size + 3) / 4; }
+    int64_t points() const { return winograd_seen(kernel_) * winograd_seen(kernel_); }
+
+    static int64_t tiles_along(int64_t size) { return (size + winograd_tile - 1) / winograd_tile; }
     BlockedImages images(const Dims& dims, int64_t group, int64_t channels) const {
         return {dims[1] / lanes(), dims[2], dims[3], group * channels / lanes(), channels / lanes()};
     }
@@ -210,15 +216,15 @@ private:
     // A chunk fills half of the second-level caches, but has rows enough for weights to be read seldom.
     Room make_room(bool keeps_weights) {
         constexpr int64_t cache = 1 << 20, fewest = 256;
-        const int64_t bytes = Points::count * (x_channels() + y_channels()) * int64_t(sizeof(float));
+        const int64_t bytes = points() * (x_channels() + y_channels()) * int64_t(sizeof(float));
         const int64_t most = std::max(fewest, omp_get_max_threads() * cache / bytes);
         const Dims &in = input(0)->shape, &out = spec_.output_shapes[0];
         const int64_t tiles = in[0] * tiles_along(std::max(in[2], out[2])) * tiles_along(std::max(in[3], out[3]));
         const int64_t chunks = (tiles + most - 1) / most, chunk = (tiles + chunks - 1) / chunks;
-        Room room{chunk, {chunk, x_channels()}, {chunk, y_channels()}, {}};
+        Room room{chunk, {points(), chunk, x_channels()}, {points(), chunk, y_channels()}, {}};
         room.x.at = scratch(room.x.layout());
         room.y.at = scratch(room.y.layout());
-        room.w.assign(size_t(groups()), Matrices(x_channels(), y_channels()));
+        room.w.assign(size_t(groups()), Matrices(points(), x_channels(), y_channels()));
         for (auto& each : room.w) each.at = keeps_weights ? memory(each.layout(), cpu()) : scratch(each.layout());
         return room;
     }
@@ -253,10 +259,10 @@ private:
     }
 
     void transform_weights(const Room& room, const memory& weights, bool turned) const {
-        const int64_t size = y_channels() * x_channels() * 9;
+        const int64_t size = y_channels() * x_channels() * kernel_ * kernel_;
         for (int64_t group = 0; group < groups(); group++)
-            winograd_kernels<float>()->weights(address<float>(weights) + group * size, y_channels(), x_channels(),
-                                               turned, room.w[size_t(group)].points());
+            winograd_kernels<float>(kernel_)->weights(address<float>(weights) + group * size, y_channels(),
+                                                      x_channels(), turned, room.w[size_t(group)].values());
     }
 
     // each(group, tiles) for all chunks of tiles that cover a plane.
@@ -271,12 +277,12 @@ private:
     // The last chunk may be short: rows that no tile wrote add nothing.
     static void clear_behind(const Room& room, int64_t count) {
         for (const Matrices* each : {&room.x, &room.y})
-            for (int64_t point = 0; point < Points::count; point++)
+            for (int64_t point = 0; point < each->points; point++)
                 std::fill_n(address<float>(each->at) + point * each->stride + count * each->columns,
                             (room.chunk - count) * each->columns, 0.f);
     }
 
-    int64_t pad_ = 0;  // on all sides
+    int64_t pad_ = 0, kernel_ = 0;  // along both axes
     dnnl::stream stream_{cpu()};
     uint64_t transformed_ = never;  // writes() when constant weights were
 };
