@@ -50,14 +50,17 @@ def run_ranks(
     timeout: float = 60,
     environ: dict[str, str] | None = None,
     options: Sequence[str] = (),
+    names: dict[str, object] | None = None,
 ) -> subprocess.CompletedProcess:
     """mpiexec -n `ranks` of Python with `program`: its source, or a list of arguments. `environ` adds variables,
-    `options` those of mpiexec.
+    `options` those of mpiexec. `names`: what a source finds defined, each a literal: to import it from a module of
+    tests would load pytest, which takes a rank as long as all that it needs itself.
 
     Returns the finished process with stdout and stderr as text, without what the launcher itself has to say; fails the
     test when `timeout` seconds have passed.
     """
-    arguments = ["-c", START + program] if isinstance(program, str) else list(program)
+    given = "".join(f"{name} = {value!r}\n" for name, value in (names or {}).items())
+    arguments = ["-c", START + given + program] if isinstance(program, str) else list(program)
     # Unbuffered, a line leaves a rank in pieces, and those of several ranks mix.
     variables = {**ENVIRON, **os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "", **(environ or {})}
     variables["PYTHONPATH"] = os.pathsep.join([str(REPO), *filter(None, [variables.get("PYTHONPATH")])])

@@ -106,9 +106,11 @@ def distance(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
     return max(float(np.abs(a[name] - b[name]).max() / np.abs(a[name]).max()) for name in a)
 
 
-def all_fine(ranks: int, program: str, timeout: float = 120, **environ: str) -> str:
-    """Runs a program on ranks, each of which has to print "fine"; returns the log."""
-    done = run_ranks(ranks, program, timeout=timeout, environ=environ)
+def all_fine(
+    ranks: int, program: str, timeout: float = 120, names: dict[str, object] | None = None, **environ: str
+) -> str:
+    """Runs a program, which finds these names defined, on ranks, each of which has to print "fine"; returns the log."""
+    done = run_ranks(ranks, program, timeout=timeout, environ=environ, names=names)
     assert done.returncode == 0 and done.stdout.count("fine") == ranks, done.stdout + done.stderr[-3000:]
     return done.stderr
 

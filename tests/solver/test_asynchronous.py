@@ -14,6 +14,7 @@ from tests.solver.test_restart import start, train
 from tests.watchdog.test_dead_rank import pid_of_rank
 
 COMMON = "max_iter: 6 momentum: 0.9 weight_decay: 0.001 base_lr: 0.02 random_seed: 3 "
+NAMES = {"COMMON": COMMON}  # of programs
 OPTIONS = {
     "sgd": "iter_size: 2 warmup_iter: 3 warmup_start_lr: 0.002 momentum_correction: true",
     "still": 'warmup_policy: "constant" warmup_start_lr: 0 warmup_iter: 3 momentum_correction: true',
@@ -25,7 +26,6 @@ OPTIONS = {
 EQUAL = """
 from engine.comm.world import world
 from tests.solver.harness import *
-from tests.solver.test_asynchronous import COMMON, OPTIONS
 world = world()
 
 def train(comm, text):
@@ -46,7 +46,7 @@ print("fine", flush=True)
 @pytest.mark.mpi
 def test_without_staleness_it_is_synchronous():
     """But for the order of additions: by schedules and rules whose constants change from update to update."""
-    all_fine(3, EQUAL)
+    all_fine(3, EQUAL, names={"OPTIONS": OPTIONS, **NAMES})
 
 
 def test_one_rank_is_synchronous():
@@ -60,7 +60,6 @@ import sys, time
 from engine.comm.world import world
 from engine.report.log import set_up
 from tests.solver.harness import *
-from tests.solver.test_asynchronous import COMMON
 world = world()
 set_up(world.rank)
 text = COMMON.replace("max_iter: 6", "max_iter: {iterations}")
@@ -84,7 +83,7 @@ print("fine", flush=True)
 
 def counts(bound: int, iterations: int) -> tuple[list[int], list[int]]:
     """How many gradients each of two ranks has computed, of which the second is slow; the staleness that came."""
-    told = all_fine(2, SLOW.format(bound=bound, iterations=iterations))
+    told = all_fine(2, SLOW.format(bound=bound, iterations=iterations), names=NAMES)
     line = re.search(r"Staleness of gradients, in updates: (.*); mean", told)
     assert line, told
     found = re.search(r"counts (\d+) (\d+)", told)
@@ -168,7 +167,6 @@ import time
 from engine.comm.strategies import asynchronous
 from engine.comm.world import world
 from tests.solver.harness import *
-from tests.solver.test_asynchronous import COMMON
 world = world()
 if world.rank == 0:
     asynchronous.BUSY_SLEEP = asynchronous.IDLE_SLEEP = 0.1
@@ -181,14 +179,13 @@ print("fine", flush=True)
 
 @pytest.mark.mpi
 def test_a_server_that_hears_late_of_a_meeting(tmp_path):
-    all_fine(2, LATE.format(folder=tmp_path))
+    all_fine(2, LATE.format(folder=tmp_path), names=NAMES)
 
 
 RESUME = """
 from engine.comm.world import world
 from engine.report.log import set_up
 from tests.solver.harness import *
-from tests.solver.test_asynchronous import COMMON
 world = world()
 set_up(world.rank)
 for folder, restore, comm in {runs!r}:
@@ -207,14 +204,14 @@ def test_snapshots_and_tests(tmp_path):
     for name in ("three", "two", "one", "local"):
         (tmp_path / name).mkdir()
     state = str(tmp_path / "three/net_iter_30.solverstate")
-    told = all_fine(3, RESUME.format(runs=[(str(tmp_path / "three"), "", "mode: ASYNC max_staleness: 4")]))
+    told = all_fine(3, RESUME.format(runs=[(str(tmp_path / "three"), "", "mode: ASYNC max_staleness: 4")]), names=NAMES)
     assert told.count("Staleness of gradients") == 4, "one for each meeting: at 20, 30, 40, 60"
     shown = [int(number) for number in re.findall(r"Iteration (\d+)(?: \(.*\))?, loss", told)]
     assert shown[0] < 10 and len(shown) >= 5 and shown == sorted(shown) and shown[-1] == 60, shown
     found = re.findall(r"Test net output #\d: accuracy = ([0-9.]+)", told)
     assert len(found) == 3 and float(found[-1]) > 0.25, found
     runs = [(str(tmp_path / "two"), state, "mode: ASYNC"), (str(tmp_path / "local"), state, "mode: LOCAL")]
-    all_fine(2, RESUME.format(runs=runs))
+    all_fine(2, RESUME.format(runs=runs), names=NAMES)
     text = f"{COMMON} max_iter: 60 comm_param {{ mode: ASYNC }}".replace("max_iter: 6 ", "")
     solve(text, digits_net(24), tmp_path / "one", restore=state)
     for name in ("two", "one", "local"):
@@ -224,7 +221,6 @@ def test_snapshots_and_tests(tmp_path):
 OTHER_BATCH = """
 from engine.comm.world import world
 from tests.solver.harness import *
-from tests.solver.test_asynchronous import COMMON
 solver = solve(COMMON + "comm_param {{ mode: ASYNC }}", digits_net(4), restore={state!r}, world=world())
 assert solver.state.samples_seen == 3 * 48 + 3 * 8, solver.state.samples_seen
 world().close()
@@ -235,7 +231,7 @@ print("fine", flush=True)
 @pytest.mark.mpi
 def test_samples_of_other_batches_stay_counted(tmp_path):
     solve(COMMON.replace("max_iter: 6", "max_iter: 3"), digits_net(48), tmp_path)
-    all_fine(2, OTHER_BATCH.format(state=str(tmp_path / "net_iter_3.solverstate")))
+    all_fine(2, OTHER_BATCH.format(state=str(tmp_path / "net_iter_3.solverstate")), names=NAMES)
 
 
 SOLVER = """
@@ -318,7 +314,6 @@ import time
 from engine.comm.world import world
 from engine.report.layer_times import LayerTimes
 from tests.solver.harness import *
-from tests.solver.test_asynchronous import COMMON
 world = world()
 text = COMMON.replace("max_iter: 6", "max_iter: 9") + "average_loss: 50 snapshot: 4 clip_gradients: -1 "
 solver = make_solver(text + "comm_param {{ mode: ASYNC max_staleness: 16 }}", digits_net(8), "{tmp_path}", world)
@@ -329,7 +324,7 @@ solver.close()
 world.close()
 print("fine", flush=True)
 """
-    all_fine(2, program)
+    all_fine(2, program, names=NAMES)
     state = read_solverstate(tmp_path / "net_iter_4.solverstate")
     assert 4 < len(state.recent_loss) <= 8 and np.isfinite(state.recent_loss).all()  # rank 0, of 8 gradients
 
@@ -338,7 +333,6 @@ HANGUP = """
 import os, signal
 from engine.comm.world import world
 from tests.solver.harness import *
-from tests.solver.test_asynchronous import COMMON
 world = world()
 text = COMMON + "test_iter: 1 test_interval: 2 snapshot: 2 test_initialization: false comm_param {{ mode: ASYNC }}"
 solver = make_solver(text, digits_net(8), "{folder}", world)
@@ -366,4 +360,4 @@ print("fine", flush=True)
 @pytest.mark.mpi
 def test_a_signal_does_not_repeat_what_it_comes_in(tmp_path):
     """A test or a snapshot, after which ranks meet at once."""
-    all_fine(2, HANGUP.format(folder=tmp_path))
+    all_fine(2, HANGUP.format(folder=tmp_path), names=NAMES)

@@ -34,7 +34,6 @@ def test_epochs_train_as_iterations_do(tmp_path):
 RANKS = """
 from engine.comm.world import world
 from tests.solver.harness import *
-from tests.solver.test_epochs import CHANGING
 world = world()
 solve(CHANGING, digits_net(16 // world.size), {folder!r}, world=world)
 world.close()
@@ -70,7 +69,7 @@ def test_what_changes_goes_on_bit_exactly(changing, tmp_path):
 
 @pytest.mark.mpi
 def test_two_ranks_do_what_one_does(changing, tmp_path):
-    done = run_ranks(2, RANKS.format(folder=str(tmp_path)))
+    done = run_ranks(2, RANKS.format(folder=str(tmp_path)), names={"CHANGING": CHANGING})
     assert done.returncode == 0, done.stderr
     assert last(tmp_path) == last(changing)
     assert distance(in_files(changing, last(changing)), in_files(tmp_path, last(changing))) < 1e-5
@@ -82,7 +81,6 @@ from engine.config import parse_solver
 from engine.solver.stages import resume_stages
 from engine.solver.solver import Solver
 from tests.solver.harness import *
-from tests.solver.test_epochs import CHANGING
 world = world()
 text = f'{{CHANGING}} snapshot_prefix: "{folder}/net" net_param {{{{ {{digits_net()}} }}}}'
 config = parse_solver(text, "{folder}/net.prototxt")
@@ -102,7 +100,7 @@ def test_what_changes_goes_on_on_other_ranks(changing, tmp_path):
     """--resume auto holds the batch that the run began with, and it grows as before."""
     for kind in ("caffemodel", "solverstate"):
         shutil.copy(changing / f"net_iter_15.{kind}", tmp_path)
-    done = run_ranks(2, RESUMED.format(folder=tmp_path))
+    done = run_ranks(2, RESUMED.format(folder=tmp_path), names={"CHANGING": CHANGING})
     assert done.returncode == 0, done.stderr
     assert distance(in_files(changing, last(changing)), in_files(tmp_path, last(changing))) < 1e-5
 
@@ -184,7 +182,6 @@ layer { name: "silence" type: "Silence" bottom: "shared" bottom: "labels" }
 OWN_ITEMS = """
 from engine.comm.world import world
 from tests.solver.harness import *
-from tests.solver.test_epochs import OWN_NET, SHARED_FIRST
 world = world()
 for net, size in ((OWN_NET, 8), (SHARED_FIRST + OWN_NET, 3)):
     solver = make_solver("max_epoch: 2", net % {{"folder": {folder!r}}}, world=world)
@@ -199,7 +196,9 @@ def test_an_epoch_of_sources_that_are_a_rank_s_own(tmp_path):
     Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
     for rank, count in enumerate((3, 5)):
         (tmp_path / f"list_{rank}.txt").write_text("a.png 0\n" * count)
-    done = run_ranks(2, OWN_ITEMS.format(folder=str(tmp_path)))
+    done = run_ranks(
+        2, OWN_ITEMS.format(folder=str(tmp_path)), names={"OWN_NET": OWN_NET, "SHARED_FIRST": SHARED_FIRST}
+    )
     assert done.returncode == 0, done.stderr
 
 

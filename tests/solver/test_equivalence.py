@@ -26,12 +26,12 @@ OPTIONS = {
     "plateau": 'lr_policy: "plateau" gamma: 0.5 plateau_winsize: 3 plateau_winsize: 3 average_loss: 4',
 }
 
+NAMES = {"BUCKETS": BUCKETS, "COMMON": COMMON, "OPTIONS": OPTIONS}  # of programs
 PROGRAM = """
 import hashlib
 import numpy as np
 from engine.comm.world import world
 from tests.solver.harness import *
-from tests.solver.test_equivalence import BUCKETS, COMMON, OPTIONS
 world = world()
 for name, text in OPTIONS.items():
     solver = solve(with_defaults(text, COMMON) + BUCKETS, digits_net(16 // world.size), world=world)
@@ -50,7 +50,7 @@ def trained(ranks: int, servers: int = 2, attempt: int = 0) -> dict[str, dict[st
     """Option -> what rank 0 learned with it; the ranks have compared their bits."""
     with tempfile.TemporaryDirectory() as folder:
         program = PROGRAM.format(folder=folder)
-        done = run_ranks(ranks, program, timeout=120, environ={"MLSL_NUM_SERVERS": str(servers)})
+        done = run_ranks(ranks, program, timeout=120, environ={"MLSL_NUM_SERVERS": str(servers)}, names=NAMES)
         assert done.returncode == 0, done.stdout + done.stderr
         return {name: dict(np.load(Path(folder) / f"{name}.npz")) for name in OPTIONS}
 
@@ -77,7 +77,6 @@ if detect().rank == 1:
 from engine.comm.world import world
 from engine.report.log import set_up
 from tests.solver.harness import *
-from tests.solver.test_equivalence import COMMON, OPTIONS
 world = world()
 set_up(world.rank)
 solver = solve(with_defaults(OPTIONS["sgd"], COMMON), digits_net(8), world=world)
@@ -91,7 +90,7 @@ world.close()
 
 def test_ranks_of_different_processors_agree_on_plain_layouts(tmp_path):
     file = tmp_path / "found.npz"
-    done = run_ranks(2, MIXED.format(file=str(file)), timeout=120)
+    done = run_ranks(2, MIXED.format(file=str(file)), timeout=120, names=NAMES)
     assert done.returncode == 0, done.stdout + done.stderr
     if "Ranks 0 and 1 have different processors or oneDNN versions" not in done.stderr:
         pytest.skip("this processor has no more than AVX2")

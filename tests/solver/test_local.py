@@ -73,7 +73,6 @@ EQUAL = """
 import hashlib
 from engine.comm.world import world
 from tests.solver.harness import *
-from tests.solver.test_local import COMMON
 world = world()
 
 def train(comm, text=""):
@@ -102,13 +101,12 @@ print("fine", flush=True)
 
 @pytest.mark.mpi
 def test_beside_synchronous_training():
-    all_fine(2, EQUAL.format())
+    all_fine(2, EQUAL.format(), names={"COMMON": COMMON})
 
 
 RESUME = """
 from engine.comm.world import world
 from tests.solver.harness import *
-from tests.solver.test_local import COMMON
 world = world()
 for folder, restore, options in {runs!r}:
     text = with_defaults(options, COMMON + "max_iter: 9 snapshot: 4")
@@ -129,12 +127,16 @@ def test_snapshots_hold_the_average(tmp_path):
     state = str(tmp_path / "whole/net_iter_4.solverstate")
     runs = [("whole", "", ""), ("again", state, ""), ("ema", "", EMA)]
     runs.append(("ema_again", str(tmp_path / "ema/net_iter_4.solverstate"), EMA))
-    all_fine(2, RESUME.format(runs=[(str(tmp_path / name), restore, options) for name, restore, options in runs]))
+    all_fine(
+        2,
+        RESUME.format(runs=[(str(tmp_path / name), restore, options) for name, restore, options in runs]),
+        names={"COMMON": COMMON},
+    )
     for name, again in (("whole", "again"), ("ema", "ema_again")):
         assert different(in_files(tmp_path / name, 9), in_files(tmp_path / again, 9)) == []
     first, second = (tmp_path / name / "net_iter_9_ema.caffemodel" for name in ("ema", "ema_again"))
     assert first.read_bytes() == second.read_bytes()
-    all_fine(3, RESUME.format(runs=[(str(tmp_path / "three"), state, "")]))
+    all_fine(3, RESUME.format(runs=[(str(tmp_path / "three"), state, "")]), names={"COMMON": COMMON})
     solve(
         f"{COMMON} max_iter: 9 comm_param {{ mode: LOCAL }}".replace("max_iter: 7", ""),
         digits_net(12),

@@ -1,5 +1,12 @@
 """Layers that ranks hold in parts: the same training as with whole ones, snapshots that are whole."""
 
+import functools
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
 import lmdb
 import numpy as np
 import pytest
@@ -81,6 +88,7 @@ def test_parts_are_filled_as_the_whole():
 # Training
 
 VERIFY = """
+import os
 from engine.examine import verify
 from engine.comm.world import world
 from engine.config import parse_solver
@@ -91,43 +99,21 @@ def keep(*arguments):
     made.append(solver(*arguments))
     return made[-1]
 verify._solver = keep
-text = open({path!r}).read()
-verify.verify(lambda: parse_solver(text, "solver.prototxt"), world, {iterations})
-many = made[0]
-shapes = {{p.name: p.parameter.shape for p in many.model_parallel.divided}}
-if world.rank == 0:
-    print(shapes)
+for name, (text, servers) in {cases!r}.items():
+    if world.rank == 0:
+        print("case", name)
+    os.environ["MLSL_NUM_SERVERS"] = str(servers)
+    made.clear()
+    verify.verify(lambda: parse_solver(text, "solver.prototxt"), world, 3)
+    many = made[0]
+    shapes = {{p.name: p.parameter.shape for p in many.model_parallel.divided}}
+    if world.rank == 0:
+        print(shapes, flush=True)
 world.close()
 """
-
-
-def verified(folder, ranks: int, net: str, text: str = "", servers: int = 2, iterations: int = 3) -> str:
-    path = folder / "solver.prototxt"
-    common = 'base_lr: 0.02 lr_policy: "fixed" max_iter: 9 momentum: 0.9 weight_decay: 0.001 random_seed: 3'
-    path.write_text(f"{common} {text} net_param {{ {net} }}")
-    program = VERIFY.format(path=str(path), iterations=iterations)
-    done = run_ranks(ranks, program, timeout=200, environ={"MLSL_NUM_SERVERS": str(servers)})
-    assert done.returncode == 0 and f"{ranks} ranks train as 1 does" in done.stdout, done.stdout + done.stderr
-    return done.stdout
-
-
-SMALL = " comm_param { bucket_mb: 0.003 }"
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize(
-    ("ranks", "parts", "text", "servers"),
-    [
-        (2, 0, SMALL, 2),
-        (2, 0, "iter_size: 2", 0),
-        (4, 2, SMALL.replace("}", "priority: true }"), 2),
-        (4, 2, 'type: "Adam"', 0),
-    ],
-)
-def test_the_same_as_one_rank(tmp_path, ranks, parts, text, servers):
-    net = digits_net(16 // ranks) + divided("conv", "ip2", parts)
-    out = verified(tmp_path, ranks, net, text, servers)
-    assert "'conv[0]': (4, 1, 3, 3)" in out and "'ip1[0]': (16, 128)" in out and "'ip2[1]': (5,)" in out
+COMMON = 'base_lr: 0.02 lr_policy: "fixed" max_iter: 9 momentum: 0.9 weight_decay: 0.001 random_seed: 3'
+SMALL = "comm_param { bucket_mb: 0.003 }"
+DIGITS_PARTS = "'conv[0]': (4, 1, 3, 3)", "'ip1[0]': (16, 128)", "'ip2[1]': (5,)"
 
 
 def small(name: str, crop: int, batch: int, source) -> str:
@@ -148,28 +134,81 @@ def small(name: str, crop: int, batch: int, source) -> str:
     return text_format.MessageToString(message)
 
 
-@pytest.fixture
-def pictures(tmp_path):
-    with lmdb.open(str(tmp_path / "lmdb"), map_size=1 << 26, lock=False) as environment:
+def pictures(folder: Path) -> Path:
+    with lmdb.open(str(folder / "lmdb"), map_size=1 << 26, lock=False) as environment:
         with environment.begin(write=True) as transaction:
             for number in range(3 * CLASSES):
                 datum = raw_datum(random_pixels(number, 72, 72), number % CLASSES)
                 transaction.put(b"%03d" % number, datum)
-    return tmp_path / "lmdb"
+    return folder / "lmdb"
+
+
+@dataclass
+class Case:
+    """net: of a data source, for so many ranks. told: shapes of what this rank holds."""
+
+    net: Callable[[Path, int], str]
+    told: tuple[str, ...]
+    text: str = ""
+    servers: int = 2
+
+
+def digits(parts: int):
+    return lambda _, ranks: digits_net(16 // ranks) + divided("conv", "ip2", parts)
+
+
+def alexnet(parts: int):
+    return lambda source, ranks: small("alexnet", 67, 8 // ranks, source) + divided("fc6", "fc8", parts)
+
+
+def vgg16(parts: int):
+    return lambda source, ranks: small("vgg16", 32, 8 // ranks, source) + divided("conv5_1", "fc8", parts)
+
+
+# Ranks -> what they verify, one case after the other, for they take longer to start.
+CASES = {
+    2: {
+        "small buckets": Case(digits(0), DIGITS_PARTS, SMALL),
+        "two micro-batches": Case(digits(0), DIGITS_PARTS, "iter_size: 2", servers=0),
+        "alexnet": Case(alexnet(0), ("'fc6[0]': (32, 32)",)),
+        "vgg16": Case(vgg16(0), ("'conv5_1[0]': (32, 64, 3, 3)",)),
+    },
+    4: {
+        "priority": Case(digits(2), DIGITS_PARTS, SMALL.replace("}", "priority: true }")),
+        "adam": Case(digits(2), DIGITS_PARTS, 'type: "Adam"', servers=0),
+        "alexnet": Case(alexnet(0), ("'fc6[0]': (16, 32)",)),
+        "alexnet in two parts": Case(alexnet(2), ("'fc6[0]': (32, 32)",)),
+        "vgg16": Case(vgg16(0), ("'conv5_1[0]': (16, 64, 3, 3)",)),
+        "vgg16 in two parts": Case(vgg16(2), ("'conv5_1[0]': (32, 64, 3, 3)",)),
+    },
+}
+
+
+@functools.cache
+def verified(ranks: int) -> subprocess.CompletedProcess:
+    with tempfile.TemporaryDirectory() as folder:
+        source = pictures(Path(folder))
+        cases = {
+            name: (f"{COMMON} {case.text} net_param {{ {case.net(source, ranks)} }}", case.servers)
+            for name, case in CASES[ranks].items()
+        }
+        return run_ranks(ranks, VERIFY.format(cases=cases), timeout=250)
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("ranks", "parts"), [(2, 0), (4, 0), (4, 2)])
-def test_alexnet(tmp_path, pictures, ranks, parts):
-    out = verified(tmp_path, ranks, small("alexnet", 67, 8 // ranks, pictures) + divided("fc6", "fc8", parts))
-    assert f"'fc6[0]': ({64 // (parts or ranks)}, 32)" in out
+@pytest.mark.parametrize(("ranks", "name"), [(ranks, name) for ranks, cases in CASES.items() for name in cases])
+def test_the_same_as_one_rank(ranks, name):
+    done = verified(ranks)
+    _, begun, rest = done.stdout.partition(f"case {name}\n")
+    told = rest.partition("\ncase ")[0]
+    assert begun and f"{ranks} ranks train as 1 does" in told, done.stdout + done.stderr
+    assert all(shape in told for shape in CASES[ranks][name].told), told
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("ranks", "parts"), [(2, 0), (4, 0), (4, 2)])
-def test_vgg16(tmp_path, pictures, ranks, parts):
-    out = verified(tmp_path, ranks, small("vgg16", 32, 8 // ranks, pictures) + divided("conv5_1", "fc8", parts))
-    assert f"'conv5_1[0]': ({64 // (parts or ranks)}, 64, 3, 3)" in out
+@pytest.mark.parametrize("ranks", CASES)
+def test_the_ranks_end_well(ranks):
+    assert verified(ranks).returncode == 0, verified(ranks).stderr
 
 
 # Snapshots, tests, what is refused

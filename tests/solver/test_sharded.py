@@ -38,7 +38,6 @@ PROGRAM = """
 import hashlib
 from engine.comm.world import world
 from tests.solver.harness import *
-from tests.solver.test_sharded import COMMON, OPTIONS, WAYS
 world = world()
 
 def train(text, comm):
@@ -71,7 +70,8 @@ print("fine", flush=True)
 
 
 def run(ranks: int, program: str, **environ: str) -> None:
-    done = run_ranks(ranks, program, timeout=240, environ=environ)
+    names = {"COMMON": COMMON, "OPTIONS": OPTIONS, "WAYS": WAYS, "ADAM": ADAM}
+    done = run_ranks(ranks, program, timeout=240, environ=environ, names=names)
     assert done.returncode == 0 and done.stdout.count("fine") == ranks, done.stdout + done.stderr[-2000:]
 
 
@@ -95,7 +95,6 @@ RESUME = """
 import sys
 from engine.comm.world import world
 from tests.solver.harness import *
-from tests.solver.test_sharded import ADAM
 for comm, folder, restore in {runs!r}:
     text = ADAM + " comm_param {{ bucket_mb: 0.006 chunk_mb: 0.003 " + comm + " }}"
     solve(text, digits_net(12 // world().size), folder, world=world(), restore=restore)

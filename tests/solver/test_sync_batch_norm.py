@@ -1,5 +1,6 @@
 """BatchNorm over the batches of all ranks: the same weights as one rank that has the global batch."""
 
+import functools
 import tempfile
 from pathlib import Path
 
@@ -38,40 +39,43 @@ PROGRAM = """
 import numpy as np
 from engine.comm.world import world
 from tests.solver.harness import *
-from tests.solver.test_sync_batch_norm import NET
 world = world()
-net = NET.replace("BATCH", str(16 // world.size)) + "bn_sync: {sync}"
-solver = solve("max_iter: 25 iter_size: 2 momentum: 0.9 random_seed: 3 base_lr: 0.02", net, world=world)
-assert not {{"Eltwise", "ReLU", "Scale", "Split"}} & {{layer.type for layer in solver.net.graph.layers}}
-world.allreduce_mean(solver.net.statistics())
-if world.rank == 0:
-    np.savez({path!r}, **learned(solver))
+for sync in ("true", "false"):
+    net = NET.replace("BATCH", str(16 // world.size)) + "bn_sync: " + sync
+    solver = solve("max_iter: 25 iter_size: 2 momentum: 0.9 random_seed: 3 base_lr: 0.02", net, world=world)
+    assert not {{"Eltwise", "ReLU", "Scale", "Split"}} & {{layer.type for layer in solver.net.graph.layers}}
+    world.allreduce_mean(solver.net.statistics())
+    if world.rank == 0:
+        np.savez(f"{folder}/{{sync}}.npz", **learned(solver))
 world.close()
 """
 
 
-def trained(ranks: int, sync: bool = True) -> dict[str, np.ndarray]:
+@functools.cache
+def trained(ranks: int) -> list[dict[str, np.ndarray]]:
+    """What is learned with bn_sync, and without."""
     with tempfile.TemporaryDirectory() as folder:
-        path = str(Path(folder) / "learned.npz")
-        done = run_ranks(ranks, PROGRAM.format(path=path, sync=str(sync).lower()), timeout=120)
+        done = run_ranks(ranks, PROGRAM.format(folder=folder), timeout=120, names={"NET": NET})
         assert done.returncode == 0, done.stdout + done.stderr
-        return {name: values for name, values in np.load(path).items() if values.any()}  # statistics have no history
+        files = [np.load(Path(folder) / f"{sync}.npz") for sync in ("true", "false")]
+        # Statistics have no history.
+        return [{name: values for name, values in file.items() if values.any()} for file in files]
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_same_weights_and_statistics_as_one_rank(ranks):
-    one = trained(1)
-    assert distance(one, trained(1, sync=False)) < 1e-4, "alone, sync changes nothing"
-    assert distance(one, trained(ranks)) < 1e-4
-    assert distance(one, trained(ranks, sync=False)) > 1e-2, "the ranks' own statistics are something else"
+    one, alone = trained(1)
+    together, apart = trained(ranks)
+    assert distance(one, alone) < 1e-4, "alone, sync changes nothing"
+    assert distance(one, together) < 1e-4
+    assert distance(one, apart) > 1e-2, "the ranks' own statistics are something else"
 
 
 WAITS = """
 import os, threading, time
 from engine.comm.world import world
 from tests.solver.harness import *
-from tests.solver.test_sync_batch_norm import NET
 world = world()
 solver = make_solver("", NET.replace("BATCH", "8") + "bn_sync: true", world=world)
 solver.feeder.start(0)
@@ -97,7 +101,7 @@ print("fine", flush=True)
 
 @pytest.mark.mpi
 def test_the_watchdog_knows_who_waits(tmp_path):
-    all_fine(2, WAITS.format(seen=str(tmp_path / "seen")))
+    all_fine(2, WAITS.format(seen=str(tmp_path / "seen")), names={"NET": NET})
 
 
 OTHER_SIZES = """

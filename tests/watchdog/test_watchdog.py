@@ -89,9 +89,9 @@ def stop_one(tmp_path, process: subprocess.Popen, victim: int, *said: str) -> No
 
 @pytest.mark.mpi
 def test_a_run_that_is_suspended_as_a_whole_goes_on(tmp_path):
-    process = train(tmp_path, 2, 2, "--watchdog", str(SECONDS), "--set", "max_iter=400", "--set", "snapshot=1000")
+    process = train(tmp_path, 2, 2, "--watchdog", str(SECONDS), "--set", "max_iter=200", "--set", "snapshot=1000")
     try:
-        wait_for(process, "Iteration 60,")
+        wait_for(process, "Iteration 20,")
         pids = [pid_of_rank(0), pid_of_rank(1)]
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
