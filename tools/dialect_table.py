@@ -102,6 +102,10 @@ fork runs, with other numbers, where its text says nothing else.
   its first code and in other forks. A center on the last edge belongs to the last pixel, and boxes without a width or a
   height do not count; the fork writes beyond the plane, and has infinite gradients. IOU and GIOU with
   `use_logic_gradient` are an error.
+- `ImResize`, `Nms`: as OpenPose's code for GPUs, with the scales and sizes that the text says; its program sets them,
+  too. The center of a peak in the last rows ends with its plane; in the fork, it takes in rows of the next plane, or
+  lacks rows where a plane is higher than wide. Further images count their own channels; in the fork, all have
+  `num_parts`. Rows without a peak are 0; the fork leaves there what it has.
 - `AnnotatedData` with `yolo_data_type: 1` gives the boxes of both of its forms in one, (1, 1, M, 8), without difficult
   ones. Several `resize_param` are one, for all batches, with the last value of each field: there is no training on
   pictures of several sizes.

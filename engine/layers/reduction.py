@@ -27,6 +27,9 @@ class Reduction(Layer):
         return self.canonical_axis(self.message.reduction_param.axis, len(self.shapes[0]))
 
     def infer(self) -> list[Shape]:
+        param = self.message.reduction_param
+        if param.operation not in TERMS or param.HasField("k"):
+            raise self.error("expected operation SUM, ASUM, SUMSQ or MEAN; TOPK and its k are for BatchReduction")
         return [self.shapes[0][: self.axis]]
 
     def attributes(self) -> Attributes:

@@ -1,0 +1,96 @@
+"""Heat maps of several scales as one, in another size (OpenPose, Cao et al. 2017, arXiv 1611.08050)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.layers.base import Attributes, Layer, Shape
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.layers.builder import Builder
+
+TAPS = 4
+
+
+def cubic(x: np.ndarray) -> np.ndarray:
+    """(..., 4): the weights of four neighbours, between the middle ones of which a place lies at x."""
+    first, last = x * (x * (1 - x / 2) - 0.5), x * x * (x - 1) / 2
+    second = x * x * (1.5 * x - 2.5) + 1
+    return np.stack([first, second, 1 - first - second - last, last], -1)
+
+
+def axis(size: int, pad: int, top: int, name: str, scale: float = 1.0) -> Attributes:
+    """What the op Resample needs to know of an axis whose pixels from `pad` on, and as many fewer at the end, become
+    `top`, by cubic interpolation times `scale`. Beyond either end is the last pixel; a place before the first one's
+    center is taken for one after it, at a negative distance, as in the fork."""
+    inner = size - 2 * pad
+    at = (np.arange(top) + 0.5) * (inner / top) - 0.5
+    low = np.clip((at + 1e-5).astype(np.int64), 0, inner - 1)
+    neighbours = np.clip(low[:, None] + np.arange(-1, TAPS - 1), 0, inner - 1)
+    first = np.minimum(neighbours[:, 0], max(inner - TAPS, 0))
+    weights = np.zeros((top, TAPS))
+    np.add.at(weights, (np.arange(top)[:, None], neighbours - first[:, None]), cubic(at - low) * scale)
+    return {
+        f"{name}_first": (first + pad).tolist(),
+        f"{name}_weights": weights.ravel().tolist(),
+        f"{name}_taps": TAPS,
+    }
+
+
+@register("ImResize")
+class ImResize(Layer):
+    """Bottom (N, C, H, W): maps of one picture in N scales, image n of which has it in its middle, start_scale - n
+    scale_gap times as large as the map; top (1, C, h, w): the mean of all, by cubic interpolation; of `factor` times
+    the height and width or, where that is 0, of target_spatial_height and target_spatial_width."""
+
+    @property
+    def param(self):
+        return self.message.imresize_param
+
+    def pads(self, size: int) -> list[int]:
+        """What is around the picture in each image along an axis, on either side: computed as the fork does."""
+        numbers = np.arange(self.shapes[0][0], dtype=np.float32)
+        around = np.float32(1) - np.float32(self.param.start_scale) + numbers * np.float32(self.param.scale_gap)
+        return np.floor(np.float32(size // 2) * around).astype(int).tolist()
+
+    def infer(self) -> list[Shape]:
+        shape, param = self.shapes[0], self.param
+        if len(shape) != 4:
+            raise self.error(f"expected a bottom (N, C, H, W), got {shape}")
+        if param.factor:
+            size = tuple(int(np.float32(side) * np.float32(param.factor)) for side in shape[2:])
+        else:
+            size = (param.target_spatial_height, param.target_spatial_width)
+        if min(size) < 1:
+            raise self.error(f"expected a top of at least 1 x 1 pixels, got {size[0]} x {size[1]}")
+        if any(pad < 0 or size <= 2 * pad for size in shape[2:] for pad in self.pads(size)):
+            raise self.error(
+                f"expected scales above 0 and up to 1, start_scale less 0 to {shape[0] - 1} times scale_gap, got "
+                f"{param.start_scale:g} and {param.scale_gap:g}"
+            )
+        return [(1, shape[1], *size)]
+
+    def lower(self, builder: Builder) -> None:
+        (images, channels, height, width), top = self.shapes[0], self.tops[0]
+        x = builder.tensor(self.bottoms[0])
+        each = [x]
+        if images > 1:
+            one = [(1, channels, height, width)] * images
+            each = builder.op("Slice", self, [builder.plain(self, x)], {"axis": 0}, params=[], tops=[], shapes=one)
+        resized = []
+        for image, down, across in zip(each, self.pads(height), self.pads(width), strict=True):
+            axes = {
+                **axis(height, down, top.shape[2], "row", 1 / images),
+                **axis(width, across, top.shape[3], "column"),
+            }
+            given = {} if images == 1 else {"params": [], "tops": [], "shapes": [top.shape]}
+            resized += builder.op("Resample", self, [image], {**axes, "wide": False}, **given)
+        if images > 1:
+            builder.op("EltwiseSum", self, resized, {"coefficients": [1.0] * images, "relu": False})
+
+    def flops(self) -> int:
+        return 2 * TAPS * (1 + TAPS) * math.prod(self.tops[0].shape) * self.shapes[0][0]
