@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from engine.layers.base import Attributes, Shape
@@ -32,8 +33,7 @@ class DeformablePSROIPooling(ScoreMaps):
         return frozenset({1, 2} if self.param.no_trans else {1})
 
     def infer(self) -> list[Shape]:
-        if self.param.sample_per_part < 1:
-            raise self.error(f"expected sample_per_part of at least 1, got {self.param.sample_per_part}")
+        self.check_samples("sample_per_part", self.param.sample_per_part)
         if not self.param.no_trans and len(self.bottoms) < 3:
             raise self.error("expected offsets as bottom 3, or no_trans: true, by which cells are not moved")
         return super().infer()
@@ -68,3 +68,6 @@ class DeformablePSROIPooling(ScoreMaps):
         read = self.bottoms[:2] if self.param.no_trans else self.bottoms
         inputs = [builder.plain(self, builder.tensor(blob)) for blob in read]
         builder.op(self.type, self, inputs, self.attributes())
+
+    def flops(self) -> int:
+        return 8 * self.param.sample_per_part**2 * math.prod(self.tops[0].shape)

@@ -24,11 +24,17 @@ class PSROIAlign(ScoreMaps):
             )
         if self.param.HasField("sample_num") and self.param.HasField("sampling_ratio"):
             raise self.error("expected sample_num or sampling_ratio, which are two forks' samples, got both")
-        if self.param.sample_num < 1:
-            raise self.error(f"expected sample_num of at least 1, got {self.param.sample_num}")
+        name = "sampling_ratio" if self.aligned else "sample_num"
+        self.check_samples(name, self.samples, least=0 if self.aligned else 1)
         return super().infer()
 
+    @property
+    def aligned(self) -> bool:
+        return self.param.HasField("sampling_ratio")
+
+    @property
+    def samples(self) -> int:
+        return max(self.param.sampling_ratio, 0) if self.aligned else self.param.sample_num
+
     def attributes(self) -> Attributes:
-        aligned = self.param.HasField("sampling_ratio")
-        samples = max(self.param.sampling_ratio, 0) if aligned else self.param.sample_num
-        return {**super().attributes(), "aligned": aligned, "samples": samples}
+        return {**super().attributes(), "aligned": self.aligned, "samples": self.samples}

@@ -24,7 +24,12 @@ class ROIAlign(RegionGrid):
                 "roi_pooling_param of a ROIAlign means a maximum in one fork and other samples in the next; give "
                 "roi_align_param, which averages samples as Mask R-CNN does"
             )
+        self.check_samples("sampling_ratio", self.ratio, least=0)
         return super().infer()
 
+    @property
+    def ratio(self) -> int:
+        return max(self.param.sampling_ratio, 0)
+
     def attributes(self) -> Attributes:
-        return {**super().attributes(), "sampling_ratio": max(self.param.sampling_ratio, 0)}
+        return {**super().attributes(), "sampling_ratio": self.ratio}

@@ -11,6 +11,8 @@ from engine.layers.registry import register
 if TYPE_CHECKING:
     from engine.layers.builder import Builder
 
+MOST_SAMPLES = 1000  # of a cell along each axis: of more, a region takes longer than anyone waits
+
 
 class RegionPooling(Layer):
     """Bottoms: features (N, C, H, W), regions (R, 5) of rows (image, x1, y1, x2, y2) in pixels of the net's input;
@@ -36,6 +38,11 @@ class RegionPooling(Layer):
     def pooled_shape(self, channels: int) -> Shape:
         """(C, H, W) of one region's top."""
         raise NotImplementedError
+
+    def check_samples(self, name: str, count: int, least: int = 1) -> None:
+        """Raises ConfigError if the samples of a cell along each axis, which `name` says, are too many or too few."""
+        if not least <= count <= MOST_SAMPLES:
+            raise self.error(f"expected {name} from {least} to {MOST_SAMPLES}, got {count}")
 
     def attributes(self) -> Attributes:
         return {"spatial_scale": self.param.spatial_scale}

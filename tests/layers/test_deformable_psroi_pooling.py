@@ -130,7 +130,8 @@ def test_errors():
     assert "expected offsets whose classes, 3, half of their channels, divide output_dim 2" in message
     message = error_of(layer("part_size: -1"), **shapes)
     assert "expected part_size of at least 1, or 0 for that of group_size, got -1" in message
-    message = error_of(layer("sample_per_part: 0"), **shapes)
-    assert "expected sample_per_part of at least 1, got 0" in message
+    for samples in (0, 1001):
+        message = error_of(layer(f"sample_per_part: {samples}"), **shapes)
+        assert f"expected sample_per_part from 1 to 1000, got {samples}" in message
     message = error_of(layer().replace('bottom: "offsets"', ""), **shapes)
     assert "expected offsets as bottom 3, or no_trans: true, by which cells are not moved" in message

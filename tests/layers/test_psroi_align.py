@@ -82,7 +82,11 @@ def test_errors():
     shapes = {"x": (2, 18, 6, 8), "rois": (4, 5)}
     message = error_of(layer(), x=(2, 16, 6, 8), rois=(4, 5))
     assert "layer 'layer' (PSROIAlign): expected features of 18 channels, output_dim 2 times group_size 3" in message
-    assert "expected sample_num of at least 1, got 0" in error_of(layer(params="sample_num: 0"), **shapes)
+    assert "expected sample_num from 1 to 1000, got 0" in error_of(layer(params="sample_num: 0"), **shapes)
+    message = error_of(layer(params="sample_num: 2147483647"), **shapes)
+    assert "expected sample_num from 1 to 1000, got 2147483647" in message
+    message = error_of(layer(params="sampling_ratio: 1001"), **shapes)
+    assert "expected sampling_ratio from 0 to 1000, got 1001" in message
     message = error_of(layer(params="sample_num: 1 sampling_ratio: 2"), **shapes)
     assert "expected sample_num or sampling_ratio, which are two forks' samples, got both" in message
     message = error_of(layer(field="psroi_pooling_param"), **shapes)

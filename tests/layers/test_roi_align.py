@@ -105,5 +105,7 @@ def test_errors():
         layer().replace("roi_align_param", "roi_pooling_param").replace("sampling_ratio: 2", ""), **shapes
     )
     assert "roi_pooling_param of a ROIAlign means a maximum in one fork and other samples in the next" in message
+    message = error_of(layer("pooled_h: 2 pooled_w: 2 sampling_ratio: 2147483647"), **shapes)
+    assert "expected sampling_ratio from 0 to 1000, got 2147483647" in message
     with pytest.raises(ConfigError, match="roi_end_mode is Ascend's and is not supported"):
         parse_net(layer("pooled_h: 2 pooled_w: 2 roi_end_mode: 1"), "n.prototxt")
