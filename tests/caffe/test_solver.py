@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -875,100 +876,108 @@ def test_two_ranks(tmp_path):
     assert "one rank fails" in failed.stderr
 
 
+SHARDED = "comm_param { shard_updates: true compression: BF16 }"
+
+
+def twice(folder: Path, texts: list[str], net: str) -> list[str]:
+    """A folder for each solver, by its number; there, and in whole/, are the solver and the net."""
+    for number, text in enumerate(texts):
+        (folder / f"{number}/whole").mkdir(parents=True)
+        for place in (folder / f"{number}", folder / f"{number}/whole"):
+            write(place, text, net)
+    return [str(folder / f"{number}") for number in range(len(texts))]
+
+
 RESTORED = """
 import hashlib
 import engine.caffe as caffe
 from engine.comm.world import world
-solver = caffe.SGDSolver("{folder}/solver.prototxt")
-
 def digest():
     arrays = [blob.data.tobytes() for net in (solver.net, *solver.test_nets) for blob in net.params["ip1"]]
     return hashlib.sha256(b"".join(arrays)).hexdigest()
 
-solver.step(3)
-solver.snapshot()
-solver.step(3)
-solver.restore("{folder}/x_iter_3.solverstate")
-digests = world().gather(digest())
-assert digests is None or len(set(digests)) == 1, digests
-solver.snapshot()
-solver.step(3)
-solver.snapshot()
-whole = caffe.SGDSolver("{folder}/whole/solver.prototxt")
-whole.step(6)
-whole.snapshot()
+for folder in {folders}:
+    solver = caffe.SGDSolver(folder + "/solver.prototxt")
+    solver.step(3)
+    solver.snapshot()
+    solver.step(3)
+    solver.restore(folder + "/x_iter_3.solverstate")
+    digests = world().gather(digest())
+    assert digests is None or len(set(digests)) == 1, digests
+    solver.snapshot()
+    solver.step(3)
+    solver.snapshot()
+    whole = caffe.SGDSolver(folder + "/whole/solver.prototxt")
+    whole.step(6)
+    whole.snapshot()
 print("fine", flush=True)
 """
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("more", ["ema: 0.9", "ema: 0.9 comm_param { shard_updates: true compression: BF16 }"])
-def test_every_rank_goes_back(more, tmp_path):
+def test_every_rank_goes_back(tmp_path):
     """To a snapshot of the same solver: weights, and their average."""
-    text = f'base_lr: 0.05 momentum: 0.9 lr_policy: "fixed" max_iter: 6 test_interval: 100 test_iter: 1 {more}'
-    (tmp_path / "whole").mkdir()
-    for folder in (tmp_path, tmp_path / "whole"):
-        write(folder, text, digits_net(8))
-    all_fine(2, RESTORED.format(folder=tmp_path))
-    for name in ("x_iter_6.caffemodel", "x_iter_6_ema.caffemodel"):
-        assert (tmp_path / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+    text = 'base_lr: 0.05 momentum: 0.9 lr_policy: "fixed" max_iter: 6 test_interval: 100 test_iter: 1 ema: 0.9 '
+    folders = twice(tmp_path, [text, f"{text} {SHARDED}"], digits_net(8))
+    all_fine(2, RESTORED.format(folders=folders))
+    for folder in map(Path, folders):
+        for name in ("x_iter_6.caffemodel", "x_iter_6_ema.caffemodel"):
+            assert (folder / name).read_bytes() == (folder / "whole" / name).read_bytes(), (folder, name)
 
 
 BACK = """
 import engine.caffe as caffe
-first = caffe.SGDSolver("{folder}/solver.prototxt")
-first.step(3)
-first.snapshot()
-first.step(1)
-first.restore("{folder}/x_iter_3.solverstate")
-assert not first._solver.optimizer.apart
-first.step(3)
-other = caffe.SGDSolver("{folder}/solver.prototxt")
-other.restore("{folder}/x_iter_3.solverstate")
-other.step(3)
-for layer, blobs in first.net.params.items():
-    for mine, its in zip(blobs, other.net.params[layer]):
-        assert (mine.data == its.data).all(), layer
+for folder in {folders}:
+    first = caffe.SGDSolver(folder + "/solver.prototxt")
+    first.step(3)
+    first.snapshot()
+    first.step(1)
+    first.restore(folder + "/x_iter_3.solverstate")
+    assert not first._solver.optimizer.apart
+    first.step(3)
+    other = caffe.SGDSolver(folder + "/solver.prototxt")
+    other.restore(folder + "/x_iter_3.solverstate")
+    other.step(3)
+    for layer, blobs in first.net.params.items():
+        for mine, its in zip(blobs, other.net.params[layer]):
+            assert (mine.data == its.data).all(), layer
 print("fine", flush=True)
 """
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("comm", ["compression: BF16 error_feedback: true", "mode: LOCAL sync_every: 5"])
-def test_what_ranks_have_of_their_own_does_not_go_back(comm, tmp_path):
+def test_what_ranks_have_of_their_own_does_not_go_back(tmp_path):
     """What rounding has taken from gradients, and that weights have parted: as in a new solver."""
-    write(tmp_path, f'base_lr: 0.05 lr_policy: "fixed" max_iter: 9 comm_param {{ {comm} }}', digits_net(8))
-    all_fine(2, BACK.format(folder=tmp_path))
+    ways = ("compression: BF16 error_feedback: true", "mode: LOCAL sync_every: 5")
+    texts = [f'base_lr: 0.05 lr_policy: "fixed" max_iter: 9 comm_param {{ {way} }}' for way in ways]
+    all_fine(2, BACK.format(folders=twice(tmp_path, texts, digits_net(8))))
 
 
 STEPPED = """
 import engine.caffe as caffe
-for folder, steps in (("{folder}", 3), ("{folder}/whole", 0)):
-    solver = caffe.SGDSolver(folder + "/solver.prototxt")
-    if steps:
-        solver.step(steps)
-    solver.solve()
+for folder in {folders}:
+    for place, steps in ((folder, 3), (folder + "/whole", 0)):
+        solver = caffe.SGDSolver(place + "/solver.prototxt")
+        if steps:
+            solver.step(steps)
+        solver.solve()
 print("fine", flush=True)
 """
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(
-    "more",
-    ["", "ema: 0.9 comm_param { shard_updates: true compression: BF16 }", "comm_param { mode: LOCAL sync_every: 4 }"],
-)
-def test_solve_goes_on_where_step_has_ended(more, tmp_path):
+def test_solve_goes_on_where_step_has_ended(tmp_path):
     """With what each rank has of its own by then: BatchNorm's statistics, shares of an average, weights that are
     averaged later."""
-    text = f'base_lr: 0.05 momentum: 0.9 lr_policy: "fixed" max_iter: 6 {more}'
-    (tmp_path / "whole").mkdir()
-    for folder in (tmp_path, tmp_path / "whole"):
-        write(folder, text, NORMED.replace("batch_size: 16", "batch_size: 8"))
-    all_fine(2, STEPPED.format(folder=tmp_path))
-    names = [path.name for path in tmp_path.glob("x_iter_6*.caffemodel")]
-    assert len(names) == 1 + ("ema" in more)
-    for name in names:
-        assert (tmp_path / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+    ways = ("", f"ema: 0.9 {SHARDED}", "comm_param { mode: LOCAL sync_every: 4 }")
+    texts = [f'base_lr: 0.05 momentum: 0.9 lr_policy: "fixed" max_iter: 6 {way}' for way in ways]
+    folders = twice(tmp_path, texts, NORMED.replace("batch_size: 16", "batch_size: 8"))
+    all_fine(2, STEPPED.format(folders=folders))
+    for folder, way in zip(map(Path, folders), ways):
+        names = [path.name for path in folder.glob("x_iter_6*.caffemodel")]
+        assert len(names) == 1 + ("ema" in way)
+        for name in names:
+            assert (folder / name).read_bytes() == (folder / "whole" / name).read_bytes(), (way, name)
 
 
 MASKS = """
@@ -1001,25 +1010,26 @@ def test_each_rank_and_each_pass_draws_its_own_noise(tmp_path):
 
 BEFORE_A_STEP = """
 import engine.caffe as caffe
-solver = caffe.SGDSolver("{path}")
-weights = solver.net.params["ip1"][0].data
-if caffe.solver_rank() == 1:
-    weights[...] = 0
-solver.snapshot()
-assert weights.any()
+for folder in {folders}:
+    solver = caffe.SGDSolver(folder + "/solver.prototxt")
+    weights = solver.net.params["ip1"][0].data
+    if caffe.solver_rank() == 1:
+        weights[...] = 0
+    solver.snapshot()
+    assert weights.any()
 print("fine", flush=True)
 """
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("comm", ["", "mode: ASYNC", "shard_updates: true compression: BF16"])
-def test_a_snapshot_before_the_first_step(comm, tmp_path):
+def test_a_snapshot_before_the_first_step(tmp_path):
     """Of rank 0's weights, which all ranks begin with, in float32."""
-    text = f"{PLAIN_SGD} random_seed: 3 comm_param {{ {comm} }}"
-    path = write(tmp_path, text, digits_net(8))
-    all_fine(2, BEFORE_A_STEP.format(path=path))
-    expected = caffe.SGDSolver(path).net.params["ip1"][0].data
-    np.testing.assert_array_equal(read_caffemodel(tmp_path / "x_iter_0.caffemodel")["ip1"][0], expected)
+    texts = [f"{PLAIN_SGD} random_seed: 3 {way}" for way in ("", "comm_param { mode: ASYNC }", SHARDED)]
+    folders = twice(tmp_path, texts, digits_net(8))
+    all_fine(2, BEFORE_A_STEP.format(folders=folders))
+    for folder in folders:
+        expected = caffe.SGDSolver(f"{folder}/solver.prototxt").net.params["ip1"][0].data
+        np.testing.assert_array_equal(read_caffemodel(f"{folder}/x_iter_0.caffemodel")["ip1"][0], expected)
 
 
 ASYNCHRONOUS = """
