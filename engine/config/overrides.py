@@ -190,7 +190,11 @@ def _select(entries, field: FieldDescriptor, key: str, phases: set[int], may_add
 def _assign_entries(
     override: Override, targets: list[Message], used_in: list[set[int]], field: FieldDescriptor, key: str | None
 ) -> None:
-    """For a last step such as `layer[x]`: sets the entries that it means, or removes them."""
+    """For a last step such as `layer[x]`: sets the entries that it means, or removes them; without [x], all."""
+    if key is None and not override.value and field.name != "layer":
+        for target in targets:
+            target.ClearField(field.name)
+        return
     found = _step(override, targets, used_in, field, key)
     if override.value:
         for entry in found:

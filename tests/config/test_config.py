@@ -467,6 +467,7 @@ def test_solver_type():
         ("stepvalue[0]=", lambda m: list(m.stepvalue) == [2]),
         ("test_net[1]=", lambda m: list(m.test_net) == ["a"]),
         ("test_state[0]=", lambda m: [state.level for state in m.test_state] == [2]),
+        ("test_state=", lambda m: not m.test_state),
     ],
 )
 def test_override_of_a_solver(override, read_back):
@@ -516,12 +517,20 @@ def test_layers_that_an_override_removes_take_their_places_along():
     assert [layer.name for layer in same.message.layer] == ["a", "b"]
 
 
+def test_rules_that_an_override_removes_leave_the_layer_in_both_phases():
+    config = parse_net(NET, overrides=["layer[data@TEST]=", "layer[data].include="])
+    data, conv = config.message.layer
+    assert (data.name, list(data.include), conv.name) == ("data", [], "inception_3a/1x1")
+
+
 @pytest.mark.parametrize(
     "override, expected",
     [
         ("layer[dat].type=x", "no layer 'dat'; did you mean 'data'?"),
         ("layer[9].type=x", "no layer '9'"),
         ("layer.type=x", "'layer' is a list; say layer[NAME]"),
+        ("layer=", "'layer' is a list; say layer[NAME]"),
+        ("layer[data].include={}", "'include' is a list; say include[0]"),
         ("layer[data].tipe=x", "unknown field 'tipe' in LayerParameter; did you mean 'type'?"),
         ("layer[data].data_param.batch_size=-4", "'batch_size' expects a 32-bit integer of at least 0, got -4"),
         ("layer[data].data_param.backend=LMDBX", "'backend' has no value LMDBX; did you mean 'LMDB'?"),
