@@ -108,8 +108,7 @@ def _times(
     from engine.host import _core
 
     layers = _layer_times(net, spans, reorders)
-    shapes = [blob.shape for blob in net.inputs if blob.shape]
-    batch, median = shapes[0][0] if shapes else 1, float(np.median(steps))
+    batch, median = net.graph.batch_size or 1, float(np.median(steps))
     return Times(
         net=net.name,
         phase=PHASES[net.phase],

@@ -49,6 +49,27 @@ def test_steps(times):
     assert times.forward_ms + times.backward_ms > 0 and times.peak_memory_bytes > times.activation_bytes > 0
 
 
+def test_the_batch_of_a_python_layer_counts(tmp_path, monkeypatch):
+    """Its tops are no inputs that synthetic data fill."""
+    (tmp_path / "batch_of_six.py").write_text("""
+import engine.caffe as caffe
+
+class Source(caffe.Layer):
+    def setup(self, bottom, top):
+        top[0].reshape(6, 4)
+    def reshape(self, bottom, top):
+        pass
+    def forward(self, bottom, top):
+        top[0].data[...] = 1
+""")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("engine.layers.python._consent", [True])
+    text = """layer { name: "in" type: "Python" top: "x" python_param { module: "batch_of_six" layer: "Source" } }
+    layer { name: "ip" type: "InnerProduct" bottom: "x" top: "y" inner_product_param { num_output: 2 } }"""
+    times = benchmark(parse_net(text, "test.prototxt"), TRAIN, 2, World())
+    assert times.batch == 6 and times.images_per_second == pytest.approx(6e3 / times.step_ms)
+
+
 def test_reorders_are_listed_with_their_cost():
     """Row-major weights are not what a kernel of AVX-512 or AVX2 takes for many channels; in TEST they are kept."""
     shape = "input_param { shape { dim: 2 dim: 16 dim: 8 dim: 8 } }"
