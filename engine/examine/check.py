@@ -246,7 +246,10 @@ def _add_outline(config: SolverConfig, source: SourceShapes, report: FileReport)
     for told in (*shared_states(param, recurrent), *unshared_data(config, report.ranks)):
         report.note(f"{config.path}: {told}")
     each, iter_size = batch_size_of(layers[0]) if layers else 1, max(1, param.iter_size)
-    rows = 0 if layers else max(1, report.nets[0].batch if report.nets else 1)
+    if not (layers or report.nets):
+        _outline_without_batch(config, report)
+        return
+    rows = 0 if layers else max(1, report.nets[0].batch)
     batch, size = report.ranks * each * iter_size, source.size * (report.ranks if source.own_items else 1)
     report.batch = f"{batch * (rows or 1)} = {product_text(report.ranks, rows or each, iter_size)}"
     counted = in_epochs(param)
@@ -268,6 +271,23 @@ def _add_outline(config: SolverConfig, source: SourceShapes, report: FileReport)
         report.note(told)
     for doubt in report.outline.doubts():
         report.note(f"{config.path}: {doubt}")
+
+
+def _outline_without_batch(config: SolverConfig, report: FileReport) -> None:
+    """Where nothing tells how many samples a batch has, but the code of a Python layer: the rates of iterations."""
+    counted = in_epochs(config.message)
+    if counted:
+        report.note(
+            f"{config.where(path=counted[0])}: {counted[0]}: the samples of a batch are not known here, for the train "
+            "net is not built; the log of a run tells its iterations"
+        )
+        return
+    try:
+        resolved, _ = resolve(config.message, 1, 0, config.place)
+        check_schedules(resolved, config.place)
+        report.schedule = _schedule(resolved)
+    except ConfigError as error:
+        report.fail(error)
 
 
 def _schedule(param: proto.SolverParameter) -> list[tuple[int, float]]:

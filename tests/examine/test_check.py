@@ -349,6 +349,19 @@ def test_python_layers_whose_data_ranks_do_not_share_are_told(tmp_path, ranks):
     assert [note.startswith(told) for note in report.notes if "by itself" in note] == [True] * (ranks - 1)
 
 
+def test_a_batch_that_only_code_knows_is_not_made_up(tmp_path):
+    """Neither it nor what epochs come to in iterations: a batch of one would make them too many."""
+    solver = tmp_path / "solver.prototxt"
+    solver.write_text("""base_lr: 1 lr_policy: "step" gamma: 0.5 stepsize: 4 max_iter: 8 net_param {
+        layer { name: "data" type: "Python" top: "x" python_param { module: "none" layer: "R" } } }""")
+    report = check_file(str(solver))
+    assert report.errors == [] and report.batch == "" and report.outline is None
+    assert dict(report.schedule)[0] == 1 and dict(report.schedule)[7] == 0.5
+    report = check_file(str(solver), ["max_iter=", "max_epoch=2", "epoch_size=64"])
+    assert report.errors == [] and report.batch == "" and report.outline is None and report.schedule == []
+    assert any("max_epoch: the samples of a batch are not known here" in note for note in report.notes)
+
+
 def test_the_curves_of_two_solvers(net_file, tmp_path):
     pytest.importorskip("matplotlib")
     reports = []
