@@ -106,7 +106,10 @@ def verify(read: Callable[[], SolverConfig], world: World, iterations: int, tole
         at_once = bool(together) or config.message.HasField("adversarial")
         if at_once:
             _keep_apart(config, many)
-        one = _solver(config, alone, world.size, at_once)
+        try:
+            one = _solver(config, alone, world.size, at_once)
+        except ConfigError as error:
+            raise _misfit(error, world.size) if at_once else error from None
         if at_once:
             _refuse_other_rows(one, many)
     compare = OneAndMany(one, many, tolerance) if one else None
@@ -197,6 +200,15 @@ def _keep_apart(config: SolverConfig, many: Solver) -> None:
                 continue
             if not (param.stats_batch_size or net.message.bn_stats_batch_size):
                 param.stats_batch_size = rows.get(layer.name, 0)
+
+
+def _misfit(error: ConfigError, ranks: int) -> ConfigError:
+    """Of a net that holds its batch, or its number of sequences, fixed: nothing is wrong with it on the ranks."""
+    first = error.errors[0]
+    return ConfigError(
+        f"{first}. That is with the batch of all {ranks} ranks at once, which one rank takes beside recurrent layers, "
+        "a BatchNorm of all ranks or an adversary: the net does not fit it, and verify has nothing to compare"
+    )
 
 
 def _refuse_other_rows(one: Solver, many: Solver) -> None:

@@ -245,6 +245,19 @@ def test_batches_of_steps_are_refused(tmp_path):
     assert "layer 'lstm' (LSTM): 16 x 5 x 1: the number of sequences does not grow" in failure(tmp_path, net=net)
 
 
+def test_a_net_that_fixes_its_batch_is_not_called_wrong(tmp_path):
+    """Each rank's batch fits it; that of all ranks, which one rank takes beside recurrent layers, does not."""
+    net = streams(tmp_path).replace('top: "x_steps" permute', 'top: "x_permuted" permute')
+    net += """layer { name: "fixed" type: "Reshape" bottom: "x_permuted" top: "x_steps"
+      reshape_param { shape { dim: 5 dim: 8 dim: 1 } } }"""
+    first, lstm = net.split('layer { name: "lstm"')
+    lstm, fixed = lstm.split('layer { name: "fixed"')
+    net = f'{first}layer {{ name: "fixed"{fixed}layer {{ name: "lstm"{lstm}'
+    told = failure(tmp_path, net=net)
+    assert "layer 'fixed' (Reshape)" in told
+    assert "That is with the batch of all 2 ranks at once" in told and "verify has nothing to compare" in told
+
+
 def test_without_data_there_is_nothing_to_share(tmp_path):
     net = digits_net(8).replace(
         'type: "Data"', 'type: "DummyData" dummy_data_param { shape { dim: 8 dim: 1 dim: 6 dim: 6 } shape { dim: 8 } }'
