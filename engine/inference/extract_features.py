@@ -22,6 +22,7 @@ from engine.inference.trained import load
 from engine.net import Counters, Net, NetOptions
 
 Progress = Callable[[int, int], None]
+_OTHER_FILES = (".npz", ".npy", ".h5", ".hdf5", ".csv", ".txt", ".mat")  # for which nobody wants an LMDB
 
 
 def extract_features(
@@ -45,6 +46,8 @@ def extract_features(
         if len(set(map(os.path.realpath, outputs))) < len(outputs):
             raise ConfigError(f"expected an LMDB for each blob, got {', '.join(outputs)}: one of them twice")
         for output in outputs:
+            if output.lower().endswith(_OTHER_FILES):
+                raise ConfigError(f"{output}: expected the name of an LMDB for each blob, or a single .npz for all of them")
             check_new(output)
     else:
         check_writable(archive)

@@ -91,6 +91,14 @@ def test_a_net_that_asks_for_gradients_has_no_room_for_them(trained, tmp_path, m
     assert [net.has_backward for net in made] == [False]
 
 
+@pytest.mark.parametrize("name", ["x.h5", "x.CSV", "x.npz"])
+def test_an_lmdb_is_not_named_like_another_file(trained, tmp_path, name):
+    weights, outputs = [str(trained / "net_iter_3.caffemodel")], [f"{tmp_path}/{name}", f"{tmp_path}/y"]
+    with pytest.raises(ConfigError, match=rf"{name}: expected the name of an LMDB for each blob, or a single .npz"):
+        extract_features(parse_net(digits_net()), weights, ["ip1", "ip2"], outputs, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_cannot_be_done(trained, tmp_path):
     config, weights = parse_net(digits_net(), "x.prototxt"), [str(trained / "net_iter_3.caffemodel")]
     with pytest.raises(ConfigError, match=r"2 blobs for 1 LMDBs; name one for each, or a single .npz"):
