@@ -47,7 +47,7 @@ def extract_features(
             raise ConfigError(f"expected an LMDB for each blob, got {', '.join(outputs)}: one of them twice")
         for output in outputs:
             if output.lower().endswith(_OTHER_FILES):
-                raise ConfigError(f"{output}: expected the name of an LMDB for each blob, or a single .npz for all of them")
+                raise ConfigError(f"{output}: expected the name of an LMDB for each blob, or a single .npz for all")
             check_new(output)
     else:
         check_writable(archive)
