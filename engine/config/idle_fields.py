@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from google.protobuf.descriptor import FieldDescriptor
+
 from engine import proto
 
 DATA_PARAMS = {
@@ -109,6 +111,23 @@ def params_of_others(layer: proto.LayerParameter) -> list[str]:
     if layer.type == "Python":  # whose code may read anything
         return []
     return [name for name, types in _READ_BY.items() if layer.HasField(name) and layer.type not in types]
+
+
+def without_augmentation(layer: proto.LayerParameter) -> list[str]:
+    """Takes out how a DataAugmentation would change pictures if it does not crop them: FlowNet 2 changes none then.
+    Returns a note on it."""
+    param = layer.augmentation_param
+    if layer.type != "DataAugmentation" or param.HasField("crop_width"):
+        return []
+    idle = [field.name for field, _ in param.ListFields() if _is_random(field)]
+    for name in idle:
+        param.ClearField(name)
+    fields = ", ".join(idle)
+    return [f"layer '{layer.name}': {fields} change nothing without crop_width, as in FlowNet 2"] if idle else []
+
+
+def _is_random(field: FieldDescriptor) -> bool:
+    return field.message_type is not None and field.message_type.name == "RandomGeneratorParameter"
 
 
 def without_steps_of_others(layer: proto.LayerParameter) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from engine import proto
 from engine.config.forks import upgrade_forks
-from engine.config.idle_fields import without_idle_transform, without_steps_of_others
+from engine.config.idle_fields import without_augmentation, without_idle_transform, without_steps_of_others
 from engine.config.old_layers import upgrade_layers
 from engine.config.prototext import Node, where_of
 from engine.config.renamed import RENAMED_OF_LAYERS, RENAMED_OF_SOLVERS, rename
@@ -71,7 +71,7 @@ def upgrade_net(
     for layer, origin in zip(message.layer, origins, strict=True):
         notes += without_idle_transform(layer, older)
         _upgrade_fields(layer, origin)
-        notes += without_steps_of_others(layer)
+        notes += without_steps_of_others(layer) + without_augmentation(layer)
     return origins, notes
 
 

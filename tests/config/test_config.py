@@ -340,6 +340,19 @@ def test_window_data_has_few_transforms():
     assert config.notes == [f"net: layer 'd': transform_param {{ {fields} }} has no effect on WindowData"]
 
 
+@pytest.mark.parametrize(("size", "told"), [("", True), ("crop_width: 8 crop_height: 8", False)])
+def test_augmentation_without_a_crop(size, told):
+    """FlowNet 2's layer changes only pictures that it crops."""
+    config = parse_net(
+        'layer { name: "a" type: "DataAugmentation" bottom: "x" top: "y" augmentation_param { mean: 3 '
+        f'mirror {{ rand_type: "bernoulli" prob: 1 }} rotate {{ spread: 0.3 }} {size} }} }}',
+        "net",
+    )
+    note = "net: layer 'a': mirror, rotate change nothing without crop_width, as in FlowNet 2"
+    assert config.notes == ([note] if told else [])
+    assert config.message.layer[0].augmentation_param.HasField("rotate") != told
+
+
 def test_intel_resizes_or_takes_a_part():
     param = "random_resize_param { min_size: 256 } random_aspect_ratio_param { }"
     config = parse_net(f'layer {{ name: "d" type: "Data" top: "d" transform_param {{ {param} }} }}', "net")
