@@ -96,6 +96,13 @@ def collect_late() -> None:
     atexit.register(gc.freeze)
 
 
+def collect_as_ever() -> None:
+    """Ends what collect_late() began, for a user's code: its files may be closed, and its last lines written, only when
+    Python finds the objects that hold them, if need be at the end."""
+    gc.collect(0)
+    atexit.unregister(gc.freeze)
+
+
 class Interrupts:
     """SIGINT raises KeyboardInterrupt, but once: the next one comes while the first brings things to an end, which it
     must not disturb. One that comes later than PATIENCE ends the process at once."""

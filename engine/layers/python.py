@@ -14,6 +14,7 @@ import numpy as np
 from engine.config.stand_ins import is_module_there
 from engine.config.suggestions import suggestion
 from engine.errors import CODE, ConfigError, EngineError
+from engine.host.startup import collect_as_ever
 from engine.layers.base import Layer, Parameter, Shape
 from engine.layers.python_layer import Blobs, LayerBlob, PythonLayer, users_traceback
 from engine.layers.registry import register
@@ -116,6 +117,7 @@ class Python(Layer):
                 "ENGINE_PYTHON_LAYERS=1 allow it, if you trust it",
                 self.where,
             )
+        collect_as_ever()
         for prepare in _before_import:
             prepare()
         if self._folder not in sys.path:

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-PROGRAM = """
+BEGIN = """
 import gc, sys
 from engine.cli import main
 
@@ -16,6 +16,8 @@ class Cycle:
 usual = gc.get_threshold()
 sys.argv = ["engine", "--version"]
 main()
+"""
+PROGRAM = """
 assert gc.isenabled() and gc.get_threshold()[0] == 60_000
 Cycle()
 many = [[] for _ in range(70_000)]
@@ -25,8 +27,18 @@ Cycle()
 """
 
 
+def printed_by(text: str) -> list[str]:
+    """By a program behind what the command line begins with."""
+    done = subprocess.run([sys.executable, "-c", BEGIN + text], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[1:]
+
+
 def test_imports_are_not_searched_for_garbage():
     """But what a run makes is, from the start of the run on; not at the end, where all goes anyway."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[1:] == ["found", "looked"]
+    assert printed_by(PROGRAM) == ["found", "looked"]
+
+
+def test_what_users_code_makes_is_found_at_once_and_at_the_end():
+    text = "from engine.host.startup import collect_as_ever; collect_as_ever(); assert gc.get_threshold() == usual"
+    assert printed_by(text + "; Cycle()") == ["found"]

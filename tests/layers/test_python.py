@@ -444,6 +444,36 @@ def test_engine_train_finds_the_module_beside_the_net(tmp_path):
     assert losses[-1] < losses[0]
 
 
+WRITER = """
+import caffe
+
+
+class Writer(caffe.Layer):
+    def setup(self, bottom, top):
+        self.file, self.itself = open(self.param_str, "w"), self
+
+    def reshape(self, bottom, top):
+        top[0].reshape(1)
+
+    def forward(self, bottom, top):
+        self.file.write("forward\\n")
+"""
+
+
+def test_engine_time_ends_what_a_layer_has_written(tmp_path):
+    """As Python does with files that nobody closes, though what holds them holds itself, too."""
+    (tmp_path / "writing.py").write_text(WRITER)
+    net, written = tmp_path / "net.prototxt", tmp_path / "written"
+    net.write_text(
+        'layer { name: "w" type: "Python" top: "y" python_param { module: "writing" layer: "Writer" '
+        f'param_str: "{written}" }} }}'
+    )
+    command = [sys.executable, "-m", "engine", "time", "--model", str(net), "--iterations", "3", "--python_layers"]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert written.read_text().startswith("forward\n")
+
+
 READER = """
 import caffe
 
