@@ -51,23 +51,30 @@ class ImResize(Layer):
     def param(self):
         return self.message.imresize_param
 
-    def pads(self, size: int) -> list[int]:
-        """What is around the picture in each image along an axis, on either side: computed as the fork does."""
+    @property
+    def around(self) -> np.ndarray:
+        """The share of the map that is around the picture in each image: computed as the fork does."""
         numbers = np.arange(self.shapes[0][0], dtype=np.float32)
-        around = np.float32(1) - np.float32(self.param.start_scale) + numbers * np.float32(self.param.scale_gap)
-        return np.floor(np.float32(size // 2) * around).astype(int).tolist()
+        with np.errstate(over="ignore"):
+            return np.float32(1) - np.float32(self.param.start_scale) + numbers * np.float32(self.param.scale_gap)
+
+    def pads(self, size: int) -> list[int]:
+        """What is around the picture in each image along an axis, on either side."""
+        return np.floor(np.float32(size // 2) * self.around).astype(int).tolist()
 
     def infer(self) -> list[Shape]:
         shape, param = self.shapes[0], self.param
         if len(shape) != 4:
             raise self.error(f"expected a bottom (N, C, H, W), got {shape}")
         if param.factor:
-            size = tuple(int(np.float32(side) * np.float32(param.factor)) for side in shape[2:])
+            with np.errstate(over="ignore"):
+                sides = np.asarray(shape[2:], np.float32) * np.float32(param.factor)
+            size = tuple(int(side) for side in np.clip(sides, 0, 2**31))  # no blob has as many
         else:
             size = (param.target_spatial_height, param.target_spatial_width)
         if min(size) < 1:
             raise self.error(f"expected a top of at least 1 x 1 pixels, got {size[0]} x {size[1]}")
-        if any(pad < 0 or size <= 2 * pad for size in shape[2:] for pad in self.pads(size)):
+        if not all(0 <= share < 1 for share in self.around):
             raise self.error(
                 f"expected scales above 0 and up to 1, start_scale less 0 to {shape[0] - 1} times scale_gap, got "
                 f"{param.start_scale:g} and {param.scale_gap:g}"

@@ -84,3 +84,19 @@ def test_errors():
     message = error_of(layer("factor: 2 scale_gap: 0.5"), x=(3, 1, 8, 8))
     assert "expected scales above 0 and up to 1, start_scale less 0 to 2 times scale_gap, got 1 and 0.5" in message
     assert "got 1.5 and 0.1" in error_of(layer("factor: 2 start_scale: 1.5"), x=(1, 1, 8, 8))
+    assert "got 1 and 0.55" in error_of(layer("factor: 2 scale_gap: 0.55"), x=(3, 1, 9, 9))  # the last one is -0.1
+    assert "got 1.5 and 0.1" in error_of(layer("factor: 2 start_scale: 1.5"), x=(1, 1, 1, 1))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ("factor: 3e38", "top 'y' would be 1 x 1 x 2147483648 x 2147483648"),
+        ("factor: -3e38", "expected a top of at least 1 x 1 pixels"),
+        ("scale_gap: 3e38", "got 1 and 3e+38"),
+        ("scale_gap: -3e38", "got 1 and -3e+38"),
+    ],
+)
+def test_numbers_without_end(params, message):
+    assert message in error_of(layer(params), x=(3, 1, 6, 6))
