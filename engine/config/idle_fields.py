@@ -35,6 +35,7 @@ _READ_BY = {
     "psroi_align_param": ("PSROIAlign",),
     "deformable_psroi_pooling_param": ("DeformablePSROIPooling",),
     "gradient_scaler_param": ("GradientScaler",),
+    "reduction_param": ("Reduction",),  # BatchReduction has one in its own
     "batch_reduction_param": ("BatchReduction",),
     "imresize_param": ("ImResize",),
     "nms_param": ("Nms",),

@@ -505,6 +505,7 @@ def test_parameters_of_other_types_are_told(tmp_path):
         ("Yolov3DetectionOutput", "yolov3_detection_output_param"),
         ("Yolov3", "yolov3_param"),
         ("PSROIAlign", "psroi_align_param"),
+        ("Reduction", "reduction_param"),
         ("BatchReduction", "batch_reduction_param"),
         ("ImResize", "imresize_param"),
         ("Nms", "nms_param"),
