@@ -1,42 +1,26 @@
-// What ROIPooling and ROIAlign have in common: a grid over each region, whose cells the kernels fill. inputs: features
-// (N, C, H, W), rois (R, 5), row-major; output: (R, C, pooled_h, pooled_w), laid out as the features; attributes:
-// spatial_scale, from the regions' pixels to those of the features.
+// What ROIPooling and ROIAlign have in common: a grid over each region, whose cells the kernels fill. inputs and
+// attributes: regions.h; output: (R, C, pooled_h, pooled_w), laid out as the features.
 #pragma once
 
 #include <algorithm>
 
 #include "ops/common/channel_layout.h"
-#include "ops/common/parts.h"
-#include "ops/common/rois.h"
+#include "ops/common/regions.h"
 
 namespace engine {
 
-class RegionGrid : public Op {
+class RegionGrid : public Regions {
 protected:
-    explicit RegionGrid(OpSpec spec) : Op(std::move(spec)), scale_(float(spec_.attributes.real("spatial_scale"))) {
-        const Dims &in = input(0)->shape, &out = spec_.output_shapes[0];
-        images_ = in[0];
-        height_ = in[2];
-        width_ = in[3];
-        rois_ = out[0];
+    explicit RegionGrid(OpSpec spec) : Regions(std::move(spec)) {
+        const Dims& out = spec_.output_shapes[0];
         pooled_h_ = out[2];
         pooled_w_ = out[3];
-        image_of_.resize(rois_);
         const TensorPtr y = output(0, layout_like(input(0)->layout, out, memory::data_type::f32));
         const BottomAndTop rows = rows_of_both(input(0)->layout, y->layout);
         from_ = rows.bottom;
         to_ = rows.top;
         touch(Pass::forward, {input(0), input(1), y});
         if (learns()) touch(Pass::backward, {y->diff, input(0)->diff});
-    }
-
-    bool learns() const { return input_gradient(0) && output_gradient(0); }
-
-    const float* roi(int64_t r) const { return input(1)->data() + r * roi_columns; }
-
-    // Throws for a region of an image that is not in the batch.
-    void find_images() {
-        for (int64_t r = 0; r < rois_; r++) image_of_[r] = roi_image(spec_, input(1)->data(), r, images_);
     }
 
     // Where the lanes of one cell of a region stand in the top.
@@ -72,10 +56,8 @@ protected:
         return input(0)->diff->data() + from_.offset(n, block) + pixel * from_.inner_stride;
     }
 
-    float scale_;
-    int64_t images_, height_, width_, rois_, pooled_h_, pooled_w_;
-    ChannelRows from_{}, to_{};      // features and top: the same lanes
-    std::vector<int64_t> image_of_;  // every region's
+    int64_t pooled_h_, pooled_w_;
+    ChannelRows from_{}, to_{};  // features and top: the same lanes
 };
 
 }  // namespace engine

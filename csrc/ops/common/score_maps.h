@@ -1,44 +1,31 @@
 // What poolings of position-sensitive score maps have in common (Dai et al. 2016, arXiv 1605.06409): a grid over each
-// region, of which every cell of every output has a channel of its own. inputs: features (N, output_dim * group^2, H,
-// W), row-major; rois (R, 5); output: (R, output_dim, group, group); attributes: spatial_scale, from the regions'
-// pixels to those of the features.
+// region, of which every cell of every output has a channel of its own. inputs and attributes: regions.h, features of
+// output_dim * group^2 channels, row-major; output: (R, output_dim, group, group).
 #pragma once
 
 #include <algorithm>
 
 #include "ops/common/onednn_util.h"
-#include "ops/common/rois.h"
+#include "ops/common/regions.h"
 
 namespace engine {
 
-class ScoreMaps : public Op {
+class ScoreMaps : public Regions {
 protected:
-    explicit ScoreMaps(OpSpec spec) : Op(std::move(spec)), scale_(float(spec_.attributes.real("spatial_scale"))) {
-        const Dims &in = input(0)->shape, &out = spec_.output_shapes[0];
-        images_ = in[0];
-        channels_ = in[1];
-        height_ = in[2];
-        width_ = in[3];
-        rois_ = out[0];
+    explicit ScoreMaps(OpSpec spec) : Regions(std::move(spec)) {
+        const Dims& out = spec_.output_shapes[0];
+        channels_ = input(0)->shape[1];
         group_ = out[2];
-        image_of_.resize(rois_);
         output(0, plain_layout(out));
         touch(Pass::forward, {input(0), input(1), outputs_[0]});
-        if (input_gradient(0) && output_gradient(0))
-            touch(Pass::backward, {input(1), outputs_[0]->diff, input(0)->diff});
+        if (learns()) touch(Pass::backward, {input(1), outputs_[0]->diff, input(0)->diff});
     }
 
-    const float* roi(int64_t r) const { return input(1)->data() + r * roi_columns; }
     int64_t row_of(int64_t channel) const { return channel / group_ % group_; }
     int64_t column_of(int64_t channel) const { return channel % group_; }
 
     const float* plane(int64_t r, int64_t channel) const {
         return input(0)->data() + (image_of_[r] * channels_ + channel) * height_ * width_;
-    }
-
-    // Throws for a region of an image that is not in the batch.
-    void find_images() {
-        for (int64_t r = 0; r < rois_; r++) image_of_[r] = roi_image(spec_, input(1)->data(), r, images_);
     }
 
     // The output is value(region, channel), for cells and channels correspond one to one; 0 for unused regions.
@@ -65,9 +52,7 @@ protected:
         }
     }
 
-    float scale_;
-    int64_t images_, channels_, height_, width_, rois_, group_;
-    std::vector<int64_t> image_of_;  // every region's
+    int64_t channels_, group_;
 };
 
 }  // namespace engine
