@@ -183,15 +183,18 @@ def _select(entries, field: FieldDescriptor, key: str, phases: set[int], may_add
         return []
     if index < len(entries):
         return [entries[index]]
-    is_layer = field.message_type is not None and field.message_type.name == "LayerParameter"
-    return [entries.add()] if may_add and not is_layer else []
+    return [entries.add()] if may_add and not _are_layers(field) else []
+
+
+def _are_layers(field: FieldDescriptor) -> bool:
+    return field.message_type is not None and field.message_type.name == "LayerParameter"
 
 
 def _assign_entries(
     override: Override, targets: list[Message], used_in: list[set[int]], field: FieldDescriptor, key: str | None
 ) -> None:
     """For a last step such as `layer[x]`: sets the entries that it means, or removes them; without [x], all."""
-    if key is None and not override.value and field.name != "layer":
+    if key is None and not override.value and not _are_layers(field):
         for target in targets:
             target.ClearField(field.name)
         return

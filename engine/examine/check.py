@@ -28,6 +28,7 @@ from engine.host.memory import SMALLER_BATCH, free_memory, size_text, with_margi
 from engine.layers.python import ModuleRefused
 from engine.layers.registry import layer_types
 from engine.solver.adversarial_param import describe, of_discriminator
+from engine.solver.calendar import Calendar
 from engine.solver.elastic_param import require_ranks
 from engine.solver.global_batch import data_layers, other_batch, product_text, shared_states, unshared_data
 from engine.solver.goals import check_goals
@@ -259,14 +260,10 @@ def _add_outline(config: SolverConfig, source: SourceShapes, report: FileReport)
             "--set epoch_size=N (samples) shows the run"
         )
         return
-    try:
-        resolved, calendar = resolve(param, batch, size, config.place, rows)
-        check_schedules(resolved, config.place)
-    except ConfigError as error:
-        report.fail(error)
+    found = _add_schedule(config, report, batch, size, rows)
+    if not found:
         return
-    report.schedule = _schedule(resolved)
-    report.outline = Outline(param, resolved, calendar, size)
+    report.outline = Outline(param, *found, size)
     for told in other_batch(config, batch, report.ranks):
         report.note(told)
     for doubt in report.outline.doubts():
@@ -282,12 +279,21 @@ def _outline_without_batch(config: SolverConfig, report: FileReport) -> None:
             "net is not built; the log of a run tells its iterations"
         )
         return
+    _add_schedule(config, report, batch=1, size=0)
+
+
+def _add_schedule(
+    config: SolverConfig, report: FileReport, batch: int, size: int, rows: int = 0
+) -> tuple[proto.SolverParameter, Calendar] | None:
+    """The rates, and what resolve() returns; None, with the errors in the report, where it raises some."""
     try:
-        resolved, _ = resolve(config.message, 1, 0, config.place)
+        resolved, calendar = resolve(config.message, batch, size, config.place, rows)
         check_schedules(resolved, config.place)
-        report.schedule = _schedule(resolved)
     except ConfigError as error:
         report.fail(error)
+        return None
+    report.schedule = _schedule(resolved)
+    return resolved, calendar
 
 
 def _schedule(param: proto.SolverParameter) -> list[tuple[int, float]]:
