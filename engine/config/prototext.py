@@ -145,7 +145,10 @@ class _Scanner:
                     self.fail(f"expected ',' or ']' in the list of '{name}', got {self.text}")
             self.advance()
         else:
-            yield self.value(Node(name, self.file, line, column), colon)
+            node = self.value(Node(name, self.file, line, column), colon)
+            if isinstance(node.value, str) and self.kind == "mark" and self.text == ":":  # of the next field's name
+                raise ConfigError(f"'{name}' has no value", node.where)
+            yield node
         if self.kind == "mark" and self.text in ",;":
             self.advance()
 
