@@ -118,6 +118,17 @@ fork runs, with other numbers, where its text says nothing else.
   labels that count from 0 for class 1; some forks do that with `blank_index: 0`, too. A `CTCLoss` of two bottoms is
   another fork's, and refused. `blank_index` is for `CTCLoss` and `WarpCTCLoss`, `blank_label`, `alphabet_size` and
   `time_step` are for `CtcLoss`; elsewhere they are errors, as any field of `loss_param` is.
+- `WeightedSoftmaxWithLoss`: the weights of the third bottom, or `pos_mult`, multiply losses, and what the sum is
+  divided by counts labels; a fork of SSD's leaves out those of weight 0.
+- `MultiLabelLoss`, `MultiLabelAccuracy`: as in the change to Caffe of 2014 that most forks have: labels above and below
+  0, and the sum over N. Some divide by the labels that count, or by those of each class in the gradient; others have
+  labels 0 and 1 and weights for them, or two scores for each label. The harmonic mean of the accuracy is 0 where none
+  is right; in forks it is not a number.
+- `SoftmaxCrossEntropyLoss`: the cross-entropy of targets, which most forks have; one has the divergence, which is less
+  by what depends on targets alone. Both have the same gradient, over N.
+- `Normalization`, `L2Normalization`: each sample over its length, in the bottom's shape; one fork makes it (N, ...) of
+  two axes. `L2Norm` and `NormalizationL2` scale a sample in some forks and the channels of a position in others: where
+  both are the same, they run, and are refused elsewhere.
 
 ## Fields
 """

@@ -1,7 +1,8 @@
-// Cross-entropy between sigmoid(x) and targets in [0, 1].
-// inputs: x, targets (both row-major, same count, first axis N); attributes: loss_weight, ignore_label (optional),
-// normalizer (what the sum is divided by; 0: the number of targets that are not ignored, at least 1), positive_weights
-// and negative_weights (optional, both or none: for each label, which is x's second axis).
+// Cross-entropy between sigmoid(x) and targets in [0, 1], or, with the attribute signs, targets above 0 (for 1) and
+// below (for 0), of which those that are 0 are ignored. inputs: x, targets (both row-major, same count, first axis N);
+// attributes: loss_weight, ignore_label (optional), normalizer (what the sum is divided by; 0: the number of targets
+// that are not ignored, at least 1), positive_weights and negative_weights (optional, both or none: for each label,
+// which is x's second axis), signs (optional).
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -36,16 +37,16 @@ inline __attribute__((always_inline)) float log_beyond(float e) {
 }
 
 // -t log(s) - (1 - t) log(1 - s), arranged so that exp() never overflows; weights go before t and 1 - t.
-ENGINE_VECTORISED Losses measure(const float* x, const float* targets, const Weights& weights, float ignore,
+ENGINE_VECTORISED Losses measure(const float* x, const float* targets, const Weights& weights, float ignore, bool signs,
                                  int64_t length) {
     double sum = 0;
     int64_t valid = 0;
 #pragma omp simd reduction(+ : sum, valid)
     for (int64_t i = 0; i < length; i++) {
-        const float t = targets[i], rest = log_beyond(expf(-std::fabs(x[i])));
+        const float t = signs ? float(targets[i] > 0) : targets[i], rest = log_beyond(expf(-std::fabs(x[i])));
         const float positive = weights.positive[i] * t * ((x[i] < 0 ? -x[i] : 0) + rest);
         const float negative = weights.negative[i] * (1 - t) * ((x[i] > 0 ? x[i] : 0) + rest);
-        const bool counts = std::trunc(t) != ignore;
+        const bool counts = signs ? targets[i] != 0 : std::trunc(t) != ignore;
         sum += counts ? double(positive + negative) : 0;
         valid += counts;
     }
@@ -53,12 +54,13 @@ ENGINE_VECTORISED Losses measure(const float* x, const float* targets, const Wei
 }
 
 ENGINE_VECTORISED void differentiate(const float* x, const float* targets, const Weights& weights, float ignore,
-                                     float scale, float* diff, int64_t length) {
+                                     bool signs, float scale, float* diff, int64_t length) {
 #pragma omp simd
     for (int64_t i = 0; i < length; i++) {
-        const float t = targets[i], s = sigmoid(x[i]);
+        const float t = signs ? float(targets[i] > 0) : targets[i], s = sigmoid(x[i]);
         const float slope = weights.negative[i] * (1 - t) * s - weights.positive[i] * t * (1 - s);
-        diff[i] = std::trunc(t) == ignore ? 0 : scale * slope;
+        const bool counts = signs ? targets[i] != 0 : std::trunc(t) != ignore;
+        diff[i] = counts ? scale * slope : 0;
     }
 }
 
@@ -67,6 +69,7 @@ public:
     explicit SigmoidCrossEntropyLoss(OpSpec spec) : Op(std::move(spec)) {
         const auto& attributes = spec_.attributes;
         fixed_normalizer_ = attributes.real("normalizer");
+        signs_ = attributes.has("signs");
         if (attributes.has("ignore_label")) ignore_ = float(attributes.integer("ignore_label"));
         rows_ = input(0)->shape.at(0);
         row_ = input(0)->count() / rows_;
@@ -86,7 +89,7 @@ public:
     void forward(const dnnl::stream&) override {
         const float *const x = input(0)->data(), *const targets = input(1)->data();
         const Losses all = sum_of_strips(strips(), losses_, [=, this](int64_t, int64_t begin, int64_t length) {
-            return measure(x + begin, targets + begin, weights(begin, length), ignore_, length);
+            return measure(x + begin, targets + begin, weights(begin, length), ignore_, signs_, length);
         });
         normalizer_ = fixed_normalizer_ > 0 ? fixed_normalizer_ : double(std::max<int64_t>(all.valid, 1));
         outputs_[0]->data()[0] = float(all.sum / normalizer_);
@@ -97,7 +100,8 @@ public:
         const float *const x = input(0)->data(), *const targets = input(1)->data();
         float* const diff = input(0)->diff->data();
         strips().each([=, this](int64_t, int64_t, int64_t begin, int64_t length) {
-            differentiate(x + begin, targets + begin, weights(begin, length), ignore_, scale, diff + begin, length);
+            differentiate(x + begin, targets + begin, weights(begin, length), ignore_, signs_, scale, diff + begin,
+                          length);
         });
     }
 
@@ -117,6 +121,7 @@ private:
     }
 
     double fixed_normalizer_, normalizer_ = 1;
+    bool signs_;
     float ignore_ = std::numeric_limits<float>::quiet_NaN();  // no target is equal to it
     int64_t rows_, row_, inner_;
     std::vector<Losses> losses_;                    // of strips

@@ -1,9 +1,10 @@
 // Softmax along one axis, followed by the mean negative log-likelihood of the labels.
 // inputs: x (row-major), labels (one per position of x outside the axis, or, with the attribute distributions, a weight
-// for each class, as x); outputs: loss (), and, where asked for, the
-// probabilities (as x), and the loss of each label; attributes: axis, loss_weight, ignore_label (optional),
-// label_smoothing, class_weights (optional; what the loss of a label is multiplied by), normalizer (what the sum of the
-// losses is divided by; 0: the number of labels that are not ignored, at least 1).
+// for each class, as x), and, if given, weights (one per label, or per sample: what its loss is multiplied by);
+// outputs: loss (), and, where asked for, the probabilities (as x), and the loss of each label; attributes: axis,
+// loss_weight, ignore_label (optional), label_smoothing, class_weights (optional; what the loss of a label is
+// multiplied by, too), normalizer (what the sum of the losses is divided by; 0: the number of labels that are not
+// ignored, at least 1).
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
@@ -38,6 +39,10 @@ public:
         if (!weights_.empty() && int64_t(weights_.size()) != classes_)
             throw std::invalid_argument("expected a weight for each of " + std::to_string(classes_) + " classes");
         if (outputs_.size() > 2) touch(Pass::forward, output(2, plain_layout(spec_.output_shapes[2])));
+        if (!weighted()) return;
+        labels_of_a_weight_ = outer_ * inner_ / input(2)->count();
+        touch(Pass::forward, input(2));
+        if (input_gradient(0)) touch(Pass::backward, input(2));
     }
 
     // The gradient of a label's loss is p - t, where t is the (smoothed) distribution that the label stands for.
@@ -60,8 +65,8 @@ public:
             for (int64_t j = 0; j < width; j++) {
                 const int32_t label = labels_[n * inner_ + begin + j];
                 if (label != Labels::ignored) diff[label * inner_ + j] -= scale * (1 - smoothing_);
-                if (label != Labels::ignored && weights_.empty()) continue;
-                const float weight = label == Labels::ignored ? 0 : float(weights_[size_t(label)]);
+                if (label != Labels::ignored && weights_.empty() && !weighted()) continue;
+                const float weight = label == Labels::ignored ? 0 : float(weight_of(label, n * inner_ + begin + j));
                 for (int64_t c = 0; c < classes_; c++)
                     diff[c * inner_ + j] = weight == 0 ? 0 : weight * diff[c * inner_ + j];
             }
@@ -109,20 +114,29 @@ private:
             losses[j] = label == Labels::ignored ? 1 : p[label * inner_ + j];
         }
         minus_logs(losses, width);
-        if (smoothing_ == 0 && weights_.empty()) return;
+        if (smoothing_ == 0 && weights_.empty() && !weighted()) return;
         for (int64_t j = 0; j < width; j++) {
             const int32_t label = labels_[position + j];
             if (label == Labels::ignored) continue;
             double all = 0;
             if (smoothing_ != 0)
                 for (int64_t c = 0; c < classes_; c++) all += minus_log(p[c * inner_ + j]);
-            const double weight = weights_.empty() ? 1 : weights_[size_t(label)];
+            const double weight = weight_of(label, position + j);
             losses[j] = float(weight * ((1 - smoothing_) * losses[j] + smoothing_ / double(classes_) * all));
         }
     }
 
+    bool weighted() const { return spec_.inputs.size() > 2; }
+
+    // What the loss of the label at a position is multiplied by.
+    double weight_of(int32_t label, int64_t position) const {
+        const double own = weighted() ? input(2)->data()[position / labels_of_a_weight_] : 1;
+        return weights_.empty() ? own : own * weights_[size_t(label)];
+    }
+
     float smoothing_;
     std::vector<double> weights_;  // of classes, or none
+    int64_t labels_of_a_weight_ = 1;
 };
 
 static const RegisterOp<SoftmaxWithLoss> registered("SoftmaxWithLoss");

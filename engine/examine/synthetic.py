@@ -148,7 +148,7 @@ def _maker(layer: Layer, i: int) -> Maker | None:
     is_label = i in layer.constant_bottoms or (i == 1 and not layer.differentiable)
     if is_label and len(scores) > 1 and scores != layer.bottoms[i].shape:
         return _classes
-    if layer.type in ("SoftmaxWithLoss", "Accuracy") and i == 1:
+    if layer.type in ("SoftmaxWithLoss", "SoftmaxCrossEntropyLoss", "Accuracy") and i == 1:
         return _distributions
     return None
 
@@ -170,6 +170,10 @@ def _class_axis(layer: Layer) -> int:
 
 def _two_values(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.ndarray:
     return generator.integers(0, 2, shape)
+
+
+def _signs(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.ndarray:
+    return 2 * _two_values(layer, shape, generator) - 1
 
 
 def _words(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.ndarray:
@@ -253,6 +257,8 @@ def _picture_size(layer: Layer, shape: Shape, generator: np.random.Generator) ->
 
 _MAKERS: dict[tuple[str, int], Maker] = {
     ("SigmoidCrossEntropyLoss", 1): _two_values,
+    ("MultiLabelLoss", 1): _signs,
+    ("MultiLabelAccuracy", 1): _signs,
     ("ContrastiveLoss", 2): _two_values,
     ("Embed", 0): _words,
     ("BatchReindex", 1): _samples,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from engine import proto
-from engine.layers.base import Layer, Parameter, Shape
+from engine.layers.base import Parameter, Shape
+from engine.layers.normalization import Normalization
 from engine.layers.registry import register
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ LEAST = 1e-6  # what happynear's fork adds to sums
 
 
 @register("Normalize")
-class Normalize(Layer):
+class Normalize(Normalization):
     """Bottom and top (N, C, ...): SSD's, where norm_param is given, x scale / sqrt(sum of x^2 + eps), the sum over all
     of a sample, or, `across_spatial: false`, over the channels of a position; params: scale (), or (C) with
     `channel_shared: false`; 1 without a filler; no other form has any.
@@ -69,22 +69,12 @@ class Normalize(Layer):
             attributes = {"across_spatial": self.param.across_spatial, "eps": self.param.eps}
             builder.op("Normalize", self, [x], attributes)
             return
-        x = builder.plain(self, x)
         if self._is_of_positions:
             unit = self.message.normalize_param
             attributes = {"l1": unit.normalize_type == "L1", "eps": LEAST, "of_length": unit.bp_norm}
-            builder.op("UnitNorm", self, [x], attributes)
+            builder.op("UnitNorm", self, [builder.plain(self, x)], attributes)
         else:
-            shape, top = self.shapes[0], self.tops[0]
-            rows = (shape[0], math.prod(shape[1:]))
-            x = builder.view(self, x, rows)
-            y = builder.op(
-                "UnitNorm", self, [x], {"l1": False, "eps": 0.0, "of_length": False}, tops=[], shapes=[rows]
-            )[0]
-            builder.view(self, y, shape, top)
+            super().lower(builder)
 
     def reached_from(self, top: int) -> Collection[int]:
         return (0,) if top == 0 or self.message.normalize_param.bp_norm else ()
-
-    def flops(self) -> int:
-        return 4 * math.prod(self.shapes[0])

@@ -16,6 +16,7 @@ class SoftmaxLossBase(LossLayer):
     top_range = (0, 2)
     probabilities = "Softmax"
     takes_distributions = False
+    default_normalization = VALID
 
     @property
     def asked_axis(self) -> int:
@@ -37,6 +38,6 @@ class SoftmaxLossBase(LossLayer):
         outer, inner = math.prod(scores[: self.axis]), math.prod(scores[self.axis + 1 :])
         return {
             **super().attributes(),
-            **self.normalization_attributes(VALID, outer, inner),
+            **self.normalization_attributes(self.default_normalization, outer, inner),
             "axis": self.axis,
         }

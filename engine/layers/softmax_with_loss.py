@@ -22,11 +22,14 @@ class SoftmaxWithLoss(SoftmaxLossBase):
     """
 
     takes_distributions = True
+    weighs_one_class = False  # by pos_mult
 
     def infer(self) -> list[Shape]:
         tops = super().infer()
         if not 0 <= self.message.loss_param.label_smoothing < 1:
             raise self.error(f"expected label_smoothing in [0, 1), got {self.message.loss_param.label_smoothing:g}")
+        if self.message.softmax_param.HasField("pos_mult") and not self.weighs_one_class:
+            raise self.error("expected no pos_mult, which is for a WeightedSoftmaxWithLoss")
         self._check_weights()
         by_class = self.class_weights or self.ignored_label is not None
         if by_class and are_distributions(self, self.axis):

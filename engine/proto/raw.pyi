@@ -2926,7 +2926,7 @@ class SegAccuracyParameter(_message.Message):
     def __init__(self, top_k: _Optional[int] = ..., ignore_label: _Optional[_Iterable[int]] = ..., reset: _Optional[bool] = ..., metric: _Optional[_Union[int, str]] = ...) -> None: ...
 
 class SoftmaxParameter(_message.Message):
-    __slots__ = ("engine", "axis", "hard_ratio", "class_weight", "hard_mining_label", "cutting_point", "normalize_type", "label_smooth_factor")
+    __slots__ = ("engine", "axis", "hard_ratio", "class_weight", "hard_mining_label", "cutting_point", "normalize_type", "label_smooth_factor", "pos_mult", "pos_cid")
     class Engine(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         DEFAULT: _ClassVar[int]
@@ -2943,6 +2943,8 @@ class SoftmaxParameter(_message.Message):
     CUTTING_POINT_FIELD_NUMBER: _ClassVar[int]
     NORMALIZE_TYPE_FIELD_NUMBER: _ClassVar[int]
     LABEL_SMOOTH_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    POS_MULT_FIELD_NUMBER: _ClassVar[int]
+    POS_CID_FIELD_NUMBER: _ClassVar[int]
     engine: int
     axis: int
     hard_ratio: float
@@ -2951,7 +2953,9 @@ class SoftmaxParameter(_message.Message):
     cutting_point: float
     normalize_type: str
     label_smooth_factor: float
-    def __init__(self, engine: _Optional[_Union[int, str]] = ..., axis: _Optional[int] = ..., hard_ratio: _Optional[float] = ..., class_weight: _Optional[_Iterable[float]] = ..., hard_mining_label: _Optional[int] = ..., cutting_point: _Optional[float] = ..., normalize_type: _Optional[str] = ..., label_smooth_factor: _Optional[float] = ...) -> None: ...
+    pos_mult: float
+    pos_cid: int
+    def __init__(self, engine: _Optional[_Union[int, str]] = ..., axis: _Optional[int] = ..., hard_ratio: _Optional[float] = ..., class_weight: _Optional[_Iterable[float]] = ..., hard_mining_label: _Optional[int] = ..., cutting_point: _Optional[float] = ..., normalize_type: _Optional[str] = ..., label_smooth_factor: _Optional[float] = ..., pos_mult: _Optional[float] = ..., pos_cid: _Optional[int] = ...) -> None: ...
 
 class AccuracyParameter(_message.Message):
     __slots__ = ("top_k", "axis", "ignore_label", "min_is_better")

@@ -340,7 +340,7 @@ def test_blobs_whose_names_are_one_name_of_files(tmp_path):
 
 NO_JUDGE = (
     r"net\.prototxt: --report: no layer of phase TEST tells right from wrong; expected one of Accuracy, "
-    "DetectionEvaluate, EvalDetection, FocalLoss, InfogainLoss, SigmoidCrossEntropyLoss, SoftmaxFocalLoss, "
+    "DetectionEvaluate, EvalDetection, FocalLoss, InfogainLoss, SigmoidCrossEntropyLoss, SoftmaxCrossEntropyLoss, "
 )
 
 

@@ -1,0 +1,33 @@
+"""Cross-entropy between a softmax and target distributions, as several forks have it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.layers.base import Shape
+from engine.layers.labels import are_distributions
+from engine.layers.loss import BATCH_SIZE
+from engine.layers.registry import register
+from engine.layers.softmax_with_loss import SoftmaxWithLoss
+
+if TYPE_CHECKING:
+    from engine.layers.builder import Builder
+
+
+@register("SoftmaxCrossEntropyLoss")
+class SoftmaxCrossEntropyLoss(SoftmaxWithLoss):
+    """Bottoms: scores (outer..., classes, inner...), as many targets, a distribution over the classes at each (outer,
+    inner). Tops: the sum of -t log p over outer, () , the probabilities."""
+
+    default_normalization = BATCH_SIZE
+
+    def infer(self) -> list[Shape]:
+        tops = super().infer()
+        if not are_distributions(self, self.axis):
+            scores, targets = self.shapes
+            raise self.error(f"expected a target for each score of {scores}, got {targets}; labels: SoftmaxWithLoss")
+        return tops
+
+    def lower(self, builder: Builder) -> None:
+        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        builder.op("SoftmaxWithLoss", self, inputs, self.attributes())

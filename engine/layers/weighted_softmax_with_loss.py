@@ -1,0 +1,55 @@
+"""SoftmaxWithLoss whose labels or samples have weights, as in many forks."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from engine.layers.base import Shape
+from engine.layers.registry import register
+from engine.layers.softmax_with_loss import SoftmaxWithLoss
+
+if TYPE_CHECKING:
+    from engine.layers.builder import Builder
+
+
+@register("WeightedSoftmaxWithLoss")
+class WeightedSoftmaxWithLoss(SoftmaxWithLoss):
+    """As SoftmaxWithLoss, of labels. Third bottom, if given: a weight for each label or each sample, by which its loss
+    is multiplied. What the sum is divided by counts labels, not weights.
+
+    `softmax_param.pos_mult` is the weight of the labels of class `pos_cid` (1).
+    """
+
+    bottom_range = (2, 3)
+    constant_bottoms = frozenset({1, 2})
+    takes_distributions = False
+    weighs_one_class = True
+
+    def infer(self) -> list[Shape]:
+        tops = super().infer()
+        labels, weights = self.shapes[1], self.shapes[2] if len(self.shapes) > 2 else self.shapes[1]
+        if math.prod(weights) not in (math.prod(labels), self.samples):
+            raise self.error(f"expected a weight for each label of {labels} or each sample, got weights {weights}")
+        return tops
+
+    @property
+    def samples(self) -> int:
+        return math.prod(self.shapes[0][: self.axis])
+
+    @property
+    def class_weights(self) -> list[float]:
+        """One for each class, or none."""
+        param, classes = self.message.softmax_param, self.shapes[0][self.axis]
+        weights = super().class_weights
+        if not param.HasField("pos_mult"):
+            return weights
+        if weights:
+            raise self.error("expected pos_mult or a weight for each class, got both")
+        if not 0 <= param.pos_cid < classes:
+            raise self.error(f"expected pos_cid from 0 to {classes - 1}, the last class, got {param.pos_cid}")
+        return [param.pos_mult if number == param.pos_cid else 1.0 for number in range(classes)]
+
+    def lower(self, builder: Builder) -> None:
+        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        builder.op("SoftmaxWithLoss", self, inputs, self.attributes())
