@@ -30,15 +30,31 @@ Dims Attributes::integers(const std::string& key) const { return lookup<std::vec
 std::vector<double> Attributes::reals(const std::string& key) const { return lookup<std::vector<double>>(*this, key); }
 const Attributes::Callback& Attributes::callback(const std::string& key) const { return lookup<Callback>(*this, key); }
 
-std::map<std::string, OpMaker>& op_registry() {
+static std::map<std::string, OpMaker>& registry() {
     static std::map<std::string, OpMaker> makers;
     return makers;
 }
+
+void register_op(const char* type, OpMaker make) { registry()[type] = make; }
+
+OpMaker find_op(const std::string& type) {
+    const auto found = registry().find(type);
+    if (found == registry().end()) throw std::invalid_argument("no op of type '" + type + "' in the extension");
+    return found->second;
+}
+
+OpSpec::OpSpec() = default;
+OpSpec::OpSpec(const OpSpec&) = default;
+OpSpec::OpSpec(OpSpec&&) noexcept = default;
+OpSpec::~OpSpec() = default;
 
 bool OpSpec::leads_to_loss() const {
     const bool receives = std::find(output_gradients.begin(), output_gradients.end(), true) != output_gradients.end();
     return receives || (attributes.has("loss_weight") && attributes.real("loss_weight") != 0);
 }
+
+Op::Op(OpSpec spec) : spec_(std::move(spec)), outputs_(spec_.output_shapes.size()) {}
+Op::~Op() = default;
 
 bool Op::param_gradient(size_t i) const {
     return spec_.backward && spec_.leads_to_loss() && i < spec_.params.size() && spec_.params[i]->diff;

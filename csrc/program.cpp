@@ -47,8 +47,7 @@ static void check_gradients(const OpSpec& spec) {
 }
 
 std::vector<TensorPtr> Program::add(const std::string& type, OpSpec spec) {
-    const auto found = op_registry().find(type);
-    if (found == op_registry().end()) throw std::invalid_argument("no op of type '" + type + "' in the extension");
+    const OpMaker make = find_op(type);
     spec.backward = backward_;
     spec.keep_all = keep_all_;
     spec.counter = &counter_;
@@ -57,7 +56,7 @@ std::vector<TensorPtr> Program::add(const std::string& type, OpSpec spec) {
         Tensor(spec.name, shape, Home::activation);  // throws before ops compute
     const KeepDenormals kept;  // oneDNN tells a slope that is one from 0: see ops/common/relu_slope.h
     try {
-        ops_.push_back(found->second(std::move(spec)));
+        ops_.push_back(make(std::move(spec)));
     } catch (const dnnl::error& error) {
         throw std::runtime_error(std::string("oneDNN: ") + error.what());
     }

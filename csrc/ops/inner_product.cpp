@@ -131,7 +131,7 @@ private:
         const Layout &x = input(0)->layout, &w = param(0)->layout;
         if (x.get_data_type() == memory::data_type::f32 || std::string(pd.impl_info_str()).find("gemm") != 0)
             return false;
-        if (!param_gradient(0) || pd.src_desc() != x || pd.diff_weights_desc() != w || !w.get_inner_blks().empty())
+        if (!param_gradient(0) || pd.src_desc() != x || pd.diff_weights_desc() != w || w.get_inner_nblks() != 0)
             return false;
         return (!bias_ || is_plain(param(1)->layout)) && layout_like(x, w.get_dims(), memory::data_type::f32) == w;
     }
@@ -209,7 +209,7 @@ private:
         const bool is_gemm = std::string(pd.impl_info_str()).find("gemm:jit") != std::string::npos;
         const bool lies_as_x = layout_like(source_layout(), weights_dims(), memory::data_type::f32) == gradient;
         weights_ = is_narrow ? layout_like(gradient, gradient.get_dims(), preferred.get_data_type()) : gradient;
-        const bool same = !is_narrow || gradient.get_inner_blks().empty() || (is_gemm && lies_as_x);
+        const bool same = !is_narrow || gradient.get_inner_nblks() == 0 || (is_gemm && lies_as_x);
         try {
             const forward_pd kept = make_forward();
             if (same && std::string(kept.impl_info_str()).find("ref") == std::string::npos) {
