@@ -118,6 +118,11 @@ fork runs, with other numbers, where its text says nothing else.
   labels that count from 0 for class 1; some forks do that with `blank_index: 0`, too. A `CTCLoss` of two bottoms is
   another fork's, and refused. `blank_index` is for `CTCLoss` and `WarpCTCLoss`, `blank_label`, `alphabet_size` and
   `time_step` are for `CtcLoss`; elsewhere they are errors, as any field of `loss_param` is.
+- `MultiStageMeanfield`: as in CRF-RNN. Filters' weights begin with `spatial_filter_weights_str` and
+  `bilateral_filter_weights_str`, or with `spatial_filter_weight` and `bilateral_filter_weight` for all classes; without
+  these they are 3 and 5, as in the files spatial.par and bilateral.par that come with it and that its first version
+  reads. A point on the border of two cells of its lattice belongs to either. The form with four bottoms and seven
+  blobs, for superpixels and detections, is refused.
 - `WeightedSoftmaxWithLoss`: the weights of the third bottom, or `pos_mult`, multiply losses, and what the sum is
   divided by counts labels; a fork of SSD's leaves out those of weight 0.
 - `MultiLabelLoss`, `MultiLabelAccuracy`: as in the change to Caffe of 2014 that most forks have: labels above and below

@@ -39,6 +39,7 @@ _READ_BY = {
     "batch_reduction_param": ("BatchReduction",),
     "imresize_param": ("ImResize",),
     "nms_param": ("Nms",),
+    "multi_stage_meanfield_param": ("MultiStageMeanfield",),
     "yolo_detection_output_param": ("YoloDetectionOutput",),
     "yolov3_detection_output_param": ("Yolov3DetectionOutput",),
     "yolov3_param": ("Yolov3",),

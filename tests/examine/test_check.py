@@ -509,6 +509,7 @@ def test_parameters_of_other_types_are_told(tmp_path):
         ("BatchReduction", "batch_reduction_param"),
         ("ImResize", "imresize_param"),
         ("Nms", "nms_param"),
+        ("MultiStageMeanfield", "multi_stage_meanfield_param"),
         ("DeformablePSROIPooling", "deformable_psroi_pooling_param"),
     ],
 )

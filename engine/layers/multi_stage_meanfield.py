@@ -1,0 +1,88 @@
+"""A conditional random field that sharpens the scores of pixels, as layers of a net (CRF-RNN, arXiv 1502.03240)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.layers.base import Layer, Parameter, Shape
+from engine.layers.registry import register
+
+if TYPE_CHECKING:
+    from engine.layers.builder import Builder
+
+# The diagonals of weights where the text gives none: what files beside the fork's own net say.
+SPATIAL, BILATERAL = 3.0, 5.0
+_DEVIATIONS = ("theta_alpha", "theta_beta", "theta_gamma")
+_MOST_ITERATIONS = 1000
+
+
+@register("MultiStageMeanfield")
+class MultiStageMeanfield(Layer):
+    """Bottoms: unary scores (N, C, H, W), the scores to begin with (as the unary ones, of which they are a copy as a
+    rule), pictures (N, 3, H, W), which have no gradient. Top (N, C, H, W): the scores after `num_iterations` of mean
+    field inference, before the softmax; params: weights of the spatial filter (1, 1, C, C), and, of the same shape, of
+    the bilateral filter (both diagonal at first) and compatibilities (-1 on the diagonal: a class supports itself).
+
+    `theta_gamma` is the spatial filter's deviation in pixels, `theta_alpha` and `theta_beta` the bilateral one's in
+    pixels and in values of the picture.
+    """
+
+    bottom_range = (3, 3)
+    constant_bottoms = frozenset({2})
+
+    @property
+    def param(self):
+        return self.message.multi_stage_meanfield_param
+
+    def infer(self) -> list[Shape]:
+        unary, first, picture = self.shapes
+        if len(unary) != 4 or first != unary or picture != (unary[0], 3, *unary[2:]):
+            raise self.error(
+                f"expected scores (N, C, H, W), twice, and pictures (N, 3, H, W), got {unary}, {first} and {picture}"
+            )
+        if not 1 <= self.param.num_iterations <= _MOST_ITERATIONS:
+            raise self.error(f"expected num_iterations from 1 to {_MOST_ITERATIONS}, got {self.param.num_iterations}")
+        for name in _DEVIATIONS:
+            if not getattr(self.param, name) > 0:
+                raise self.error(f"expected {name} above 0, got {getattr(self.param, name):g}")
+        self._weights("spatial", SPATIAL)
+        self._weights("bilateral", BILATERAL)
+        return [unary]
+
+    def _weights(self, filter: str, otherwise: float) -> np.ndarray:
+        """The diagonal that a filter's weights begin with. Raises ConfigError where it has not C numbers."""
+        text, classes = getattr(self.param, f"{filter}_filter_weights_str"), self.shapes[0][1]
+        if not text:
+            name = f"{filter}_filter_weight"
+            return np.full(classes, getattr(self.param, name) if self.param.HasField(name) else otherwise)
+        try:
+            found = np.array(text.split(), np.float32)
+        except ValueError:
+            found = np.array([])
+        if found.shape != (classes,) or not np.isfinite(found).all():
+            raise self.error(
+                f"expected {classes} numbers, one for each class, in {filter}_filter_weights_str, '{text}'"
+            )
+        return found
+
+    def make_params(self) -> list[Parameter]:
+        diagonals = (
+            self._weights("spatial", SPATIAL),
+            self._weights("bilateral", BILATERAL),
+            -np.ones(self.shapes[0][1]),
+        )
+        values = [np.diag(diagonal).astype(np.float32)[None, None] for diagonal in diagonals]
+        return [Parameter(each.shape, values=each) for each in values]
+
+    def lower(self, builder: Builder) -> None:
+        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        attributes = {name: getattr(self.param, name) for name in _DEVIATIONS}
+        builder.op("MeanField", self, inputs, {**attributes, "iterations": self.param.num_iterations})
+
+    def flops(self) -> int:
+        scores = math.prod(self.shapes[0])
+        filtering = 2 * (5 + 11)  # of each score by both lattices, without the blurring of their vertices
+        return self.param.num_iterations * scores * (filtering + 6 * self.shapes[0][1])

@@ -1,0 +1,134 @@
+import numpy as np
+import pytest
+
+from tests.layers.harness import check_gradients, error_of, inputs, make_net, net_text, run
+
+RANDOM = np.random.default_rng(41)
+DEVIATIONS = "theta_alpha: 2 theta_beta: 0.8 theta_gamma: 1.37"
+
+
+def layer(params=f"num_iterations: 3 {DEVIATIONS}"):
+    return f"""layer {{ name: "layer" type: "MultiStageMeanfield" bottom: "u" bottom: "q" bottom: "x" top: "y"
+        multi_stage_meanfield_param {{ {params} }} }}"""
+
+
+def sample(samples=1, classes=3, height=4, width=5):
+    """Unary scores, those to begin with, and pictures."""
+    scores = RANDOM.normal(size=(2, samples, classes, height, width)).astype(np.float32)
+    return scores[0], scores[1], RANDOM.normal(size=(samples, 3, height, width)).astype(np.float32)
+
+
+def kernel(features):
+    """(points, points): of the permutohedral lattice, by its paper's definitions, on features (points, d)."""
+    points, d = features.shape
+    basis = np.zeros((d + 1, d))
+    for j in range(d):
+        basis[: j + 1, j], basis[j + 1, j] = 1, -(j + 1)
+    basis /= np.sqrt((np.arange(d) + 1) * (np.arange(d) + 2))
+    vertices, shares = {}, []
+    for x in features.astype(np.float64) @ basis.T * np.sqrt(2 / 3) * (d + 1):
+        origin = np.rint(x / (d + 1)) * (d + 1)
+        excess = int(origin.sum() / (d + 1))  # how far rounding has left the plane
+        greatest = np.argsort(origin - x, kind="stable")  # of equal ones the first
+        for i in greatest[-excess:] if excess > 0 else greatest[:-excess]:
+            origin[i] -= np.sign(excess) * (d + 1)
+        greatest = np.argsort(origin - x, kind="stable")
+        corners = np.tile(origin, (d + 1, 1))
+        for k in range(d + 1):
+            corners[k] += k
+            corners[k, greatest[d + 1 - k :]] -= d + 1
+        system = np.vstack([corners.T, np.ones(d + 1)])
+        weights = np.linalg.lstsq(system, np.append(x, 1), rcond=None)[0]
+        assert weights.min() > -1e-9  # the point lies in the simplex
+        keys = [tuple(map(int, corner)) for corner in corners]
+        shares.append([(vertices.setdefault(key, len(vertices)), w) for key, w in zip(keys, weights, strict=True)])
+    splat = np.zeros((len(vertices), points))
+    for n, each in enumerate(shares):
+        for vertex, weight in each:
+            splat[vertex, n] += weight
+    blurred = splat
+    for axis in range(d + 1):
+        step = np.full(d + 1, -1)
+        step[axis] = d
+        blur = np.eye(len(vertices))
+        for key, vertex in vertices.items():
+            for sign in (-1, 1):
+                other = vertices.get(tuple(int(v) for v in np.array(key) + sign * step))
+                if other is not None:
+                    blur[vertex, other] += 0.5
+        blurred = blur @ blurred
+    return splat.T @ blurred
+
+
+def reference(unary, first, picture, params, iterations, alpha=2.0, beta=0.8, gamma=1.37):
+    """Of one sample, in float64."""
+    classes, height, width = unary.shape
+    rows, columns = np.divmod(np.arange(height * width), width)
+    place = np.stack([columns, rows], 1)
+    both = np.concatenate([place / alpha, picture.reshape(3, -1).T / beta], 1)
+    means = [matrix / matrix.sum(1, keepdims=True) for matrix in (kernel(place / gamma), kernel(both))]
+    u, q = (scores.reshape(classes, -1).astype(np.float64) for scores in (unary, first))
+    for _ in range(iterations):
+        p = np.exp(q) / np.exp(q).sum(0)
+        message = sum(weights @ (p @ mean.T) for weights, mean in zip(params[:2], means, strict=True))
+        q = u - params[2] @ message
+    return q.reshape(unary.shape)
+
+
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_forward(iterations):
+    unary, first, pictures = sample(2)
+    net = make_net(
+        net_text(layer(f"num_iterations: {iterations} {DEVIATIONS}"), u=unary.shape, q=first.shape, x=pictures.shape)
+    )
+    params = [RANDOM.normal(size=(3, 3)) for _ in range(3)]
+    for parameter, values in zip(net.params["layer"], params, strict=True):
+        parameter.set(values.reshape(1, 1, 3, 3).astype(np.float32))
+    for name, values in {"u": unary, "q": first, "x": pictures}.items():
+        inputs(net)[name].set(values)
+    net.forward()
+    for n in range(2):
+        expected = reference(unary[n], first[n], pictures[n], params, iterations)
+        np.testing.assert_allclose(net.blobs["y"].data[n], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_gradients():
+    unary, first, pictures = sample(2, height=3, width=4)
+    text = net_text(layer(f"num_iterations: 2 {DEVIATIONS}"), u=unary.shape, q=first.shape, x=pictures.shape)
+    check_gradients(text, {"u": unary, "q": first, "x": pictures}, ignore={"x"})
+
+
+@pytest.mark.parametrize(
+    "params, spatial, bilateral",
+    [
+        ("", [3, 3, 3], [5, 5, 5]),
+        ("spatial_filter_weight: 2 bilateral_filter_weight: 4", [2, 2, 2], [4, 4, 4]),
+        ('spatial_filter_weights_str: "1 2 3" bilateral_filter_weights_str: "4 5.5 6"', [1, 2, 3], [4, 5.5, 6]),
+    ],
+)
+def test_parameters_at_the_beginning(params, spatial, bilateral):
+    unary, first, pictures = sample()
+    net = run(layer(f"num_iterations: 2 {params}"), u=unary, q=first, x=pictures)
+    found = [parameter.get() for parameter in net.params["layer"]]
+    for values, diagonal in zip(found, (spatial, bilateral, [-1, -1, -1]), strict=True):
+        assert values.shape == (1, 1, 3, 3) and (values[0, 0] == np.diag(diagonal)).all()
+
+
+def test_pictures_that_are_no_numbers():
+    unary, first, pictures = sample()
+    pictures[0, 0, 0], pictures[0, 1, 1, 0] = np.inf, np.nan
+    net = run(layer("num_iterations: 2 theta_beta: 1e-30"), u=unary, q=first, x=pictures)
+    assert np.isfinite(net.blobs["y"].data).all()
+
+
+def test_errors():
+    shapes = {"u": (1, 3, 4, 5), "q": (1, 3, 4, 5), "x": (1, 3, 4, 5)}
+    message = (
+        "expected scores (N, C, H, W), twice, and pictures (N, 3, H, W), got (1, 3, 4, 5), (1, 3, 4, 5) and (1, 1,"
+    )
+    assert message in error_of(layer(), **{**shapes, "x": (1, 1, 4, 5)})
+    assert "expected num_iterations from 1 to 1000, got 0" in error_of(layer("num_iterations: 0"), **shapes)
+    assert "expected theta_beta above 0, got -1" in error_of(layer("theta_beta: -1"), **shapes)
+    message = "expected 3 numbers, one for each class, in spatial_filter_weights_str, '1 2'"
+    assert message in error_of(layer('spatial_filter_weights_str: "1 2"'), **shapes)
+    assert message.replace("1 2'", "a b c'") in error_of(layer('spatial_filter_weights_str: "a b c"'), **shapes)
