@@ -7,6 +7,7 @@ import difflib
 from collections.abc import Iterable
 
 _FEW = 12
+_LOSS = "loss"
 _MANY, _LONGEST = 5000, 200  # names, and characters of one, that the nearest is looked for among
 
 # Words of PyTorch and Keras, in lower case without underscores -> (the name here, what goes with it).
@@ -78,9 +79,12 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     here, more = _ELSEWHERE.get(name.lower().replace("_", ""), ("", ""))
     if here in known:
         return f"; here it is '{here}'{more}"
-    lower = {candidate.lower(): candidate for candidate in reversed(known)}
-    is_short = len(name) <= _LONGEST and len(lower) <= _MANY
-    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6) if is_short else []
+    lower, own = {candidate.lower(): candidate for candidate in reversed(known)}, name.lower()
+    if own.endswith(_LOSS):  # losses are not alike because they are losses
+        lower = {low.removesuffix(_LOSS): candidate for low, candidate in lower.items() if low.endswith(_LOSS)}
+        own = own.removesuffix(_LOSS)
+    is_short = len(name) <= _LONGEST and len(known) <= _MANY
+    near = difflib.get_close_matches(own, lower, n=1, cutoff=0.6) if is_short else []
     if near:
         return f"; did you mean '{lower[near[0]]}'?"
     return f"; known: {', '.join(known)}" if known and len(known) <= _FEW else ""

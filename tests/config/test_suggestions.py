@@ -60,6 +60,18 @@ def test_other_words_are_looked_for_as_before():
     assert suggestion("linear", ["max_iter", "min_iter"]) == "; known: max_iter, min_iter"
 
 
+@pytest.mark.parametrize(
+    "name, found", [("SoftmaxLoss", "SoftmaxWithLoss"), ("EuclidianLoss", "EuclideanLoss"), ("Hinge", "HingeLoss")]
+)
+def test_losses(name, found):
+    assert suggestion(name, layer_types()) == f"; did you mean '{found}'?"
+
+
+@pytest.mark.parametrize("name", ["VarLoss", "PairwiseLoss", "SVRLoss", "HuberLoss"])
+def test_losses_are_not_alike_because_they_are_losses(name):
+    assert suggestion(name, layer_types()) == ""
+
+
 def test_the_nearest_of_very_many_is_not_looked_for():
     assert suggestion("blab", [f"blob{i}" for i in range(10_000)]) == ""
     text = "".join(map(chr, range(256, 756))) * 100
