@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "weights": {"proto", "files", "host"},  # host: faults of files
     "layers": {"config", "files", "weights", "host", "proto"},  # files: a filler reads numbers
     "graph": {"config", "layers", "host", "proto"},
-    "net": {"config", "files", "graph", "layers", "host", "weights"},  # files: measurements are kept
+    "net": {"config", "files", "graph", "layers", "host", "proto", "weights"},  # files: measurements are kept
     "watchdog": {"host"},
     "report": {"files", "config", "graph", "host", "layers"},
     "comm": {"config", "host", "report", "watchdog"},

@@ -12,8 +12,8 @@ from PIL import Image
 
 from engine import config, proto
 from engine.cli import main
+from engine.config.phases import kept
 from engine.examine.check import check_file
-from engine.graph.build import kept
 from tests.shared import SHARED, needs_shared
 from tests.solver.harness import make_solver
 

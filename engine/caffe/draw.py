@@ -7,7 +7,7 @@ from pathlib import Path
 
 from engine import proto
 from engine.config import parse_net
-from engine.graph.build import kept
+from engine.config.phases import kept
 from engine.report.draw_net import draw_layers
 
 

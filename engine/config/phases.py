@@ -1,13 +1,46 @@
-"""Which layers of a net its phases keep, as far as that is known before a net is built."""
+"""Which layers of a net a phase, a level and stages keep: by the include and exclude rules of the layers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from engine import proto
 from engine.config.suggestions import suggestion
+from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from engine.config.config import NetConfig
 
 PHASES = {"TRAIN": proto.TRAIN, "TEST": proto.TEST}
+PHASE_NAMES = {number: name for name, number in PHASES.items()}
+
+
+def kept(message: proto.LayerParameter, phase: int, level: int, stages: set[str], where: str) -> bool:
+    """Whether a layer's include and exclude rules keep it. Raises ConfigError for a layer that has both."""
+    if message.include and message.exclude:
+        raise ConfigError(f"layer '{message.name}': has both include and exclude rules; use one of them", where)
+
+    def matches(rule: proto.NetStateRule) -> bool:
+        return not (
+            (rule.HasField("phase") and rule.phase != phase)
+            or (rule.HasField("min_level") and level < rule.min_level)
+            or (rule.HasField("max_level") and level > rule.max_level)
+            or not set(rule.stage) <= stages
+            or set(rule.not_stage) & stages
+        )
+
+    if message.include:
+        return any(matches(rule) for rule in message.include)
+    return not any(matches(rule) for rule in message.exclude)
+
+
+def kept_layers(config: NetConfig, phase: int | None = None) -> list[int]:
+    """The indices of the layers that the state keeps which the net itself names, or another phase with its level and
+    stages. Raises ConfigError."""
+    state, layers = config.message.state, config.message.layer
+    phase, stages = state.phase if phase is None else phase, set(state.stage)
+    return [i for i in range(len(layers)) if kept(layers[i], phase, state.level, stages, config.where(i))]
 
 
 def kept_in(layer: proto.LayerParameter, phase: int) -> bool:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine import proto
+from engine.config.phases import PHASE_NAMES
 from engine.data.source_shapes import SourceShapes
 from engine.errors import ConfigError
 from engine.examine.synthetic import feed_synthetic
 from engine.examine.times import Fused, KernelTime, LayerTime, Reorder, Times
-from engine.graph.build import PHASES, TRAIN
 from engine.host.machine import process_age
 from engine.net import Counters, Net, NetOptions
 from engine.net.kernel_table import Kernels
@@ -44,9 +44,9 @@ def benchmark(
     kernels = kernels or Kernels()
     net = kernels.build(lambda choices: Net(config, phase, options.replace(kernels=choices)), world)
     if not len(net.program):
-        raise ConfigError(f"nothing to compute in phase {PHASES[phase]}, so there is nothing to time", config.path)
+        raise ConfigError(f"nothing to compute in phase {PHASE_NAMES[phase]}, so there is nothing to time", config.path)
     feed_synthetic(net, seed=1 + world.rank)
-    training = Training(net, world) if phase == TRAIN else None
+    training = Training(net, world) if phase == proto.TRAIN else None
     age = process_age()
     first = (step(net, training, 0), age)
     spans, reorders, repeats, steps, ends = [], [], [], [], []
@@ -111,7 +111,7 @@ def _times(
     batch, median = net.graph.batch_size or 1, float(np.median(steps))
     return Times(
         net=net.name,
-        phase=PHASES[net.phase],
+        phase=PHASE_NAMES[net.phase],
         precision=precision,
         ranks=world.size,
         threads=_core.threads(),
@@ -154,7 +154,7 @@ def _layer_times(net: Net, spans: np.ndarray, reorders: np.ndarray) -> list[Laye
         row = layers.setdefault(layer.name, LayerTime(layer.name, layer.type, flops=layer.flops()))
         row.fused = [Fused(other.name, other.type) for other in net.graph.fused.get(layer, [])]
         row.forward_ms += float(median[op])
-        if net.phase == TRAIN and net.program.needs_backward(op):
+        if net.phase == proto.TRAIN and net.program.needs_backward(op):
             row.backward_ms += float(median[2 * count - 1 - op])
         row.implementations.append(net.program.implementation(op))
         for backward, before, after, size, _ in net.program.reorders(op):

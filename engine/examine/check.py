@@ -14,13 +14,14 @@ from engine import proto
 from engine.config.config import NetConfig, SolverConfig, add_state, nets_of_solver, read
 from engine.config.idle_fields import params_of_others
 from engine.config.label_map import read_label_map
-from engine.config.phases import unknown_stages
+from engine.config.phases import PHASE_NAMES, kept, unknown_stages
 from engine.data import batch_size_of
 from engine.data.source_shapes import SUPPOSITIONS, SourceShapes, Supposition, suppositions
 from engine.errors import CODE, FILE, ConfigError, EngineError
 from engine.examine.check_graph import absent_fillers, distributions, unread
-from engine.graph.build import PHASES, Graph, build, kept
+from engine.graph.build import build
 from engine.graph.costs import LayerCost, Memory, layer_costs, memory
+from engine.graph.graph import Graph
 from engine.graph.model_parallel import model_parts
 from engine.graph.passes.gradients import mark_gradients
 from engine.graph.passes.split import insert_splits
@@ -315,17 +316,17 @@ def _check_net(config: NetConfig, report: FileReport) -> None:
     level, stages = config.message.state.level, list(config.message.state.stage)
     _give_data(config, report)
     _give_num_output(config, report)
-    kept = {phase: _feeding_layers(config, phase, level, stages) for phase in PHASES}
+    kept = {phase: _feeding_layers(config, phase, level, stages) for phase in PHASE_NAMES}
     staged = [] if stages or any(kept.values()) else _feeding_stages(config, level)
     if staged:
         report.note(
             f"{config.path}: nothing feeds the net without a stage; checked with each that does: "
             f"{', '.join(staged)} (--stage)"
         )
-        for phase, stage in itertools.product(PHASES, staged):
+        for phase, stage in itertools.product(PHASE_NAMES, staged):
             _add_graph(config, phase, level, [stage], report)
         return
-    for phase, name in PHASES.items():
+    for phase, name in PHASE_NAMES.items():
         if not kept[phase] and any(kept.values()):
             report.note(f"{config.path}: nothing feeds the net in phase {name}, which is left out")
         else:
@@ -346,7 +347,7 @@ def _feeding_layers(config: NetConfig, phase: int, level: int, stages: list[str]
 def _feeding_stages(config: NetConfig, level: int) -> list[str]:
     """The stages each of which alone lets a layer feed the net, in their order in the text."""
     named = dict.fromkeys(stage for layer in config.message.layer for rule in layer.include for stage in rule.stage)
-    return [stage for stage in named if any(_feeding_layers(config, phase, level, [stage]) for phase in PHASES)]
+    return [stage for stage in named if any(_feeding_layers(config, phase, level, [stage]) for phase in PHASE_NAMES)]
 
 
 def _give_data(config: NetConfig, report: FileReport) -> None:
@@ -420,7 +421,7 @@ def _add_graph(
     needed = with_margin(used.parameters + used.gradients + optimizer + used.planned + used.ring)
     if needed > free:
         size = f"needs {size_text(needed)}, {size_text(free)} are free on this host"
-        report.note(f"{config.path}: in phase {PHASES[phase]} it {size}: {SMALLER_BATCH}")
+        report.note(f"{config.path}: in phase {PHASE_NAMES[phase]} it {size}: {SMALLER_BATCH}")
     for other in report.nets:
         if (other.file, other.layers, other.memory) == (net.file, net.layers, net.memory):
             other.phases += net.phases
@@ -470,7 +471,7 @@ def _built(
         report.fail(error)
     if not sure:
         report.absent(
-            f"{config.path}: in phase {PHASES[phase]} the net {FITS_NONE}; with the first: {next(iter(errors))}"
+            f"{config.path}: in phase {PHASE_NAMES[phase]} the net {FITS_NONE}; with the first: {next(iter(errors))}"
         )
     return None, shapes_of
 
@@ -488,5 +489,5 @@ def _net_report(config: NetConfig, graph: Graph) -> NetReport:
     mark_gradients(graph, graph.trains)
     batch = shapes[0][0] if shapes else 0
     has_loss = any(weight for layer in graph.layers for weight in layer.loss_weights)
-    recurrent, phases = [layer.name for layer in graph.recurrent], [PHASES[graph.phase]]
+    recurrent, phases = [layer.name for layer in graph.recurrent], [PHASE_NAMES[graph.phase]]
     return NetReport(graph.name, config.path, phases, layers, memory(graph), batch, has_loss, recurrent)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from engine import proto
 from engine.errors import FILE, ConfigError, shape_text
-from engine.graph.build import Graph
+from engine.graph.graph import Graph
 from engine.layers.accuracy import Accuracy
 from engine.layers.fillers import fill_parameter
 from engine.layers.labels import are_distributions

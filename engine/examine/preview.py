@@ -18,12 +18,14 @@ from PIL import Image, ImageDraw, ImageFont
 from engine import proto
 from engine.comm.world import World
 from engine.config import NetConfig
+from engine.config.phases import PHASE_NAMES
 from engine.data.feeder import Feeder
 from engine.data.mean import read_mean
 from engine.data.registry import find_reader
 from engine.errors import ConfigError, EngineError, shape_text, shortened
 from engine.files import atomic_write
-from engine.graph.build import PHASES, Graph, build
+from engine.graph.build import build
+from engine.graph.graph import Graph
 from engine.inference.classify import written_labels
 from engine.layers.base import Layer
 
@@ -75,7 +77,7 @@ def _picture_layer(graph: Graph, feeder: Feeder, config: NetConfig) -> Layer:
     for layer in fed:
         if len(layer.tops[0].shape) == 4:
             return layer
-    phase = PHASES[graph.phase]
+    phase = PHASE_NAMES[graph.phase]
     if fed:
         shapes = ", ".join(f"'{layer.name}' ({shape_text(layer.tops[0].shape)})" for layer in fed)
         raise ConfigError(f"the net reads no pictures in phase {phase}: its data layers are {shapes}", config.path)

@@ -8,8 +8,9 @@ from engine.config import NetConfig
 from engine.config.describe import options
 from engine.data.source_shapes import SourceShapes
 from engine.errors import shape_text
-from engine.graph.build import Graph, build
+from engine.graph.build import build
 from engine.graph.costs import layer_cost
+from engine.graph.graph import Graph
 from engine.layers.base import Layer
 from engine.report.table import human, table
 

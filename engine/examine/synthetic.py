@@ -11,7 +11,7 @@ import numpy as np
 from engine.data.feeder import Feeder
 from engine.data.prefetch import Batch
 from engine.data.source_shapes import SUPPOSITIONS, SourceShapes, Supposition
-from engine.graph.build import Graph
+from engine.graph.graph import Graph
 from engine.layers.base import Blob, Layer, Shape
 
 if TYPE_CHECKING:

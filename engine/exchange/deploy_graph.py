@@ -9,9 +9,11 @@ import numpy as np
 
 from engine import proto
 from engine.config import NetConfig
+from engine.config.phases import kept, kept_layers
 from engine.data.source_shapes import SourceShapes
 from engine.errors import ConfigError, EngineError, WeightsError, shape_text
-from engine.graph.build import TEST, Graph, build, kept, kept_layers
+from engine.graph.build import build
+from engine.graph.graph import Graph
 from engine.layers.base import Blob, Layer, Parameter, Shape
 from engine.layers.data import Data
 from engine.layers.registry import layer_types
@@ -52,7 +54,7 @@ def deploy_graph(config: NetConfig, refused: Callable[[Layer], bool] = lambda la
     Raises ConfigError for a net that does not fit together.
     """
     fed = _fed_by_inputs(config)
-    graph = build(fed, TEST, to_look_at=True)
+    graph = build(fed, proto.TEST, to_look_at=True)
     result = DeployGraph(graph.name, notes=list(fed.notes))
     result.doubled = _doubled(fed, graph, result.notes)
     graph, result.doubled = _with_probabilities(graph, result)
@@ -66,13 +68,13 @@ def _fed_by_inputs(config: NetConfig) -> NetConfig:
     """The net with an Input layer of the same shapes in place of each layer that reads or makes data."""
     message, notes = proto.NetParameter(), list(config.notes)
     message.CopyFrom(config.message)
-    shapes_of = SourceShapes(message, TEST, notes.append)
+    shapes_of = SourceShapes(message, proto.TEST, notes.append)
     state = message.state
     for index, layer in enumerate(message.layer):
         cls = layer_types().get(layer.type)
         if cls is not None and (issubclass(cls, Data) or layer.type == "DummyData"):
             where = config.where(index)
-            stays = kept(layer, TEST, state.level, set(state.stage), where)
+            stays = kept(layer, proto.TEST, state.level, set(state.stage), where)
             shapes = _shapes(layer, where, shapes_of) if stays else [(1,)]  # of one that the build leaves out, any
             fed = proto.LayerParameter(name=layer.name, type="Input", top=layer.top)
             fed.include.extend(layer.include)
@@ -88,7 +90,7 @@ def _fed_by_inputs(config: NetConfig) -> NetConfig:
 def _shapes(layer: proto.LayerParameter, where: str, shapes_of: SourceShapes) -> list[Shape]:
     """Of the tops of a data layer."""
     if layer.type == "DummyData":
-        dummy = layer_types()["DummyData"](layer, where, TEST)
+        dummy = layer_types()["DummyData"](layer, where, proto.TEST)
         return dummy.infer()
     return shapes_of(layer, where)
 
@@ -104,7 +106,7 @@ def _doubled(config: NetConfig, graph: Graph, notes: list[str]) -> dict[Blob, Bl
             if shape.dim and shape.dim[0] == batch:
                 shape.dim[0] *= 2
     try:
-        other = build(config.with_message(message), TEST, to_look_at=True)
+        other = build(config.with_message(message), proto.TEST, to_look_at=True)
         shapes = [[p.shape for p in each.all_params] for each in (graph, other)]
         pairs = [
             (blob, twin)
@@ -136,7 +138,7 @@ def _with_probabilities(graph: Graph, result: DeployGraph) -> tuple[Graph, Mappi
         message = proto.LayerParameter(name=layer.name, type=kind, bottom=layer.message.bottom[:1], top=[name])
         if kind == "Softmax":
             message.softmax_param.axis = layer.asked_axis
-        other = layer_types()[kind](message, layer.where, TEST, net=layer.net)
+        other = layer_types()[kind](message, layer.where, proto.TEST, net=layer.net)
         other.bottoms = layer.bottoms[:1]
         other.tops = layer.tops[1:2] if len(layer.message.top) > 1 else [Blob(name, layer.bottoms[0].shape)]
         if layer.bottoms[0] in doubled:
@@ -208,7 +210,7 @@ def _choose(graph: Graph, refused: Callable[[Layer], bool], result: DeployGraph)
 def read_weights(graph: DeployGraph, config: NetConfig, path: str) -> dict[Parameter, np.ndarray]:
     """The values of the parameters of a graph's layers, owners only. Raises WeightsError where the file lacks them or
     has others."""
-    of_phase = [config.message.layer[index] for index in kept_layers(config, TEST)]
+    of_phase = [config.message.layer[index] for index in kept_layers(config, proto.TEST)]
     blobs = intel.separated(of_phase, read_caffemodel(path), path)
     found: dict[Parameter, np.ndarray] = {}
     for layer in graph.layers:

@@ -13,7 +13,6 @@ from engine import proto
 from engine.config.upgrade_files import write_text
 from engine.errors import EngineError, WeightsError, shape_text
 from engine.files import check_writable
-from engine.graph.build import TEST
 from engine.layers.base import Blob, Shape
 from engine.layers.registry import layer_type
 from engine.weights import write_caffemodel
@@ -90,7 +89,7 @@ class NetMaker:
     ) -> list[Blob]:
         names = [blob.name for blob in bottoms]
         message = self.message.layer.add(name=name, type=type, bottom=names, top=tops, **fields)
-        layer = layer_type(type, name, self.source)(message, self.source, TEST, net=self.message)
+        layer = layer_type(type, name, self.source)(message, self.source, proto.TEST, net=self.message)
         layer.bottoms = list(bottoms)
         shapes = layer.infer()
         for top, shape in zip(tops, shapes, strict=False):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from engine.graph.build import Graph
+from engine.graph.graph import Graph
 from engine.graph.passes.memory_plan import Lifetime, plan
 from engine.layers.base import Blob, Layer, Parameter
 from engine.layers.data import Data

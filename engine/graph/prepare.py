@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.graph.build import Graph
+from engine.graph.graph import Graph
 from engine.graph.passes.chain_concats import chain_concats
 from engine.graph.passes.constant import mark_constant
 from engine.graph.passes.fuse import fuse

@@ -11,7 +11,6 @@ import numpy as np
 from engine import proto
 from engine.data.feeder import Feeder
 from engine.errors import WeightsError, shape_text
-from engine.graph.build import TRAIN
 from engine.inference.trained import listed, require_all
 from engine.layers.batch_norm import BatchNorm
 from engine.net import Counters, Net, NetOptions
@@ -74,11 +73,11 @@ class Averaged:
     ):
         """source: of the blobs, for messages."""
         self._world = world
-        self._feeder = feeder(config, TRAIN, options.seed, world)
+        self._feeder = feeder(config, proto.TRAIN, options.seed, world)
         options = options.replace(
             shapes_of=self._feeder.shapes_of, gradients=False, passes=options.passes - {"constant"}
         )
-        self.net = Net(_summing(config), TRAIN, options)
+        self.net = Net(_summing(config), proto.TRAIN, options)
         require_all(self.net.load_weights(blobs, source), source, f"{config.path} has them")
         layers = {layer.name: layer for layer in self.net.graph.layers if isinstance(layer, BatchNorm)}
         moving = {name for name, layer in layers.items() if not layer.use_global_stats}

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engine import proto
 from engine.errors import EngineError
-from engine.graph.build import TEST, ShapesOf, build
+from engine.graph.build import ShapesOf, build
 
 if TYPE_CHECKING:
     from engine.config import NetConfig
@@ -60,7 +61,7 @@ class BySample:
         message, size = self._config.message, 2 * self._batch_size
         if all(layer.type != "Python" for layer in message.layer):
             with suppress(EngineError):
-                graph = build(self._config, TEST, shapes_of=self._shapes_for(size))
+                graph = build(self._config, proto.TEST, shapes_of=self._shapes_for(size))
                 return {blob.name: blob.shape for blob in graph.outputs}
         fixed = {top for layer in message.layer if layer.type == "Accuracy" for top in layer.top}
         return {

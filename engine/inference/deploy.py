@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from engine import proto
 from engine.config import NetConfig
+from engine.config.phases import kept_layers
 from engine.errors import ConfigError
-from engine.graph.build import kept_layers
 from engine.layers.base import Layer
 from engine.layers.registry import layer_type
 

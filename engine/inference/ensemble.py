@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from engine import proto
 from engine.data.feeder import Feeder
 from engine.data.prefetch import Batch
 from engine.errors import ConfigError
-from engine.graph.build import TEST, Graph, ShapesOf, build
+from engine.graph.build import ShapesOf, build
+from engine.graph.graph import Graph
 from engine.inference.by_sample import BySample
 from engine.inference.evaluator import Evaluator, Outputs
 from engine.inference.scoring import Cut, cut
@@ -59,9 +61,9 @@ class Ensemble(Evaluator):
         Raises ConfigError for a net without probabilities, WeightsError for weights of another net."""
         self._views = views or Views(config)
         config = self._views.config
-        opened = feeder(config, TEST, options.seed, world)
+        opened = feeder(config, proto.TEST, options.seed, world)
         try:
-            graph = build(config, TEST, shapes_of=self._views.shapes_of(opened.shapes_of))
+            graph = build(config, proto.TEST, shapes_of=self._views.shapes_of(opened.shapes_of))
             self._cut = cut(config, graph)
             if self._views.count > 1:
                 _require_one_answer(self._cut, graph, config.path)
@@ -89,7 +91,7 @@ class Ensemble(Evaluator):
 
     def _with_head(self, members: list[Net]) -> _Built:
         shapes = {blob: members[0].blobs[self._cut.copy_of(blob)].shape for blob in self._cut.read}
-        return _Built(members, Net(self._cut.head_net(shapes), TEST, self._options.replace(precision="fp32")))
+        return _Built(members, Net(self._cut.head_net(shapes), proto.TEST, self._options.replace(precision="fp32")))
 
     @property
     def scoring_net(self) -> Net:

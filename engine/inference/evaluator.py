@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from engine import proto
 from engine.comm.preflight import compare_data
 from engine.data.feeder import Feeder
 from engine.data.prefetch import Batch
 from engine.errors import shape_text
-from engine.graph.build import TEST, Graph, ShapesOf
+from engine.graph.build import ShapesOf
+from engine.graph.graph import Graph
 from engine.inference.by_sample import BySample
 from engine.layers.kernels import Choices
 from engine.net import DEFAULT, Counters, Net, NetOptions
@@ -69,7 +71,7 @@ class Evaluator:
         among the test nets of a solver. kernels: how the net comes by those that compute it. Raises ConfigErrors,
         DataError."""
         self.world = world
-        self.feeder = feeder(config, TEST, options.seed, world)
+        self.feeder = feeder(config, proto.TEST, options.seed, world)
         options = options.replace(
             besides=partial(_with_batches, self.feeder, options.besides),
             gradients=bool(options.gradients),  # for programs alone, whatever force_backward says
@@ -99,7 +101,7 @@ class Evaluator:
 
     def _make_net(self, shapes_of: ShapesOf, share: Net | None, before: Net | None = None, strict: bool = True) -> Net:
         options = self._options.replace(shapes_of=shapes_of)
-        net = Net(self._config, TEST, options, share=share, before=before, strict=strict)
+        net = Net(self._config, proto.TEST, options, share=share, before=before, strict=strict)
         self.feeder.connect(net)
         return net
 

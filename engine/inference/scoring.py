@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from engine import proto
 from engine.config import NetConfig
 from engine.errors import ConfigError
-from engine.graph.build import Graph
+from engine.graph.graph import Graph
 from engine.layers.base import Blob, Layer, Shape
 from engine.layers.labels import axis_of_classes
 from engine.layers.registry import layer_types

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from engine import proto
 from engine.config import NetConfig
+from engine.config.phases import PHASE_NAMES
 from engine.errors import ConfigError, DataError, EngineError, WeightsError, shape_text
-from engine.graph.build import TRAIN, build
+from engine.graph.build import build
 from engine.graph.passes import memory_plan
 from engine.graph.passes.gradients import ends_of
 from engine.graph.passes.recompute import choose
@@ -63,7 +65,7 @@ class Net:
     def __init__(
         self,
         config: NetConfig,
-        phase: int = TRAIN,
+        phase: int = proto.TRAIN,
         options: NetOptions = DEFAULT,
         *,
         share: Net | None = None,
@@ -152,8 +154,8 @@ class Net:
             if parameter.permissive and math.prod(known.shape) == parameter.count:
                 continue
             here, there = shape_text(parameter.shape), shape_text(known.shape)
-            phase = "TRAIN" if self.phase == TRAIN else "TEST"
-            other = "the train net" if share.phase == TRAIN else "the net whose weights this one shares"
+            phase = PHASE_NAMES[self.phase]
+            other = "the train net" if share.phase == proto.TRAIN else "the net whose weights this one shares"
             raise ConfigError(
                 f"layer '{parameter.layer}', parameter {parameter.index}: in phase {phase} it would be {here}, but it "
                 f"is {there} in {other}: give both nets data of one shape",

@@ -21,7 +21,7 @@ from engine.data.source_shapes import SourceShapes
 from engine.errors import ConfigError, printable
 from engine.examine.benchmark import benchmark
 from engine.examine.times import Times, to_json
-from engine.graph.build import TRAIN, build
+from engine.graph.build import build
 from engine.graph.costs import layer_costs
 from engine.host.cores import all_hosts_and_cores, host_and_cores
 from engine.predict import calibrate
@@ -132,7 +132,7 @@ def read_profile(path: str) -> Profile:
 def from_flops(config: NetConfig, batch: int = 0) -> Profile:
     """Of a machine that is not here: a second for every 1e12 floating-point operations, so that only the proportions
     count; see at_rate()."""
-    graph = build(config, TRAIN, shapes_of=SourceShapes(config.message, TRAIN, log, batch))
+    graph = build(config, proto.TRAIN, shapes_of=SourceShapes(config.message, proto.TRAIN, log, batch))
     costs = layer_costs(graph)
     forward = [cost.flops / 1e12 for cost in costs]
     if not sum(forward):
@@ -148,7 +148,7 @@ def from_flops(config: NetConfig, batch: int = 0) -> Profile:
 
 def own_profile(config: NetConfig, iterations: int, precision: str, world: World) -> Profile:
     """Measured now; under mpiexec on all ranks at once, without communication, as ranks of one host slow each other."""
-    times: Times = benchmark(config, TRAIN, iterations, World(), precision)
+    times: Times = benchmark(config, proto.TRAIN, iterations, World(), precision)
     return replace(measured(to_json(times), "this machine"), together=world.size > 1)
 
 

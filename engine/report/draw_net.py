@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from engine.config.describe import options
 from engine.errors import EngineError, printable, shape_text
 from engine.files import atomic_write
-from engine.graph.build import Graph
+from engine.graph.graph import Graph
 from engine.report.log import warn
 
 if TYPE_CHECKING:

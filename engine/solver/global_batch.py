@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from engine import proto
 from engine.config import SolverConfig, net_of_solver
+from engine.config.phases import kept_layers
 from engine.data import batch_size_of, set_batch_size
 from engine.errors import ConfigError
-from engine.graph.build import kept_layers
 from engine.layers.registry import layer_types
 from engine.report.log import log, warn
 

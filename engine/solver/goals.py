@@ -20,7 +20,7 @@ from engine.report.log import log
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from engine.graph.build import Graph
+    from engine.graph.graph import Graph
     from engine.report.observer import TestRecord
     from engine.solver.state import GoalsState
 

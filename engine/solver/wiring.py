@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 from engine import proto
 from engine.config import NetConfig, SolverConfig, nets_of_solver
+from engine.config.phases import kept_layers
 from engine.config.suggestions import suggestion
 from engine.data import batch_size_of
 from engine.errors import ConfigError, shape_text
-from engine.graph.build import Graph, ShapesOf, build, kept_layers
+from engine.graph.build import ShapesOf, build
+from engine.graph.graph import Graph
 from engine.layers.base import Blob, Layer
 from engine.solver.global_batch import data_layers
 

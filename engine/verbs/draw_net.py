@@ -28,9 +28,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
+    from engine.config.phases import kept_layers
     from engine.errors import ConfigError
     from engine.examine.summarize import net_graph
-    from engine.graph.build import kept_layers
     from engine.report.draw_net import draw_layers, draw_net
     from engine.report.log import log, set_up
     from engine.verbs.runtime import asked_net, phase_of

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from engine import proto
 from engine.comm.world import World
 from engine.config import parse_net, read_net
 from engine.data import open_data
 from engine.data.feeder import Feeder
 from engine.data.side_by_side import same_samples
 from engine.errors import ConfigError, DataError, EngineError
-from engine.graph.build import TEST, TRAIN
 from engine.net import Counters, Net, NetOptions
 from tests.data.test_sources import make_tar
 
@@ -31,7 +31,7 @@ def rank(number: int, ranks: int) -> World:
     return world
 
 
-def digits(world: World, phase: int = TRAIN, batch_size: int = 32):
+def digits(world: World, phase: int = proto.TRAIN, batch_size: int = 32):
     config = read_net("nets/digits.prototxt", [f"layer[data].data_param.batch_size={batch_size}"])
     feeder = Feeder(config, phase, 1, world)
     return Net(config, phase, NetOptions(shapes_of=feeder.shapes_of)), feeder
@@ -70,7 +70,7 @@ def test_ranks_share_what_one_rank_would_read():
 def test_an_epoch_is_every_item_once():
     keys, sizes = [], []
     for number in range(2):
-        _, feeder = digits(rank(number, 2), TEST, batch_size=100)
+        _, feeder = digits(rank(number, 2), proto.TEST, batch_size=100)
         feeder.start_epoch()
         while (fed := feeder.take()) is not None:
             keys += fed.keys
@@ -81,7 +81,7 @@ def test_an_epoch_is_every_item_once():
 
 
 def test_shapes_for_another_batch_size():
-    _, feeder = digits(World(), TEST)
+    _, feeder = digits(World(), proto.TEST)
     message = SimpleNamespace(name="data", type="Data")
     assert feeder.shapes_for(5)(message, "") == [(5, 1, 8, 8), (5,)]
 
@@ -98,8 +98,8 @@ def test_messages_name_the_keys():
 def test_a_label_out_of_range_names_its_key():
     """Also behind the Split of a label that two layers read."""
     config = read_net("nets/digits.prototxt", ["layer[ip2].inner_product_param.num_output=7"])
-    feeder = Feeder(config, TEST, 1, World())
-    net = Net(config, TEST, NetOptions(shapes_of=feeder.shapes_of))
+    feeder = Feeder(config, proto.TEST, 1, World())
+    net = Net(config, proto.TEST, NetOptions(shapes_of=feeder.shapes_of))
     feeder.start()
     feeder.next(net)
     with pytest.raises(DataError, match=r"label (7|8|9) at position \d+ is outside") as raised:
@@ -115,8 +115,8 @@ def test_a_label_out_of_range_names_its_key():
 
 def test_a_net_without_data_layers_counts_its_samples():
     config = parse_net('layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 4 dim: 2 } } }')
-    feeder = Feeder(config, TRAIN, 1, rank(1, 2))
-    net = Net(config, TRAIN, NetOptions(shapes_of=feeder.shapes_of))
+    feeder = Feeder(config, proto.TRAIN, 1, rank(1, 2))
+    net = Net(config, proto.TRAIN, NetOptions(shapes_of=feeder.shapes_of))
     feeder.start(10)
     assert [feeder.next(net), feeder.next(net)] == [4 * 11, 4 * 13]  # batches of 4 rows
     assert (feeder.batch_size, feeder.size) == (0, 0)
@@ -128,8 +128,8 @@ def noise(world: World, batch_size: int, batches: int = 2) -> np.ndarray:
         f"""layer {{ name: "z" type: "DummyData" top: "z" dummy_data_param {{ shape {{ dim: {batch_size} dim: 3 }}
         data_filler {{ type: "gaussian" }} per_sample: true }} }}"""
     )
-    feeder = Feeder(config, TRAIN, 1, world)
-    net = Net(config, TRAIN, NetOptions(shapes_of=feeder.shapes_of))
+    feeder = Feeder(config, proto.TRAIN, 1, world)
+    net = Net(config, proto.TRAIN, NetOptions(shapes_of=feeder.shapes_of))
     feeder.start(4 * world.size)
     return np.stack([net.forward(Counters(k, feeder.next(net)))["z"] for k in range(batches)])
 
@@ -152,8 +152,8 @@ def test_layers_that_read_the_same_are_told(tmp_path, kind):
         layers += f"""layer {{ name: "{name}" type: "{kind}" top: "{name}" top: "mask {name}"
             {param[kind]} {{ source: "{tmp_path}/list" {size} }} }}"""
     config = parse_net(layers)
-    feeder = Feeder(config, TRAIN, 1, World())
-    net = Net(config, TRAIN, NetOptions(shapes_of=feeder.shapes_of))
+    feeder = Feeder(config, proto.TRAIN, 1, World())
+    net = Net(config, proto.TRAIN, NetOptions(shapes_of=feeder.shapes_of))
     assert list(same_samples(feeder.opened)) == [("a", "b", f"{tmp_path}/list")]
     feeder.start()
     assert feeder.next(net) == 0 and net.blobs["b"].data.shape == (1 if kind == "SegData" else 2, 3, 4, 4)
@@ -170,7 +170,7 @@ def test_layers_that_read_the_same_are_told(tmp_path, kind):
 def test_data_layers_that_cannot_be_opened(layer, reason):
     config = parse_net(f'layer {{ name: "data" top: "data" {layer} }}')
     with pytest.raises(EngineError, match=reason):
-        Net(config, TRAIN, NetOptions(shapes_of=Feeder(config, TRAIN, 1, World()).shapes_of))
+        Net(config, proto.TRAIN, NetOptions(shapes_of=Feeder(config, proto.TRAIN, 1, World()).shapes_of))
 
 
 @pytest.mark.parametrize("masks, refused", [("b", True), ("a", False), ("c", False)])
@@ -185,12 +185,12 @@ def test_pairs_of_two_layers_are_not_torn_apart_by_skipping(tmp_path, masks, ref
     ]
     config = parse_net("".join(layers))
     for skip in (True, False):
-        feeder = Feeder(config, TRAIN, 1, World(), skip_bad_images=skip)
+        feeder = Feeder(config, proto.TRAIN, 1, World(), skip_bad_images=skip)
         if skip and refused:
             with pytest.raises(ConfigError, match=r"'data' and 'mask' have 2 items each, .*: put both into one source"):
-                Net(config, TRAIN, NetOptions(shapes_of=feeder.shapes_of))
+                Net(config, proto.TRAIN, NetOptions(shapes_of=feeder.shapes_of))
         else:
-            Net(config, TRAIN, NetOptions(shapes_of=feeder.shapes_of))
+            Net(config, proto.TRAIN, NetOptions(shapes_of=feeder.shapes_of))
 
 
 @pytest.mark.parametrize("source, bad", [("x-%#.tar", 4), ("x-0.tar", 2), ("x-{0,1}.tar", 4)])
@@ -204,7 +204,7 @@ def test_skipped_items_are_counted_once_each(image_folder, tmp_path, source, bad
         data_param {{ source: "{tmp_path}/{source}" batch_size: 24 }} }}""")
     skipped = {}
     for number in range(2):
-        feeder = Feeder(config, TEST, 1, rank(number, 2), skip_bad_images=True)
+        feeder = Feeder(config, proto.TEST, 1, rank(number, 2), skip_bad_images=True)
         feeder.shapes_of(config.message.layer[0], "here")
         feeder.start()
         assert len(feeder.take().keys) == 24
@@ -215,7 +215,7 @@ def test_skipped_items_are_counted_once_each(image_folder, tmp_path, source, bad
 
 def test_the_first_batch_is_the_sources():
     config = read_net("nets/digits.prototxt")
-    source = open_data(config.message.layer[0], TRAIN, 1)
+    source = open_data(config.message.layer[0], proto.TRAIN, 1)
     with source.batches(32) as batches:
         expected = next(batches).keys
     _, feeder = digits(World())

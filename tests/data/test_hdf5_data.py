@@ -17,7 +17,6 @@ from engine.data import open_data
 from engine.data.feeder import Feeder
 from engine.data.readers import hdf5
 from engine.errors import ConfigError, DataError
-from engine.graph.build import TEST
 from engine.net import Net, NetOptions
 from tests.mpi import REPO
 from tests.solver.harness import solve
@@ -82,8 +81,8 @@ def test_a_net_reads_it(listed):
     text = f"""layer {{ name: "data" type: "HDF5Data" top: "label" top: "data"
       hdf5_data_param {{ source: "{listed}" batch_size: 2 }} }}"""
     config = parse_net(text)
-    feeder = Feeder(config, TEST, 1, World())
-    net = Net(config, TEST, NetOptions(shapes_of=feeder.shapes_of))
+    feeder = Feeder(config, proto.TEST, 1, World())
+    net = Net(config, proto.TEST, NetOptions(shapes_of=feeder.shapes_of))
     feeder.start(6)
     feeder.next(net)
     assert net.forward()["label"].tolist() == [6, 7] and net.outputs()["data"].shape == (2, 2, 3, 4)

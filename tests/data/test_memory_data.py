@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from engine import proto
 from engine.comm.world import World
 from engine.config import parse_net
 from engine.data.feeder import Feeder
 from engine.errors import ConfigError, DataError
-from engine.graph.build import TEST
 from engine.net import Net, NetOptions
 
 LAYER = """layer {{ name: "memory" type: "MemoryData" top: "data" top: "label"
@@ -17,8 +17,8 @@ LAYER = """layer {{ name: "memory" type: "MemoryData" top: "data" top: "label"
 @pytest.fixture
 def fed():
     config = parse_net(LAYER.format(height=4))
-    feeder = Feeder(config, TEST, 1, World())
-    net = Net(config, TEST, NetOptions(shapes_of=feeder.shapes_of))
+    feeder = Feeder(config, proto.TEST, 1, World())
+    net = Net(config, proto.TEST, NetOptions(shapes_of=feeder.shapes_of))
     yield net, feeder
     feeder.close()
 
@@ -57,4 +57,4 @@ def test_arrays_that_do_not_fit(fed):
         feeder.set_arrays("other", np.zeros((2, 3, 4, 5)), np.zeros(2))
     config = parse_net(LAYER.format(height=0))
     with pytest.raises(ConfigError, match="channels, height and width above 0"):
-        Net(config, TEST, NetOptions(shapes_of=Feeder(config, TEST, 1, World()).shapes_of))
+        Net(config, proto.TEST, NetOptions(shapes_of=Feeder(config, proto.TEST, 1, World()).shapes_of))

@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine import proto
 from engine.comm.world import World
 from engine.config import parse_net, read_net
+from engine.config.phases import PHASE_NAMES
 from engine.errors import ConfigError
 from engine.examine.benchmark import benchmark
 from engine.examine.synthetic import feed_synthetic
 from engine.examine.times import to_json, to_text
-from engine.graph.build import TEST, TRAIN
 from engine.net import Net
 from tests.data.pictures import image_bytes, random_pixels
 from tests.mpi import run_ranks
@@ -31,7 +32,7 @@ def times():
     for layer in config.message.layer[:2]:
         layer.transform_param.crop_size = 8
         layer.transform_param.force_gray = True
-    return benchmark(config, TRAIN, 3, World())
+    return benchmark(config, proto.TRAIN, 3, World())
 
 
 def test_every_layer_is_timed(times):
@@ -66,7 +67,7 @@ class Source(caffe.Layer):
     monkeypatch.setattr("engine.layers.python._consent", [True])
     text = """layer { name: "in" type: "Python" top: "x" python_param { module: "batch_of_six" layer: "Source" } }
     layer { name: "ip" type: "InnerProduct" bottom: "x" top: "y" inner_product_param { num_output: 2 } }"""
-    times = benchmark(parse_net(text, "test.prototxt"), TRAIN, 2, World())
+    times = benchmark(parse_net(text, "test.prototxt"), proto.TRAIN, 2, World())
     assert times.batch == 6 and times.images_per_second == pytest.approx(6e3 / times.step_ms)
 
 
@@ -77,7 +78,7 @@ def test_reorders_are_listed_with_their_cost():
     layer {{ name: "conv" type: "Convolution" bottom: "x" top: "y"
       convolution_param {{ num_output: 16 kernel_size: 3 }} }}
     layer {{ name: "flat" type: "Flatten" bottom: "y" top: "z" }}"""
-    times = benchmark(parse_net(text, "test.prototxt"), TEST, 2, World())
+    times = benchmark(parse_net(text, "test.prototxt"), proto.TEST, 2, World())
     found = {layer.name: layer.reorders for layer in times.layers}
     layouts = {layer.name: layer.layouts for layer in times.layers}
     assert (layouts["conv"] != ["abcd"]) == bool(found["flat"])
@@ -115,7 +116,7 @@ def test_a_chain_of_fused_layers_keeps_its_order_and_a_long_list_is_cut():
     layer { name: "relu#" type: "ReLU" bottom: "e#" top: "x%" }"""
     text = 'layer { name: "x" type: "Input" top: "x0" input_param { shape { dim: 2 dim: 16 dim: 8 dim: 8 } } }'
     text += "".join(block.replace("#", str(i)).replace("%", str(i + 1)) for i in range(4))
-    times = benchmark(parse_net(text, "test.prototxt"), TEST, 1, World())
+    times = benchmark(parse_net(text, "test.prototxt"), proto.TEST, 1, World())
     fused = {layer.name: [each.name for each in layer.fused] for layer in times.layers}
     assert fused["conv2"] == ["bn2", "scale2", "sum2", "relu2"]
     report = to_text(times)
@@ -125,14 +126,14 @@ def test_a_chain_of_fused_layers_keeps_its_order_and_a_long_list_is_cut():
 
 
 def test_phase_test_runs_forward_only():
-    times = benchmark(read_net("nets/digits.prototxt"), TEST, 1, World())
+    times = benchmark(read_net("nets/digits.prototxt"), proto.TEST, 1, World())
     assert times.backward_ms == 0 and times.phase == "TEST" and times.batch == 60
 
 
-@pytest.mark.parametrize("phase", [TRAIN, TEST])
+@pytest.mark.parametrize("phase", [proto.TRAIN, proto.TEST])
 def test_a_net_of_which_nothing_runs_is_refused(phase):
     text = 'layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 2 } } }'
-    said = f"net.prototxt: nothing to compute in phase {'TRAIN' if phase == TRAIN else 'TEST'}"
+    said = f"net.prototxt: nothing to compute in phase {PHASE_NAMES[phase]}"
     with pytest.raises(ConfigError, match=said):
         benchmark(parse_net(text, "net.prototxt"), phase, 1, World())
 
@@ -145,7 +146,7 @@ def test_synthetic_labels_fit_the_losses():
         layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "y" top: "loss" }
         layer { name: "accuracy" type: "Accuracy" bottom: "ip" bottom: "y" top: "accuracy" }
     """)
-    net = Net(config, TEST)
+    net = Net(config, proto.TEST)
     feed_synthetic(net)
     assert set(np.unique(net.blobs["y"].data)) == {0, 1, 2}
     assert len(np.unique(net.blobs["x"].data)) > 100

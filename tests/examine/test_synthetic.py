@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
+from engine import proto
 from engine.config import parse_net
 from engine.examine.synthetic import feed_synthetic, shrink
-from engine.graph.build import TRAIN
 from engine.net import Net, NetOptions
 from tests.layers.harness import net_text
 
 
 def fed(layer: str, **shapes) -> dict[str, np.ndarray]:
     """Values of the inputs of a net of one layer."""
-    net = Net(parse_net(net_text(layer, **shapes)), TRAIN, NetOptions(keep_all=True))
+    net = Net(parse_net(net_text(layer, **shapes)), proto.TRAIN, NetOptions(keep_all=True))
     feed_synthetic(net)
     net.run_forward()
     return {name: net.blobs[name].data for name in shapes}

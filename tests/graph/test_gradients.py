@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from engine import proto
 from engine.config import parse_net
 from engine.errors import ConfigError
-from engine.graph.build import TEST, TRAIN, build
+from engine.graph.build import build
 from engine.graph.passes.gradients import mark_gradients
 from engine.graph.passes.split import insert_splits
 from engine.net import Net
@@ -25,7 +26,7 @@ def loss(bottom: str) -> str:
     return f'layer {{ name: "loss" type: "SoftmaxWithLoss" bottom: "{bottom}" bottom: "l" top: "loss" }}'
 
 
-def marked(text: str, phase: int = TRAIN) -> set[str]:
+def marked(text: str, phase: int = proto.TRAIN) -> set[str]:
     graph = build(parse_net(text), phase)
     insert_splits(graph)
     mark_gradients(graph, graph.trains)
@@ -47,7 +48,7 @@ def test_propagate_down_false_cuts_a_branch():
 
 
 def test_a_test_net_has_no_gradients():
-    assert marked(INPUT + LABEL + ip("a", "x") + loss("a"), TEST) == set()
+    assert marked(INPUT + LABEL + ip("a", "x") + loss("a"), proto.TEST) == set()
 
 
 def test_force_backward_reaches_the_input():
@@ -71,7 +72,7 @@ def test_a_loss_weight_beside_readers_takes_one_split(readers):
         text += (
             ip(name, "a") + f'layer {{ name: "s" type: "Reduction" bottom: "{name}" top: "s{name}" loss_weight: 1 }}'
         )
-    graph = build(parse_net(text), TRAIN)
+    graph = build(parse_net(text), proto.TRAIN)
     insert_splits(graph)
     mark_gradients(graph, True)
     (split,) = (layer for layer in graph.layers if layer.type == "Split")
@@ -93,6 +94,6 @@ def test_a_gradient_cannot_pass_a_layer_that_has_none():
     text = INPUT + LABEL + ip("a", "x")
     text += 'layer { name: "count" type: "Accuracy" bottom: "a" bottom: "l" top: "count" loss_weight: 1 }'
     with pytest.raises(ConfigError, match=r"'count'.*no backward"):
-        mark = build(parse_net(text), TRAIN)
+        mark = build(parse_net(text), proto.TRAIN)
         insert_splits(mark)
         mark_gradients(mark, True)

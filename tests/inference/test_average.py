@@ -7,11 +7,11 @@ import lmdb
 import numpy as np
 import pytest
 
+from engine import proto
 from engine.cli import main
 from engine.comm.world import World
 from engine.config import parse_net
 from engine.errors import DataError
-from engine.graph.build import TRAIN
 from engine.inference.average import Averaged
 from engine.inference.extract_features import extract_features
 from engine.net import Net, NetOptions
@@ -47,7 +47,8 @@ def members(tmp_path) -> list[str]:
     paths = []
     for seed in (1, 2, 3):
         net = parse_net(TEXT, "net")
-        blobs = Net(net, TRAIN, NetOptions(seed=seed, shapes_of=lambda *_: [(2, 1, 8, 8), (2,)])).weights_by_layer()
+        options = NetOptions(seed=seed, shapes_of=lambda *_: [(2, 1, 8, 8), (2,)])
+        blobs = Net(net, proto.TRAIN, options).weights_by_layer()
         random = np.random.default_rng(seed)
         for layer in ("bn", "frozen"):
             blobs[layer] = [random.uniform(1, 2, blob.shape).astype(np.float32) for blob in blobs[layer]]
@@ -85,7 +86,7 @@ def test_it_warns_of_statistics_that_are_averaged(field, tmp_path, capsys):
     net = parse_net(f'{layers} layer {{ name: "bn" type: "BatchNorm" bottom: "x" top: "y" {field} }}', "net")
     paths = [str(tmp_path / name) for name in ("a.caffemodel", "b.caffemodel", "average.caffemodel")]
     for path in paths[:2]:
-        write_caffemodel(path, net.message, Net(net, TRAIN).weights_by_layer())
+        write_caffemodel(path, net.message, Net(net, proto.TRAIN).weights_by_layer())
     assert main(["average", *paths]) == 0
     assert "BatchNorm's statistics are averaged like weights" in capsys.readouterr().err
 
@@ -125,7 +126,7 @@ def feature(weights: str, blob: str, folder: Path) -> np.ndarray:
 
 def test_a_label_that_no_class_has_is_named_with_its_batch(tmp_path):
     config = parse_net(TEXT.replace("num_output: 10", "num_output: 9"), "net")
-    blobs = Net(config, TRAIN, NetOptions(shapes_of=lambda *_: [(2, 1, 8, 8), (2,)])).weights_by_layer()
+    blobs = Net(config, proto.TRAIN, NetOptions(shapes_of=lambda *_: [(2, 1, 8, 8), (2,)])).weights_by_layer()
     averaged = Averaged(config, blobs, "x.caffemodel", World(), NetOptions())
     with pytest.raises(DataError, match=r"^batch \d+: .*'loss': label 9 .* Its key is '"):
         averaged.recompute(None)

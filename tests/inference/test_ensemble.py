@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from engine import proto
 from engine.cli import main
 from engine.comm.world import World
 from engine.config import parse_net, read_net, read_solver
 from engine.errors import ConfigError, DataError, WeightsError
-from engine.graph.build import TEST, build
+from engine.graph.build import build
 from engine.inference.average import Averaged, average_files
 from engine.inference.classify import Classifier, Preprocessing
 from engine.inference.ensemble import Ensemble, _load_member, log_mean
@@ -177,7 +178,7 @@ def test_a_softmax_within_the_net_is_left_to_it():
         layer { name: "loss" type: "SoftmaxWithLoss" bottom: "fc" bottom: "label" top: "loss" }
     """
     config = parse_net(text, "x.prototxt")
-    found = cut(config, build(config, TEST))
+    found = cut(config, build(config, proto.TEST))
     assert [layer.name for layer in found.head] == ["loss"]
     assert found.scores == {"fc": 1} and found.read == ["fc", "label"]
 
@@ -210,7 +211,7 @@ def test_the_axis_of_the_classes_is_asked_alone(layer):
     shapes = "shape { dim: [2, 5, 3, 4] } shape { dim: [2, 5, 4] }"
     inputs = f'layer {{ name: "in" type: "Input" top: "x" top: "y" input_param {{ {shapes} }} }}'
     config = parse_net(f'{inputs} layer {{ name: "head" bottom: "x" top: "t" {layer} }}', "net")
-    assert cut(config, build(config, TEST)).scores == {"x": 2}
+    assert cut(config, build(config, proto.TEST)).scores == {"x": 2}
 
 
 def test_the_head_is_in_the_state_of_the_net():
@@ -221,8 +222,8 @@ def test_the_head_is_in_the_state_of_the_net():
           include { min_level: 1 stage: "scored" } }
     """
     config = parse_net(text, "x.prototxt")
-    head = cut(config, build(config, TEST)).head_net({"x": (2, 4), "label": (2,)})
-    assert [layer.name for layer in build(head, TEST).layers][-1] == "loss"
+    head = cut(config, build(config, proto.TEST)).head_net({"x": (2, 4), "label": (2,)})
+    assert [layer.name for layer in build(head, proto.TEST).layers][-1] == "loss"
 
 
 @pytest.mark.parametrize("files", [1, 2])
@@ -345,14 +346,14 @@ def random_members(tmp_path):
     """Two nets of random weights, and what each makes of pictures."""
     paths, nets = [], []
     for seed in (1, 2):
-        net = Net(any_size_on(6), TEST, NetOptions(seed=seed))
+        net = Net(any_size_on(6), proto.TEST, NetOptions(seed=seed))
         paths.append(str(tmp_path / f"random{seed}.caffemodel"))
         write_caffemodel(paths[-1], net.message, net.weights_by_layer())
         nets.append(net)
 
     def probabilities(net: Net, pictures: np.ndarray) -> np.ndarray:
         if net.inputs[0].shape != pictures.shape:
-            net = Net(any_size_on(pictures.shape[2]), TEST, share=net)
+            net = Net(any_size_on(pictures.shape[2]), proto.TEST, share=net)
         net.feed(net.inputs[0], pictures)
         return net.forward()["prob"].astype(np.float64)
 
@@ -462,7 +463,7 @@ def test_layers_without_parameters_of_their_own_are_in_no_file(tmp_path, caplog)
     for path in paths[:2]:
         write_caffemodel(path, config.message, {"ip": blobs})
     write_caffemodel(paths[2], config.message, {})
-    net = Net(config, TEST)
+    net = Net(config, proto.TEST)
     load(net, paths[:1])
     _load_member(net, paths[:1], alone=False)
     assert not caplog.records

@@ -4,11 +4,11 @@ import shutil
 import numpy as np
 import pytest
 
+from engine import proto
 from engine.comm.world import World
 from engine.config import parse_net
 from engine.data.feeder import Feeder
 from engine.errors import ConfigError, DataError
-from engine.graph.build import TEST
 from engine.net import Net, NetOptions
 from tests.layers.harness import error_of
 
@@ -26,8 +26,8 @@ VALUES = np.random.RandomState(0).rand(4, 3, 2, 2).astype(np.float32)
 def make(out, ranks: int = 1):
     config, world = parse_net(NET.format(out=out)), World()
     world.size = ranks
-    feeder = Feeder(config, TEST, 1, world)
-    net = Net(config, TEST, NetOptions(shapes_of=feeder.shapes_of))
+    feeder = Feeder(config, proto.TEST, 1, world)
+    net = Net(config, proto.TEST, NetOptions(shapes_of=feeder.shapes_of))
     feeder.connect(net)
     feeder.set_arrays("data", VALUES, np.arange(4))
     feeder.start()

@@ -7,7 +7,6 @@ import pytest
 
 from engine import proto
 from engine.config import parse_net
-from engine.graph.build import TEST, TRAIN
 from engine.net import DEFAULT, PASSES, Net, NetOptions
 
 TEXT = """
@@ -39,7 +38,7 @@ def test_gradients_that_are_kept_are_each_in_a_place_of_its_own():
     layer { name: "shortcut" type: "Power" bottom: "x" top: "shortcut" power_param { scale: 2 } }
     layer { name: "bn" type: "BatchNorm" bottom: "x" top: "bn" }
     layer { name: "sum" type: "Eltwise" bottom: "bn" bottom: "shortcut" top: "sum" }"""
-    net = Net(parse_net(text), TRAIN, NetOptions(keep_all=True))
+    net = Net(parse_net(text), proto.TRAIN, NetOptions(keep_all=True))
     assert "bn" not in net.blobs  # it is fused
     diffs = {blob.name: tensor.diff for blob, tensor in net.tensors.items()}
     given = np.random.default_rng(1).normal(size=(2, 3, 4, 4)).astype(np.float32)
@@ -56,13 +55,13 @@ def test_gradients_that_are_kept_are_each_in_a_place_of_its_own():
 
 
 def test_level_and_stages_are_those_of_the_nets_state():
-    net = Net(parse_net(TEXT), TRAIN, DEFAULT.watched())
+    net = Net(parse_net(TEXT), proto.TRAIN, DEFAULT.watched())
     assert [layer.name for layer in net.graph.layers] == ["x", "ip", "relu"]
 
 
 def test_a_net_is_built_again_with_its_own_options():
-    net = Net(parse_net(TEXT), TEST, NetOptions(seed=7, keep_all=True).plain())
-    again = Net(parse_net(TEXT), TEST, net.options, share=net, before=net)
+    net = Net(parse_net(TEXT), proto.TEST, NetOptions(seed=7, keep_all=True).plain())
+    again = Net(parse_net(TEXT), proto.TEST, net.options, share=net, before=net)
     assert (again.options, again.seed) == (net.options, 7)
     assert all(again.tensor_of[p] is net.tensor_of[q] for p, q in zip(again.all_params(), net.all_params()))
 

@@ -25,9 +25,10 @@ sys.path[:0] = [str(ROOT), str(HERE.parent)]
 
 from build_csrc import build as build_csrc  # noqa: E402
 
+from engine import proto  # noqa: E402
 from engine.config import read_net  # noqa: E402
 from engine.data.source_shapes import SourceShapes  # noqa: E402
-from engine.graph.build import TEST, TRAIN, build  # noqa: E402
+from engine.graph.build import build  # noqa: E402
 from engine.graph.passes.gradients import mark_gradients  # noqa: E402
 from engine.graph.passes.split import insert_splits  # noqa: E402
 
@@ -42,7 +43,7 @@ KEEP_LAYOUT = (
 )  # the top's layout is the first bottom's
 
 
-def kernels(model: str, batch: int, phase: int = TRAIN):
+def kernels(model: str, batch: int, phase: int = proto.TRAIN):
     """(layer name, kind, line for the program) of every layer that counts, in the net's order."""
     config = read_net(model, [f"layer[data].data_param.batch_size={batch}"])
     graph = build(config, phase, shapes_of=SourceShapes(config.message, phase, lambda note: None))
@@ -129,7 +130,7 @@ def measure(
     model: str, batch: int, precision: str, repeats: int = 3, threads: int | None = None, phase: str = "TRAIN"
 ) -> dict:
     """seconds: the sum, of a whole step; by_kind: the same by kind; core_seconds: convolutions and norms alone."""
-    lines = kernels(model, batch, TRAIN if phase == "TRAIN" else TEST)
+    lines = kernels(model, batch, proto.TRAIN if phase == "TRAIN" else proto.TEST)
     environ = dict(os.environ) | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
     text = "".join(f"{line}\n" for _, _, line in lines)
     command = [str(build_csrc("kernel_limit") / "kernel_limit"), precision, str(repeats)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import cast
 
-from engine.graph.build import Graph
+from engine.graph.graph import Graph
 from engine.layers.base import Blob, Layer
 from engine.layers.batch_norm import BatchNorm
 from engine.layers.concat import Concat

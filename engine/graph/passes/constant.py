@@ -4,7 +4,7 @@ result changes by rounding only."""
 
 from __future__ import annotations
 
-from engine.graph.build import Graph
+from engine.graph.graph import Graph
 
 
 def mark_constant(graph: Graph) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.graph.build import Graph
+from engine.graph.graph import Graph
 from engine.layers.base import Layer
 
 

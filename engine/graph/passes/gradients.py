@@ -4,7 +4,7 @@ pruned.
 
 from __future__ import annotations
 
-from engine.graph.build import Graph
+from engine.graph.graph import Graph
 from engine.graph.passes.split import insert_split
 from engine.layers.base import Blob, Layer
 from engine.layers.split import Split

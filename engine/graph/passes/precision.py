@@ -12,7 +12,7 @@ losses need no scaling (Kalamkar et al. 2019, arXiv 1905.12322).
 from __future__ import annotations
 
 from engine import proto
-from engine.graph.build import Graph
+from engine.graph.graph import Graph
 from engine.layers.base import Blob, Layer
 from engine.layers.cast import Cast
 

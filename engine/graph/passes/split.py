@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine import proto
-from engine.graph.build import Graph
+from engine.graph.graph import Graph
 from engine.layers.base import Blob, Layer
 from engine.layers.split import Split
 

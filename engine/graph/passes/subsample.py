@@ -11,7 +11,7 @@ import math
 from typing import cast
 
 from engine import proto
-from engine.graph.build import Graph
+from engine.graph.graph import Graph
 from engine.layers.base import Blob, Layer
 from engine.layers.convolution import Convolution
 from engine.layers.registry import layer_type
