@@ -162,7 +162,7 @@ SPEAKERS = {
     "PIL": ["data/", "examine/preview.py", "examine/generate.py"],
     "h5py": ["weights/h5_file.py"],
     "onnx": ["exchange/onnx_file.py"],
-    "pycocotools": ["data/annotations.py"],
+    "pycocotools": ["data/coco_masks.py"],
     "av": ["data/video_file.py"],
     "matplotlib": ["report/plot.py", "report/scorecard.py", "examine/rates.py"],
     "pygraphviz": ["report/draw_net.py"],

@@ -1,7 +1,7 @@
-"""Pictures with objects in them, as Pascal VOC and COCO describe them: boxes, and a class for each pixel.
+"""Pictures with objects in them, as the files of Pascal VOC and COCO describe them.
 
-What files hold is checked here, by file and key: no entity of an XML file is expanded, no path leads out of the folder
-of pictures, and nothing is drawn before its size is known.
+What these hold is checked here, by file and key: no entity of an XML file is expanded, and no path leads out of the
+folder of pictures.
 """
 
 from __future__ import annotations
@@ -10,12 +10,9 @@ import json
 import math
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
-
-import numpy as np
 
 from engine import proto
 from engine.config.label_map import read_label_map
@@ -23,8 +20,7 @@ from engine.config.numbers import number
 from engine.config.suggestions import suggestion
 from engine.data.decode import FORMATS
 from engine.data.image_tree import Tree, open_tree, read_text
-from engine.data.pair import IGNORED
-from engine.errors import DataError, EngineError, shape_text
+from engine.errors import DataError
 
 # In the order that numbers them from 1, in VOC's own palette masks, too.
 VOC_CLASSES = (
@@ -36,9 +32,6 @@ _MAX_LABEL = 65535  # a list of the names is written
 _LONE = re.compile("[\ud800-\udfff]")  # half of a character, as JSON may have it: no file takes it
 _MAX_XML = 1 << 24  # characters; VOC's longest file has 20,000
 _SHOWN = 60  # characters of a wrong value
-_MAX_OUTLINES = 1 << 23  # pixels along all polygons of a picture, which take 0.5 GB and 2 s; COCO's have 20,000
-_MAX_DRAWN = 1 << 36  # pixels times objects of a picture: minutes; a thousand objects in the largest one
-_AT_ONCE = 16  # polygons that are put together: with more at a time it takes as long as their number squared
 
 
 @dataclass(frozen=True)
@@ -91,7 +84,7 @@ def read_annotations(root: str, annotations: str, masks: bool = False) -> Annota
     for scene in found.scenes:
         path = PurePosixPath(scene.path)
         if path.is_absolute() or ".." in path.parts or "\0" in scene.path:
-            raise DataError(f"{_got(scene.path)} leads out of {root}; expected a path below it", scene.where)
+            raise DataError(f"{got(scene.path)} leads out of {root}; expected a path below it", scene.where)
         if not tree.has(scene.path):
             raise DataError(f"{scene.path} is not in {root}", scene.where)
     return found
@@ -117,7 +110,7 @@ def known_labels(path: str) -> proto.LabelMap:
     seen: dict[object, proto.LabelMapItem] = {}
     for item in labels.item:
         if not item.name or not item.HasField("label") or not 0 <= item.label <= _MAX_LABEL:
-            raise DataError(f"expected items with a name and a label of 0 to {_MAX_LABEL}, got {_got(str(item))}", path)
+            raise DataError(f"expected items with a name and a label of 0 to {_MAX_LABEL}, got {got(str(item))}", path)
         for key in (item.name, item.label):
             if key in seen:
                 raise DataError(f"expected each name and label once, got {key!r} twice", path)
@@ -133,6 +126,17 @@ def label_of(thing: Thing, labels: dict[str, int], path: str) -> int:
     return label
 
 
+def got(value: object) -> str:
+    """A wrong value as errors show it: in one line, and not all of a long one."""
+    text = re.sub(r"\s+", " ", value if isinstance(value, str) else repr(value))
+    return repr(text[:_SHOWN]) if isinstance(value, str) else text[:_SHOWN]
+
+
+def is_number(value: object) -> bool:
+    """Whether a value of JSON can be a coordinate."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30
+
+
 # VOC
 
 
@@ -145,9 +149,7 @@ def _read_voc(tree: Tree, root: str, list_file: str, masks: bool) -> Annotations
             continue
         where, name = f"{list_file}:{line}", words[0]
         if len(words) > 1:
-            raise DataError(
-                f"expected the name of a picture, without its folder and extension, got {_got(text)}", where
-            )
+            raise DataError(f"expected the name of a picture, without its folder and extension, got {got(text)}", where)
         if name in lines:
             raise DataError(f"{name} is there twice, first in line {lines[name]}", where)
         lines[name] = line
@@ -155,7 +157,7 @@ def _read_voc(tree: Tree, root: str, list_file: str, masks: bool) -> Annotations
         path += next((extension for extension in FORMATS if tree.has(path + extension)), ".jpg")
         scene = Scene(name, path, where)
         if ".." in PurePosixPath(path).parts:
-            raise DataError(f"{_got(name)} leads out of the folder; expected the name of a picture", where)
+            raise DataError(f"{got(name)} leads out of the folder; expected the name of a picture", where)
         if masks:
             scene.mask = f"SegmentationClass/{name}.png"
             if not tree.has(scene.mask):
@@ -191,7 +193,7 @@ def _read_voc_xml(tree: Tree, root: str, scene: Scene) -> None:
             raise DataError("expected a <name>, got none", where)
         difficult = (element.findtext("difficult") or "0").strip()
         if difficult not in ("0", "1"):
-            raise DataError(f"difficult: expected 0 or 1, got {_got(difficult)}", where)
+            raise DataError(f"difficult: expected 0 or 1, got {got(difficult)}", where)
         x1, y1, x2, y2 = (_xml_number(box, side, f"{where}: bndbox") for side in ("xmin", "ymin", "xmax", "ymax"))
         scene.things.append(Thing(name, (x1, y1, x2, y2), difficult == "1", where))
 
@@ -211,7 +213,7 @@ def _parse_xml(data: bytes, where: str) -> ElementTree.Element:
     except (ElementTree.ParseError, ValueError) as error:
         raise DataError(f"it is no XML: {error}", where) from None
     if root.tag != "annotation":
-        raise DataError(f"expected <annotation> as its root, got <{_got(root.tag)}>", where)
+        raise DataError(f"expected <annotation> as its root, got <{got(root.tag)}>", where)
     return root
 
 
@@ -219,7 +221,7 @@ def _xml_number(element: ElementTree.Element, tag: str, where: str) -> float:
     text = (element.findtext(tag) or "").strip()
     value = number(text)
     if value is None or not math.isfinite(value):
-        raise DataError(f"{tag}: expected a number, got {_got(text) if text else 'none'}", where)
+        raise DataError(f"{tag}: expected a number, got {got(text) if text else 'none'}", where)
     return value
 
 
@@ -261,7 +263,7 @@ class _Coco:
                     raise self._error(f"{key}.{of}_id", f"no {of} has the id {value}")
             crowd = annotation.get("iscrowd", 0)
             if crowd not in (0, 1):
-                raise self._error(f"{key}.iscrowd", f"expected 0 or 1, got {_got(crowd)}")
+                raise self._error(f"{key}.iscrowd", f"expected 0 or 1, got {got(crowd)}")
             thing = Thing(
                 str(category),
                 self._box(annotation, key) if not masks else (0.0, 0.0, 0.0, 0.0),
@@ -285,170 +287,30 @@ class _Coco:
             raise self._error(name, "expected a list, as in COCO's instances_*.json; got none")
         for position, each in enumerate(self._content[name]):
             if not isinstance(each, dict):
-                raise self._error(f"{name}[{position}]", f"expected an object, got {_got(each)}")
+                raise self._error(f"{name}[{position}]", f"expected an object, got {got(each)}")
         return [(f"{name}[{position}]", each) for position, each in enumerate(self._content[name])]
 
     def _get(self, of: dict[str, Any], key: str, name: str, kind: type, wanted: str) -> Any:
         value = of.get(name)
         lone = isinstance(value, str) and _LONE.search(value)
         if not isinstance(value, kind) or isinstance(value, bool) or value == "" or lone:
-            raise self._error(f"{key}.{name}", f"expected {wanted}, got {_got(value) if name in of else 'none'}")
+            raise self._error(f"{key}.{name}", f"expected {wanted}, got {got(value) if name in of else 'none'}")
         return value
 
     def _whole(self, of: dict[str, Any], key: str, name: str, least: int = 0) -> int:
         value = self._get(of, key, name, int, f"a whole number of {least} or more")
         if not least <= value < 2**63:
-            raise self._error(f"{key}.{name}", f"expected a whole number of {least} or more, got {_got(value)}")
+            raise self._error(f"{key}.{name}", f"expected a whole number of {least} or more, got {got(value)}")
         return value
 
     def _box(self, annotation: dict[str, Any], key: str) -> tuple[float, float, float, float]:
         """x, y, width, height to corners."""
         box = annotation.get("bbox")
-        if not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box)):
-            raise self._error(f"{key}.bbox", f"expected x, y, width and height as numbers, got {_got(box)}")
+        if not isinstance(box, list) or len(box) != 4 or not all(map(is_number, box)):
+            raise self._error(f"{key}.bbox", f"expected x, y, width and height as numbers, got {got(box)}")
         x, y, width, height = map(float, box)
         return x, y, x + width, y + height
 
 
 def _refuse(constant: str) -> float:
     raise ValueError(f"{constant} is no number of JSON")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30
-
-
-def _got(value: object) -> str:
-    text = re.sub(r"\s+", " ", value if isinstance(value, str) else repr(value))
-    return repr(text[:_SHOWN]) if isinstance(value, str) else text[:_SHOWN]
-
-
-# Classes of pixels
-
-
-def draw_mask(things: Sequence[tuple[int, Thing]], height: int, width: int) -> np.ndarray:
-    """(height, width) uint8, the label of each pixel, of (label, object of COCO). A smaller object lies in front of a
-    larger one. Pixels of crowds that belong to nothing else do not count: they hold IGNORED. Raises DataError."""
-    polygons = [_polygons(thing, height, width) for _, thing in things]
-    _check_work(things, polygons, height, width)
-    mask = np.zeros((height, width), np.uint8, "F")  # column by column, as COCO's runs are
-    in_front = np.full((height, width), height * width + 1, np.int64, "F")  # area of the object that each pixel shows
-    crowds = np.zeros((height, width), bool, "F")
-    for (label, thing), points in zip(things, polygons, strict=True):
-        if not 0 < label < IGNORED:
-            raise DataError(f"a mask holds labels 1 to {IGNORED - 1}, got {label} of class {thing.name}", thing.where)
-        inside = _inside(thing, height, width) if points is None else _inside_polygons(points, height, width)
-        if thing.difficult:
-            crowds |= inside
-            continue
-        area = np.count_nonzero(inside)
-        shown = inside & (area < in_front)
-        np.copyto(mask, label, where=shown)
-        np.copyto(in_front, area, where=shown)
-    mask[crowds & (mask == 0)] = IGNORED
-    return np.ascontiguousarray(mask)
-
-
-def _check_work(
-    things: Sequence[tuple[int, Thing]], polygons: Sequence[list[np.ndarray] | None], height: int, width: int
-) -> None:
-    """Raises DataError for a picture whose objects would take too much memory or time to draw."""
-    if len(things) * height * width > _MAX_DRAWN:
-        raise DataError(
-            f"the picture has {len(things)} objects in {shape_text((height, width))} pixels; at most "
-            f"{_MAX_DRAWN // (height * width)} are drawn",
-            things[0][1].where,
-        )
-    length = 0.0
-    for (_, thing), points in zip(things, polygons, strict=True):
-        length += sum(map(_outline, points or ()))
-        if length > _MAX_OUTLINES:
-            raise DataError(
-                f"the polygons of the picture are {length:.0f} pixels long up to here, more than {_MAX_OUTLINES}",
-                f"{thing.where}.segmentation",
-            )
-
-
-def _inside(thing: Thing, height: int, width: int) -> np.ndarray:
-    """(height, width), whether each pixel is the object's, by its runs."""
-    of, where = thing.segmentation, f"{thing.where}.segmentation"
-    if not isinstance(of, dict):
-        raise DataError(f"expected polygons, or runs {{counts, size}}, got {_got(of)}", where)
-    if of.get("size") != [height, width]:
-        raise DataError(f"size: expected the picture's, [{height}, {width}], got {_got(of.get('size'))}", where)
-    counts = of.get("counts")
-    if isinstance(counts, str):
-        counts = _unpacked(counts, where)
-    if not isinstance(counts, list) or not all(isinstance(run, int) and 0 <= run <= height * width for run in counts):
-        raise DataError(f"counts: expected a text, or lengths of runs, got {_got(counts)}", where)
-    if sum(counts) != height * width:
-        raise DataError(
-            f"counts: expected runs of {height * width} pixels in all ({shape_text((height, width))}), got "
-            f"{sum(counts)}",
-            where,
-        )
-    # Runs of nothing and of the object take turns, column by column.
-    return np.repeat(np.arange(len(counts)) % 2 == 1, counts).reshape(width, height).T
-
-
-def _unpacked(text: str, where: str) -> list[int]:
-    """The runs of COCO's compressed form: numbers of 5 bits a character, the lowest first, each from the fourth on as
-    its difference to the one before the last."""
-    # pycocotools leaves pixels behind the last run as they were in memory; so the lengths are needed before the pixels.
-    runs: list[int] = []
-    value = shift = 0
-    for character in text:
-        bits = ord(character) - 48
-        if not 0 <= bits < 64 or shift > 60:
-            raise DataError(f"counts: {_got(text)} is no compressed mask", where)
-        value |= (bits & 31) << shift
-        shift += 5
-        if not bits & 32:
-            if bits & 16:
-                value -= 1 << shift
-            runs.append(value + (runs[-2] if len(runs) > 2 else 0))
-            value = shift = 0
-    if shift:
-        raise DataError(f"counts: {_got(text)} ends within a number", where)
-    return runs
-
-
-def _polygons(thing: Thing, height: int, width: int) -> list[np.ndarray] | None:
-    """The points (n, 2) of an object's polygons; None where it has runs. Points beyond the picture's edges are moved to
-    them: pycocotools would use memory for what lies there."""
-    if not isinstance(thing.segmentation, list):
-        return None
-    polygons: list[np.ndarray] = []
-    for position, polygon in enumerate(thing.segmentation):
-        if not isinstance(polygon, list) or len(polygon) % 2 or not all(map(_is_number, polygon)):
-            where = f"{thing.where}.segmentation[{position}]"
-            raise DataError(f"expected x, y, x, y, ... as numbers, got {_got(polygon)}", where)
-        if len(polygon) >= 6:  # COCO has some of two points, which hold no pixel
-            polygons.append(np.clip(np.array(polygon, np.float64).reshape(-1, 2), 0, (width, height)))
-    return polygons
-
-
-def _outline(polygon: np.ndarray) -> float:
-    """How many pixels it goes through, for which pycocotools uses memory."""
-    return float(np.abs(polygon - np.roll(polygon, 1, 0)).max(1).sum())
-
-
-def _inside_polygons(polygons: Sequence[np.ndarray], height: int, width: int) -> np.ndarray:
-    """Drawn by pycocotools, whose pixels are those that everybody is judged by."""
-    if not polygons:
-        return np.zeros((height, width), bool)
-    coco = _pycocotools()
-    drawn = coco.frPyObjects([polygon.ravel().tolist() for polygon in polygons], height, width)
-    while len(drawn) > 1:
-        drawn = [coco.merge(drawn[begin : begin + _AT_ONCE]) for begin in range(0, len(drawn), _AT_ONCE)]
-    return coco.decode(drawn[0]).view(bool)
-
-
-def _pycocotools() -> Any:
-    try:
-        from pycocotools import mask
-    except ImportError:
-        raise EngineError(
-            "COCO's polygons need pycocotools, which is not installed: pip install 'prototxt-engine[coco]'"
-        ) from None
-    return mask

@@ -18,13 +18,13 @@ from engine.data.annotations import (
     Annotations,
     Scene,
     Thing,
-    draw_mask,
     is_coco,
     known_labels,
     label_map_of,
     label_of,
     read_annotations,
 )
+from engine.data.coco_masks import draw_mask
 from engine.data.convert_imageset import LABELS, Output
 from engine.data.decode import ImageError, as_pillow, decode_mask, open_image
 from engine.data.limits import check_within

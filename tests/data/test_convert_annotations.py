@@ -16,7 +16,8 @@ from PIL import Image
 from engine import proto
 from engine.cli import main
 from engine.data import open_data
-from engine.data.annotations import VOC_CLASSES, Thing, draw_mask
+from engine.data.annotations import VOC_CLASSES, Thing
+from engine.data.coco_masks import draw_mask
 from engine.data.convert_annotations import convert_annotations
 from engine.data.convert_imageset import Output
 from engine.data.decode import decode_mask

@@ -11,8 +11,9 @@ import numpy as np
 from engine import proto, weights
 from engine.config import nets_of_solver, parse_net, parse_solver, read_net, read_solver
 from engine.config.upgrade_files import upgrade_net_binary
-from engine.data.annotations import draw_mask, read_annotations
+from engine.data.annotations import read_annotations
 from engine.data.chest_xray14 import read_entries
+from engine.data.coco_masks import draw_mask
 from engine.data.decode import COLOR, GRAY, AnyImage, ImageError, as_array, as_pillow, decode, open_image, parse_datum
 from engine.data.image_tree import open_tree, read_list, read_text
 from engine.data.keyed_random import KeyedRandom
