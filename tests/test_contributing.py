@@ -48,12 +48,13 @@ def test_a_layer(put, monkeypatch):
 
 def test_a_learning_rate_policy(monkeypatch):
     from engine import proto
-    from engine.solver import schedules
+    from engine.solver.policies import POLICIES, policy
+    from engine.solver.schedules import LearningRate
 
-    monkeypatch.setattr(schedules, "_policies", dict(schedules._policies))
-    exec(EXAMPLES["engine/solver/schedules.py"], {"policy": schedules.policy})
+    monkeypatch.setitem(POLICIES, "halving", POLICIES["fixed"])  # which goes again with the test
+    exec(EXAMPLES["engine/solver/policies.py"], {"policy": policy})
     param = proto.SolverParameter(lr_policy="halving", base_lr=0.5, stepsize=10, warmup_iter=4, warmup_start_lr=0.1)
-    rate = schedules.LearningRate(param)
+    rate = LearningRate(param)
     assert [rate(iteration) for iteration in (0, 2, 4, 10, 25)] == pytest.approx([0.1, 0.3, 0.5, 0.25, 0.125])
 
 

@@ -12,14 +12,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from engine.report.plot import Panel, Series
+from engine.solver.policies import cycle_position, first_of_policy
 from engine.solver.resolve import is_given, scaled
 from engine.solver.schedules import (
     BatchGrowth,
     LearningRate,
     Momentum,
     WeightDecay,
-    cycle_position,
-    first_of_policy,
     milestones,
 )
 from engine.solver.update import has_local_rates

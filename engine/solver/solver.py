@@ -30,10 +30,10 @@ from engine.solver.finite import blame_loss, check_weights
 from engine.solver.model_parallel import ModelParallel
 from engine.solver.optimizer import Optimizer
 from engine.solver.plan import log_own_skipped, log_plan, log_skipped
+from engine.solver.policies import current_step
 from engine.solver.recorder import Recorder, figures_of
 from engine.solver.replica import Replica
 from engine.solver.resolve import refuse_other_epochs, resolve
-from engine.solver.schedules import current_step
 from engine.solver.signals import SNAPSHOT, STOP, Signals
 from engine.solver.snapshots import Snapshots
 from engine.solver.state import TrainingState

@@ -14,14 +14,13 @@ from engine.errors import Complaint, ConfigError, EngineError, NumericalError, t
 from engine.files import check_writable, reason
 from engine.report.average_precision import AP_VERSIONS
 from engine.solver import adversarial_param, elastic_param, goals, modes, tuner
+from engine.solver.policies import WARMUPS, left_out
 from engine.solver.resolve import SCHEDULES, in_epochs, is_given, resolve, twins
 from engine.solver.schedules import (
     MOMENTUM_POLICIES,
-    WARMUPS,
     WEIGHT_DECAY_POLICIES,
     LearningRate,
     WeightDecay,
-    left_out,
 )
 from engine.solver.update import constants_of_others, find_rule, has_local_rates, solver_types, unknown_type
 

@@ -7,13 +7,13 @@ from engine import proto
 from engine.config.suggestions import _ELSEWHERE, suggestion
 from engine.layers.fillers import _fillers
 from engine.layers.registry import layer_types
-from engine.solver.schedules import _policies
+from engine.solver.policies import POLICIES
 from engine.solver.update import solver_types
 
 KNOWN = {
     "layer": set(layer_types()),
     "filler": set(_fillers),
-    "policy": set(_policies),
+    "policy": set(POLICIES),
     "type": set(solver_types()),
     "field": {
         field.name

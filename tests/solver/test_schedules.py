@@ -8,14 +8,13 @@ from engine import proto
 from engine.config import parse_solver
 from engine.errors import ConfigError, NumericalError
 from engine.solver import schedules
+from engine.solver.policies import POLICIES, current_step
 from engine.solver.schedules import (
     LearningRate,
     Momentum,
     WeightDecay,
-    current_step,
     milestones,
     need_max_iter,
-    policies,
 )
 from engine.solver.state import PlateauState
 from engine.solver.validate import notes, validate
@@ -171,7 +170,7 @@ def test_wrong_policies_say_what_is_missing(text, words):
 def test_every_policy_of_the_reference_is_known():
     known = {"fixed", "step", "exp", "inv", "multistep", "poly", "poly_cyc", "sigmoid", "plateau", "multifixed"}
     known |= {"cosine", "sgdr"}  # engine's own
-    assert known == set(policies())
+    assert known == set(POLICIES)
     assert proto.SolverParameter().lr_policy == ""
 
 
