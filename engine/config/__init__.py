@@ -4,18 +4,15 @@ from engine.config.config import (
     Config,
     NetConfig,
     SolverConfig,
-    SolverNets,
     add_state,
     expand_ranks,
-    files_read_by,
-    net_of_solver,
-    nets_of_solver,
     parse_net,
     parse_solver,
     read_net,
     read_solver,
     seed_of,
 )
+from engine.config.solver_nets import SolverNets, files_read_by, net_of_solver, nets_of_solver
 
 __all__ = [
     "Config",

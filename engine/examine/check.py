@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import cast
 
 from engine import proto
-from engine.config.config import NetConfig, SolverConfig, add_state, nets_of_solver, read
+from engine.config import NetConfig, SolverConfig, add_state, nets_of_solver
+from engine.config.config import read
 from engine.config.idle_fields import params_of_others
 from engine.config.label_map import read_label_map
 from engine.config.phases import PHASE_NAMES, kept, unknown_stages

@@ -17,7 +17,7 @@ import numpy as np
 from engine import proto
 from engine.comm.world import World
 from engine.config import SolverConfig, add_state, read_net, read_solver
-from engine.config.config import solver_of_net
+from engine.config.solver_nets import solver_of_net
 from engine.data.feeder import Feeder
 from engine.data.source_shapes import Supposition
 from engine.errors import ConfigError, EngineError, NumericalError

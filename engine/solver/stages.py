@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from engine import proto
 from engine.comm.world import World
 from engine.config import SolverConfig, net_of_solver
-from engine.config.config import texts_of
+from engine.config.solver_nets import texts_of
 from engine.data.source_shapes import SourceShapes
 from engine.errors import ConfigError, WeightsError, shape_text, together
 from engine.files import is_regular, opened, take_in

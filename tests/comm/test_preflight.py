@@ -10,7 +10,7 @@ import pytest
 from engine import proto
 from engine.comm.preflight import check_sum, compare, describe_hosts, preflight, versions
 from engine.comm.world import World
-from engine.config.config import texts_of
+from engine.config.solver_nets import texts_of
 from engine.errors import CommError
 from tests.mpi import REPO, run_ranks
 

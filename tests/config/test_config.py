@@ -9,10 +9,11 @@ import pytest
 from google.protobuf import text_encoding, text_format
 
 from engine import proto
-from engine.config.config import net_of_solver, nets_of_solver, parse_net, parse_solver, read, read_net, read_solver
+from engine.config.config import parse_net, parse_solver, read, read_net, read_solver
 from engine.config.dialects import rows
 from engine.config.phases import PHASES, kept_in
 from engine.config.prototext import fill, scan, unescaped
+from engine.config.solver_nets import net_of_solver, nets_of_solver
 from engine.config.stand_ins import stand_in
 from engine.config.upgrade import upgrade_net, upgrade_solver
 from engine.errors import MOST_ERRORS, ConfigError, ConfigErrors
