@@ -11,7 +11,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 
 from engine.errors import printable
-from engine.examine.check import FITS_NONE, FileReport, check_file
+from engine.examine.check import check_file
+from engine.examine.check_net import FITS_NONE
+from engine.examine.check_report import FileReport
 from engine.examine.trial import Outcome, Trial
 from engine.host.launch import own_command
 from engine.report.table import human

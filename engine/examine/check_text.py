@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from engine.errors import ConfigError, ConfigErrors, printable, shape_text
-from engine.examine.check import FileReport, NetReport
+from engine.examine.check_report import FileReport, NetReport
 from engine.report.plot import Panel, write_panels
 from engine.report.table import human, table
 

@@ -76,7 +76,7 @@ def test_a_net_that_does_not_fit_is_refused(monkeypatch):
 
 def test_check_notes_it(monkeypatch, tmp_path):
     (tmp_path / "net.prototxt").write_text(NET)
-    monkeypatch.setattr("engine.examine.check.free_memory", lambda: 7_000_000)
+    monkeypatch.setattr("engine.examine.check_net.free_memory", lambda: 7_000_000)
     report = check_file(str(tmp_path / "net.prototxt"))
     note = next(note for note in report.notes if "free" in note)
     assert "in phase TRAIN it needs" in note and "7 MB are free on this host: lower batch_size" in note
@@ -88,7 +88,7 @@ def test_check_counts_what_the_optimizer_remembers(monkeypatch, tmp_path):
         f'type: "Adam" base_lr: 1 lr_policy: "fixed" max_iter: 1 ema: 0.9 net_param {{ {NET} }}'
     )
     free = 13_000_000  # the net takes 12 MB, what Adam and ema remember 6; and a twentieth more
-    monkeypatch.setattr("engine.examine.check.free_memory", lambda: free)
+    monkeypatch.setattr("engine.examine.check_net.free_memory", lambda: free)
     report = check_file(str(tmp_path / "solver.prototxt"))
     assert any("it needs 19 MB, 13 MB are free" in note for note in report.notes), report.notes
 
