@@ -192,8 +192,8 @@ def test_a_depth_that_is_no_6n_plus_2_is_refused():
 def test_resnets_for_cifar_pad_and_crop_but_in_a_collapse(stage):
     """Read as the graph does: one data layer for each phase and stage."""
     net = config.read_net(ROOT / "nets/resnet20.prototxt").message
-    stages = {stage} if stage else set()
-    (train,) = [each for each in net.layer if each.type == "Data" and kept(each, proto.TRAIN, 0, stages, "")]
+    state = proto.NetState(phase=proto.TRAIN, stage=[stage] if stage else [])
+    (train,) = [each for each in net.layer if each.type == "Data" and kept(each, state, "")]
     transform = train.transform_param
     assert (transform.pad, transform.crop_size, transform.mirror) == (0 if stage else 4, 32, True)
 

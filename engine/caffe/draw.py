@@ -44,6 +44,6 @@ def draw_net_to_file(
     layers = [
         layer
         for index, layer in enumerate(config.message.layer)
-        if phase is None or kept(layer, phase, 0, set(), config.where(index))
+        if phase is None or kept(layer, proto.NetState(phase=phase), config.where(index))
     ]
     draw_layers(config.message.name, layers, filename, rankdir)

@@ -16,16 +16,17 @@ PHASES = {"TRAIN": proto.TRAIN, "TEST": proto.TEST}
 PHASE_NAMES = {number: name for name, number in PHASES.items()}
 
 
-def kept(message: proto.LayerParameter, phase: int, level: int, stages: set[str], where: str) -> bool:
-    """Whether a layer's include and exclude rules keep it. Raises ConfigError for a layer that has both."""
+def kept(message: proto.LayerParameter, state: proto.NetState, where: str) -> bool:
+    """Whether a layer's include and exclude rules keep it in a state. Raises ConfigError for a layer that has both."""
+    stages = set(state.stage)
     if message.include and message.exclude:
         raise ConfigError(f"layer '{message.name}': has both include and exclude rules; use one of them", where)
 
     def matches(rule: proto.NetStateRule) -> bool:
         return not (
-            (rule.HasField("phase") and rule.phase != phase)
-            or (rule.HasField("min_level") and level < rule.min_level)
-            or (rule.HasField("max_level") and level > rule.max_level)
+            (rule.HasField("phase") and rule.phase != state.phase)
+            or (rule.HasField("min_level") and state.level < rule.min_level)
+            or (rule.HasField("max_level") and state.level > rule.max_level)
             or not set(rule.stage) <= stages
             or set(rule.not_stage) & stages
         )
@@ -38,9 +39,16 @@ def kept(message: proto.LayerParameter, phase: int, level: int, stages: set[str]
 def kept_layers(config: NetConfig, phase: int | None = None) -> list[int]:
     """The indices of the layers that the state keeps which the net itself names, or another phase with its level and
     stages. Raises ConfigError."""
-    state, layers = config.message.state, config.message.layer
-    phase, stages = state.phase if phase is None else phase, set(state.stage)
-    return [i for i in range(len(layers)) if kept(layers[i], phase, state.level, stages, config.where(i))]
+    state, layers = state_in(config, phase), config.message.layer
+    return [i for i in range(len(layers)) if kept(layers[i], state, config.where(i))]
+
+
+def state_in(config: NetConfig, phase: int | None = None, stages: Iterable[str] | None = None) -> proto.NetState:
+    """The state that a net names, but for what is given."""
+    own = config.message.state
+    return proto.NetState(
+        phase=own.phase if phase is None else phase, level=own.level, stage=own.stage if stages is None else stages
+    )
 
 
 def kept_in(layer: proto.LayerParameter, phase: int) -> bool:

@@ -8,7 +8,7 @@ import re
 from engine import proto
 from engine.config import NetConfig
 from engine.config.idle_fields import params_of_others
-from engine.config.phases import PHASE_NAMES, kept, unknown_stages
+from engine.config.phases import PHASE_NAMES, kept, state_in, unknown_stages
 from engine.data.source_shapes import SourceShapes, suppositions
 from engine.errors import ConfigError, EngineError
 from engine.examine.check_graph import absent_fillers, distributions, unread
@@ -30,52 +30,39 @@ def check_net(config: NetConfig, report: FileReport) -> None:
     """Both phases. One in which the net reads nothing, while it does in the other, is not meant."""
     if not config.message.layer:
         raise ConfigError("the net has no layers", config.path)
-    stages = list(config.message.state.stage)
     _give_data(config, report)
     _give_num_output(config, report)
-    feeding = {phase: _feeding_layers(config, _in_phase(config, phase, stages)) for phase in PHASE_NAMES}
-    staged = [] if stages or any(feeding.values()) else _feeding_stages(config)
+    feeding = {phase: _feeding_layers(config, state_in(config, phase)) for phase in PHASE_NAMES}
+    staged = [] if config.message.state.stage or any(feeding.values()) else _feeding_stages(config)
     if staged:
         report.note(
             f"{config.path}: nothing feeds the net without a stage; checked with each that does: "
             f"{', '.join(staged)} (--stage)"
         )
         for phase, stage in itertools.product(PHASE_NAMES, staged):
-            add_graph(config, _in_phase(config, phase, [stage]), report)
+            add_graph(config, state_in(config, phase, [stage]), report)
         return
     for phase, name in PHASE_NAMES.items():
         if not feeding[phase] and any(feeding.values()):
             report.note(f"{config.path}: nothing feeds the net in phase {name}, which is left out")
         else:
-            add_graph(config, _in_phase(config, phase, stages), report)
+            add_graph(config, state_in(config, phase), report)
     deploy = all(layer.type == "Input" for layers in feeding.values() for layer in layers)
     if deploy and report.errors and any("TEST" in net.phases for net in report.nets):
         report.note(f"{config.path}: the net is for TEST only, in TRAIN it does not build: {report.errors[0]}")
         report.errors.clear()
 
 
-def _in_phase(config: NetConfig, phase: int, stages: list[str]) -> proto.NetState:
-    """At the level that the net names."""
-    return proto.NetState(phase=phase, level=config.message.state.level, stage=stages)
-
-
 def _feeding_layers(config: NetConfig, state: proto.NetState) -> list[proto.LayerParameter]:
-    layers, stages = enumerate(config.message.layer), set(state.stage)
-    return [
-        layer
-        for i, layer in layers
-        if not layer.bottom and kept(layer, state.phase, state.level, stages, config.where(i))
-    ]
+    layers = enumerate(config.message.layer)
+    return [layer for i, layer in layers if not layer.bottom and kept(layer, state, config.where(i))]
 
 
 def _feeding_stages(config: NetConfig) -> list[str]:
     """The stages each of which alone lets a layer feed the net, in their order in the text."""
     named = dict.fromkeys(stage for layer in config.message.layer for rule in layer.include for stage in rule.stage)
-    return [
-        stage
-        for stage in named
-        if any(_feeding_layers(config, _in_phase(config, phase, [stage])) for phase in PHASE_NAMES)
-    ]
+    states = {stage: [state_in(config, phase, [stage]) for phase in PHASE_NAMES] for stage in named}
+    return [stage for stage, of in states.items() if any(_feeding_layers(config, state) for state in of)]
 
 
 def _give_data(config: NetConfig, report: FileReport) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from engine import proto
 from engine.config import NetConfig
-from engine.config.phases import kept, kept_layers
+from engine.config.phases import kept, kept_layers, state_in
 from engine.data.source_shapes import SourceShapes
 from engine.errors import ConfigError, EngineError, WeightsError, shape_text
 from engine.graph.build import build
@@ -69,12 +69,12 @@ def _fed_by_inputs(config: NetConfig) -> NetConfig:
     message, notes = proto.NetParameter(), list(config.notes)
     message.CopyFrom(config.message)
     shapes_of = SourceShapes(message, proto.TEST, notes.append)
-    state = message.state
+    state = state_in(config, proto.TEST)
     for index, layer in enumerate(message.layer):
         cls = layer_types().get(layer.type)
         if cls is not None and (issubclass(cls, Data) or layer.type == "DummyData"):
             where = config.where(index)
-            stays = kept(layer, proto.TEST, state.level, set(state.stage), where)
+            stays = kept(layer, state, where)
             shapes = _shapes(layer, where, shapes_of) if stays else [(1,)]  # of one that the build leaves out, any
             fed = proto.LayerParameter(name=layer.name, type="Input", top=layer.top)
             fed.include.extend(layer.include)

@@ -13,6 +13,7 @@ from typing import cast
 
 from engine import proto
 from engine.config import NetConfig
+from engine.config.phases import state_in
 from engine.errors import MOST_ERRORS, ConfigError, shape_text, together
 from engine.graph.connector import Connector
 from engine.graph.graph import Graph
@@ -49,9 +50,10 @@ def build(
     """
     graph = Graph(config.message.name or config.path, phase, force_backward=config.message.force_backward)
     errors: list[ConfigError] = []
-    state = config.message.state
-    level, asked = state.level if level is None else level, set(state.stage if stages is None else stages)
-    connect = Connector(graph, config, level, asked)
+    state = state_in(config, phase, stages)
+    if level is not None:
+        state.level = level
+    connect = Connector(graph, config, state)
     layers = before.layers if before else []
     earlier = {layer.name: layer.misfit.before if layer.misfit else layer for layer in layers}
     for index, message in enumerate(config.message.layer):

@@ -18,9 +18,9 @@ from engine.layers.data import Data
 class Connector:
     """Which blob a name means at this point of the file, and who owns a shared parameter."""
 
-    def __init__(self, graph: Graph, config: NetConfig, level: int, stages: set[str]):
-        """level, stages: of the graph, which is of this net."""
-        self.graph, self.config, self.level, self.stages = graph, config, level, stages
+    def __init__(self, graph: Graph, config: NetConfig, state: proto.NetState):
+        """state: that the graph of this net is built in."""
+        self.graph, self.config, self.state = graph, config, state
         self.current: dict[str, Blob] = {}
         self.unknown: set[str] = set()  # tops of layers that could not be built
         self.unshaped: set[Blob] = set()
@@ -31,7 +31,8 @@ class Connector:
 
     def keeps(self, message: proto.LayerParameter, where: str, more: Iterable[str] = ()) -> bool:
         """Whether the graph has a layer, or would with more stages. Raises ConfigError, see kept()."""
-        return kept(message, self.graph.phase, self.level, self.stages.union(more), where)
+        state = proto.NetState(phase=self.state.phase, level=self.state.level, stage=[*self.state.stage, *more])
+        return kept(message, state, where)
 
     def claim_name(self, layer: Layer) -> None:
         """Raises ConfigError for the name of another layer, where blobs of weights, or data, go by it."""
@@ -175,7 +176,7 @@ class Connector:
         found = " or ".join(f"in stage {' and '.join(map(repr, each))} by {place}" for each, place in staged.items())
         first = next(iter(staged))
         given = " ".join(f'stage: "{stage}"' for stage in first)
-        unknown = unknown_stages(self.config.message, sorted(self.stages))
+        unknown = unknown_stages(self.config.message, sorted(set(self.state.stage)))
         return "; ".join(
             [
                 f"only {found}",
