@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,8 +16,8 @@ from engine.data.feeder import Feeder
 from engine.data.prefetch import Batch
 from engine.errors import shape_text
 from engine.graph.build import ShapesOf
-from engine.graph.graph import Graph
 from engine.inference.by_sample import BySample
+from engine.inference.detectors import DETECTORS, detectors_of
 from engine.layers.kernels import Choices
 from engine.net import DEFAULT, Counters, Net, NetOptions
 from engine.net.kernel_table import Kernels
@@ -284,28 +284,3 @@ class _Totals:
                 f"sample, and has no average over batches of {sizes}"
             )
         return self._averages.result()
-
-
-def detectors_of(graph: Graph) -> dict[str, Layer]:
-    """By their tops' names, the layers whose outputs are detections, of which a test makes an average precision."""
-    return {
-        layer.tops[0].name: layer
-        for layer in graph.layers
-        if layer.type in DETECTORS and layer.tops[0] in graph.outputs
-    }
-
-
-class DetectorKind(NamedTuple):
-    """A type of layer that marks detections. add(found, layer, value of its top): takes them in. first: the number that
-    its class 0 has in a label map, where the background is 0."""
-
-    add: Callable[[Detections, Layer, np.ndarray], None]
-    first: int
-
-
-DETECTORS = {
-    "DetectionEvaluate": DetectorKind(lambda found, layer, value: found.add_rows(value), 0),
-    "EvalDetection": DetectorKind(
-        lambda found, layer, value: found.add_samples(value, layer.message.eval_detection_param.num_class), 1
-    ),
-}

@@ -291,8 +291,8 @@ class Net:
     def params(self) -> dict[str, list[Tensor]]:
         """Tensors by layer name, as pycaffe's `net.params`; shared parameters appear under every layer that has
         them."""
-        own = self.params_by_layer().items()
-        return {layer: [self.tensor_of[each.owner or each] for each in params] for layer, params in own}
+        by_layer = self.params_by_layer().items()
+        return {layer: [self.tensor_of[each.owner or each] for each in params] for layer, params in by_layer}
 
     def all_params(self) -> list[Parameter]:
         """Every parameter of every layer in the file's order, fused layers under their own names."""
@@ -314,26 +314,22 @@ class Net:
     ) -> dict[str, list[np.ndarray]]:
         """Row-major copies in Caffe's shapes, for files: a list of arrays for each layer. wholes: the whole arrays of
         the parameters of which this net holds a part, or a rounded copy."""
-        result: dict[str, list[np.ndarray]] = {}
-        for parameter in self.all_params():
+
+        def values_of(parameter: Parameter) -> np.ndarray:
             owner = parameter.owner or parameter
             if owner in wholes:
-                values = wholes[owner].reshape(parameter.whole_shape)
-            else:
-                values = self.tensor_of[owner].get().reshape(parameter.shape)
-            result.setdefault(parameter.layer, []).append(values)
-        return result
+                return wholes[owner].reshape(parameter.whole_shape)
+            return self.tensor_of[owner].get().reshape(parameter.shape)
+
+        return {layer: list(map(values_of, params)) for layer, params in self.params_by_layer().items()}
 
     def load_weights(self, blobs: Mapping[str, Sequence[np.ndarray | None]], source: str) -> list[str]:
         """Takes values by layer name. source: the file, for messages. Returns the names of the layers whose own
         parameters `blobs` lacks. Raises WeightsError, which names layer, blob index and both shapes, where shapes
         differ, and where `blobs` has some of a layer's parameters only (see with_gaps())."""
         blobs = intel.separated([layer.message for layer in self.written], blobs, source)
-        mine: dict[str, list[Parameter]] = {}
-        for parameter in self.all_params():
-            mine.setdefault(parameter.layer, []).append(parameter)
         fitted = []
-        for layer, params in mine.items():
+        for layer, params in self.params_by_layer().items():
             if layer not in blobs:
                 continue
             given = with_gaps(layer, blobs[layer], [parameter.owner is not None for parameter in params], source)

@@ -15,6 +15,7 @@ from engine.config.suggestions import suggestion
 from engine.data.source_shapes import SourceShapes
 from engine.errors import Complaint, ConfigError
 from engine.graph.build import build
+from engine.inference.detectors import detectors_of
 from engine.report.log import log
 
 if TYPE_CHECKING:
@@ -79,8 +80,6 @@ def _is_another(goal: Goal | None, before: str | None) -> bool:
 
 def _least_values(graph: Graph, output: str) -> int:
     """Of an output in a test, as far as its shape tells: it may be averaged over the samples of a batch."""
-    from engine.inference.evaluator import detectors_of
-
     shape = next(blob.shape for blob in graph.outputs if blob.name == output)
     if output in detectors_of(graph):
         return 1

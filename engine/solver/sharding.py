@@ -12,6 +12,7 @@ from engine.comm.shares import ShardedWeights, Shares
 from engine.errors import ConfigError
 from engine.host.memory import require_memory
 from engine.net import Net
+from engine.solver.history import tensors_in
 
 if TYPE_CHECKING:
     from engine.comm.settings import CommSettings
@@ -26,8 +27,6 @@ class Sharding:
     def __init__(self, net: Net, world: World, buckets: list[Bucket], settings: CommSettings):
         """Raises ConfigError for a net of which ranks hold layers in parts, and for a layer that rescales its weights
         where ranks keep others."""
-        from engine.host import _core
-
         self._rounds, asynchronous = settings.reduction.bf16, settings.max_staleness is not None
         if any(bucket.parts > 1 for bucket in buckets):
             raise ConfigError(
@@ -41,21 +40,19 @@ class Sharding:
             )
         self.net, self.world = net, world
         self.shares = Shares(buckets, settings.chunk_bytes, world.rank, world.size)
-        self._masters: Arena | None = None
-        self._sums: Arena | None = None
-        if self._rounds or asynchronous:
-            require_memory(4 * self.shares.count, "the share of the float32 weights", "more ranks have smaller shares")
-            self._masters = _core.Arena(4 * max(1, self.shares.count))
         arena = np.asarray(net.weights, np.float32)[: net.arena_size]
-        masters = None if self._masters is None else np.asarray(self._masters, np.float32)[: self.shares.count]
-        if asynchronous:
-            require_memory(
-                4 * self.shares.count, "the share of the sums of gradients", "more ranks have smaller shares"
-            )
-            self._sums = _core.Arena(4 * max(1, self.shares.count))
-        sums = None if self._sums is None else np.asarray(self._sums, np.float32)[: self.shares.count]
+        masters = self._room("float32 weights") if self._rounds or asynchronous else None
+        sums = self._room("sums of gradients") if asynchronous else None
         self.weights = ShardedWeights(self.shares, arena, masters, sums)
         self.begun = False  # the masters hold what training goes on from; it is for whoever reads weights to take back
+
+    def _room(self, what: str) -> np.ndarray:
+        """For this rank's shares. Raises EngineError where there is too little memory."""
+        from engine.host import _core
+
+        count = self.shares.count
+        require_memory(4 * count, f"the share of the {what}", "more ranks have smaller shares")
+        return np.asarray(_core.Arena(4 * max(1, count)), np.float32)[:count]
 
     def begin(self) -> None:
         """Before anybody needs the masters."""
@@ -124,7 +121,6 @@ class Sharding:
     def _arena(self) -> tuple[Arena, dict[Parameter, Tensor]]:
         """Laid out as the net's."""
         from engine.host import _core
-        from engine.solver.history import tensors_in
 
         arena = _core.Arena(4 * max(1, self.net.arena_size))
         return arena, tensors_in(arena, self.net)

@@ -94,8 +94,9 @@ class Solver:
             self.optimizer.keep_gradients()
         else:
             require_loss(self.net.name, bool(self.net.losses()), train.path)
-        averaged = self.net, self.optimizer.weights, self.param.ema, self.optimizer.sharding
-        self.average = WeightAverage(*averaged) if self.param.ema else None
+        self.average: WeightAverage | None = None
+        if self.param.ema:
+            self.average = WeightAverage(self.net, self.optimizer.weights, self.param.ema, self.optimizer.sharding)
         self.snapshots = Snapshots(
             self.config, world, self.optimizer, self.model_parallel, self.average, needed, self.optimizers[1:]
         )

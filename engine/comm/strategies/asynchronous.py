@@ -67,7 +67,6 @@ class Asynchronous(Strategy):
         self._steps = 0
         self._tickets: Tickets | None = None  # rank 0's
         self._asked: queues.SimpleQueue[tuple[Callable[[Future], object], Future]] = queues.SimpleQueue()
-        self._granted: Future | None = None
         self._goal: tuple[int, Future] | None = None
         self._withdrawn = 0  # other ranks that compute nothing more until all begin anew
         self._next = 0  # the bucket to push

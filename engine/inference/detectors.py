@@ -1,0 +1,39 @@
+"""The layers whose outputs are detections, of which a test makes an average precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from engine.report.average_precision import Detections
+
+if TYPE_CHECKING:
+    from engine.graph.graph import Graph
+    from engine.layers.base import Layer
+
+
+class DetectorKind(NamedTuple):
+    """A type of layer that marks detections. add(found, layer, value of its top): takes them in. first: the number that
+    its class 0 has in a label map, where the background is 0."""
+
+    add: Callable[[Detections, Layer, np.ndarray], None]
+    first: int
+
+
+DETECTORS = {
+    "DetectionEvaluate": DetectorKind(lambda found, layer, value: found.add_rows(value), 0),
+    "EvalDetection": DetectorKind(
+        lambda found, layer, value: found.add_samples(value, layer.message.eval_detection_param.num_class), 1
+    ),
+}
+
+
+def detectors_of(graph: Graph) -> dict[str, Layer]:
+    """Those of a net, by their tops' names."""
+    return {
+        layer.tops[0].name: layer
+        for layer in graph.layers
+        if layer.type in DETECTORS and layer.tops[0] in graph.outputs
+    }
