@@ -141,17 +141,17 @@ def find_rates(
     lowest: float,
     highest: float,
     iterations: int,
-    feeder: Callable[..., Feeder] = Feeder,
+    make_feeder: Callable[..., Feeder] = Feeder,
 ) -> Rates:
     """Collective. Trains from the solver's beginning, or from `weights`, at rates from `lowest` to `highest`, each the
-    one before times the same factor. Nothing is saved. feeder: what feeds the nets, made as a Feeder is.
+    one before times the same factor. Nothing is saved. make_feeder: makes what feeds the nets, as Feeder does.
 
     Raises what training raises, but for a loss that diverges.
     """
     require_sync(config, "has no one loss: ranks would see the loss diverge at different steps")
     watch = _Losses()
     param = _range_test(config, lowest, highest, iterations)
-    solver = _Solver(param, world, observers=[watch], signals=Signals(), feeder=feeder)
+    solver = _Solver(param, world, observers=[watch], signals=Signals(), make_feeder=make_feeder)
     if weights:
         solver.load_weights(list(weights))
     solver.replica.share()

@@ -92,7 +92,7 @@ def run(trial: Trial) -> Outcome:
     return outcome
 
 
-def _train(trial: Trial, feeder: Callable[..., Feeder]) -> dict[str, np.ndarray]:
+def _train(trial: Trial, make_feeder: Callable[..., Feeder]) -> dict[str, np.ndarray]:
     """One iteration of the solver; of a plain SGD for a net."""
     if trial.kind == "solver":
         config = read_solver(trial.file, trial.overrides)
@@ -102,7 +102,7 @@ def _train(trial: Trial, feeder: Callable[..., Feeder]) -> dict[str, np.ndarray]
         add_state(net.message.state, trial.level, trial.stages)
         config = solver_of_net(net, 'base_lr: 1e-4 lr_policy: "fixed" momentum: 0.9')
     _one_iteration(config)
-    solver = solver_of(config, World(), feeder=feeder)
+    solver = solver_of(config, World(), make_feeder=make_feeder)
     try:
         solver.solve()
         if not np.isfinite(solver.optimizer.weights).all():
@@ -124,12 +124,12 @@ def _one_iteration(config: SolverConfig) -> None:
     param.epoch_size = param.epoch_size or 1  # synthetic data has none
 
 
-def _test(trial: Trial, feeder: Callable[..., Feeder]) -> dict[str, np.ndarray]:
+def _test(trial: Trial, make_feeder: Callable[..., Feeder]) -> dict[str, np.ndarray]:
     """One batch."""
     config = read_net(trial.file, trial.overrides)
     config.message.state.phase = proto.TEST
     add_state(config.message.state, trial.level, trial.stages)
-    evaluator = Evaluator(config, World(), feeder=feeder)
+    evaluator = Evaluator(config, World(), make_feeder=make_feeder)
     _give_statistics(evaluator.net)
     return evaluator.run(1)
 

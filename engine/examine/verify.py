@@ -147,7 +147,7 @@ def _solver(config: SolverConfig, world: World, ranks: int = 1, at_once: bool = 
     else:
         set_iter_size(param, ranks * max(1, param.iter_size))
     kind = _TellingSolver if param.HasField("adversarial") else Solver
-    solver = kind(config, world, feeder=KeepingFeeder)
+    solver = kind(config, world, make_feeder=KeepingFeeder)
     for optimizer in solver.optimizers:
         optimizer.keep_gradients()
     if param.weights:

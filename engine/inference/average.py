@@ -69,11 +69,11 @@ class Averaged:
         source: str,
         world: World,
         options: NetOptions,
-        feeder: Callable[..., Feeder] = Feeder,
+        make_feeder: Callable[..., Feeder] = Feeder,
     ):
         """source: of the blobs, for messages."""
         self._world = world
-        self._feeder = feeder(config, proto.TRAIN, options.seed, world)
+        self._feeder = make_feeder(config, proto.TRAIN, options.seed, world)
         options = options.replace(
             shapes_of=self._feeder.shapes_of, gradients=False, passes=options.passes - {"constant"}
         )

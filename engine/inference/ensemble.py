@@ -54,20 +54,20 @@ class Ensemble(Evaluator):
         options: NetOptions = DEFAULT,
         *,
         views: Views | None = None,
-        feeder: Callable[..., Feeder] = Feeder,
+        make_feeder: Callable[..., Feeder] = Feeder,
         kernels: Kernels | None = None,
     ):
         """members: the files of weights of each. views: of each picture, over which each member is averaged first.
         Raises ConfigError for a net without probabilities, WeightsError for weights of another net."""
         self._views = views or Views(config)
         config = self._views.config
-        opened = feeder(config, proto.TEST, options.seed, world)
+        opened = make_feeder(config, proto.TEST, options.seed, world)
         try:
             graph = build(config, proto.TEST, shapes_of=self._views.shapes_of(opened.shapes_of))
             self._cut = cut(config, graph)
             if self._views.count > 1:
                 _require_one_answer(self._cut, graph, config.path)
-            super().__init__(self._cut.body, world, options, feeder=lambda *_: opened, kernels=kernels)
+            super().__init__(self._cut.body, world, options, make_feeder=lambda *_: opened, kernels=kernels)
             self.by_sample = BySample(
                 config, graph.outputs, lambda size: self._views.shapes_of(opened.shapes_for(size)), opened.batch_size
             )

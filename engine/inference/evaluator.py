@@ -60,18 +60,18 @@ class Evaluator:
         options: NetOptions = DEFAULT,
         *,
         share: Net | None = None,
-        feeder: Callable[..., Feeder] = Feeder,
+        make_feeder: Callable[..., Feeder] = Feeder,
         ap_version: str = "Integral",
         show_per_class: bool = False,
         index: int = 0,
         kernels: Kernels | None = None,
     ):
-        """options: of the net; its shapes come from the data. feeder: what feeds the net, made as a Feeder is.
+        """options: of the net; its shapes come from the data. make_feeder: makes what feeds the net, as Feeder does.
         ap_version: how the average precision of detectors is computed; show_per_class: also for each class. index:
         among the test nets of a solver. kernels: how the net comes by those that compute it. Raises ConfigErrors,
         DataError."""
         self.world = world
-        self.feeder = feeder(config, proto.TEST, options.seed, world)
+        self.feeder = make_feeder(config, proto.TEST, options.seed, world)
         options = options.replace(
             besides=partial(_with_batches, self.feeder, options.besides),
             gradients=bool(options.gradients),  # for programs alone, whatever force_backward says

@@ -51,10 +51,10 @@ class Solver:
         solver.solve()
 
     observers: watch the run, beside the display and the curve. every_blob: nothing is fused, so that programs can read
-    every blob and gradient. feeder: what feeds the nets, made as a Feeder is. kernels: how they come by those that
-    compute them. needed: files that later stages begin with, which snapshot_keep leaves alone. `on_gradients`, if set,
-    is called before each update, when this rank's gradients are complete. Raises the exceptions of engine.errors for
-    whatever cannot be read, built or run.
+    every blob and gradient. make_feeder: makes what feeds the nets, as Feeder does. kernels: how they come by those
+    that compute them. needed: files that later stages begin with, which snapshot_keep leaves alone. `on_gradients`, if
+    set, is called before each update, when this rank's gradients are complete. Raises the exceptions of engine.errors
+    for whatever cannot be read, built or run.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Solver:
         signals: Signals | None = None,
         observers: Sequence[Observer] = (),
         every_blob: bool = False,
-        feeder: Callable[..., Feeder] = Feeder,
+        make_feeder: Callable[..., Feeder] = Feeder,
         kernels: Kernels | None = None,
         needed: Sequence[str] = (),
     ):
@@ -78,7 +78,7 @@ class Solver:
         self.state = TrainingState.new(self.param.average_loss)
         self.first_sample, self.begun_from = 0, ""  # of a stage: see begin_after()
         train = self._train_config()
-        self.feeder = feeder(train, proto.TRAIN, self.seed, world)
+        self.feeder = make_feeder(train, proto.TRAIN, self.seed, world)
         self.precision = usable_precision(asked_precision(self.param), world)
         groups, parts = parts_of_ranks(train, world)
         self.net = self._build_net(train, net_options(self, parts))
@@ -106,7 +106,7 @@ class Solver:
         if every_blob:
             options = options.watched().replace(gradients=True)
         self.test_nets = TestNets(
-            self.config, world, self.net, self.feeder, options, feeder=feeder, kernels=self.kernels
+            self.config, world, self.net, self.feeder, options, make_feeder=make_feeder, kernels=self.kernels
         )
         self.observers = Observers([Display(self._display_is_due), Curve(self._display_is_due), *observers])
         self._observed = False  # observers know of the run

@@ -38,11 +38,11 @@ class TestNets:
         train_feeder: Feeder,
         options: NetOptions,
         *,
-        feeder: Callable[..., Feeder],
+        make_feeder: Callable[..., Feeder],
         kernels: Kernels,
     ):
-        """config: counts in iterations. options: of the nets. feeder: what feeds them, made as a Feeder is. Raises
-        ConfigErrors, DataError."""
+        """config: counts in iterations. options: of the nets. make_feeder: makes what feeds them, as Feeder does.
+        Raises ConfigErrors, DataError."""
         self._param = param = config.message
         batches = sum(train_feeder.ring_bytes().values())  # which training takes later
         options = options.replace(besides=lambda learned: {"": batches})
@@ -52,7 +52,7 @@ class TestNets:
                 world,
                 options,
                 share=train,
-                feeder=feeder,
+                make_feeder=make_feeder,
                 ap_version=param.ap_version,
                 show_per_class=param.show_per_class_result,
                 index=index,

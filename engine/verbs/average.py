@@ -95,8 +95,8 @@ def _recompute(options: Namespace, blobs: Blobs, world: World):
     else:
         config = asked_model(options, phase_of("TRAIN"))
     net_options = NetOptions(seed=seed, precision=usable_precision(precision, world))
-    feeder = partial(Feeder, skip_bad_images=options.skip_bad_images)
-    averaged = Averaged(config, blobs, f"the average of {', '.join(options.files)}", world, net_options, feeder)
+    make_feeder = partial(Feeder, skip_bad_images=options.skip_bad_images)
+    averaged = Averaged(config, blobs, f"the average of {', '.join(options.files)}", world, net_options, make_feeder)
     if averaged.has_statistics:
         log(f"Computed BatchNorm's statistics on {averaged.recompute(options.iterations)} batches.")
     return config.message, averaged.net.weights_by_layer()

@@ -72,9 +72,9 @@ def run(options: Namespace) -> int:
             check_writable(options.output)
             check_writable(rates.table_of(options.output))
     weights = options.weights or list(config.message.weights)
-    feeder = partial(Feeder, skip_bad_images=options.skip_bad_images)
+    make_feeder = partial(Feeder, skip_bad_images=options.skip_bad_images)
     span = options.lowest, options.highest
-    found = rates.find_rates(config, world, weights, *span, options.iterations, feeder)
+    found = rates.find_rates(config, world, weights, *span, options.iterations, make_feeder)
     if world.rank == 0:
         show(rates.describe(found), options.json)
         if options.output:

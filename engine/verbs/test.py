@@ -167,10 +167,12 @@ def _evaluator(options: Namespace, config: NetConfig, world: World) -> Evaluator
 
     net = NetOptions(precision=usable_precision(options.precision or "fp32", world), keep_all=bool(options.report))
     kernels = Kernels(options.kernels or "default", say=log)
-    feeder = partial(Feeder, skip_bad_images=options.skip_bad_images)
+    make_feeder = partial(Feeder, skip_bad_images=options.skip_bad_images)
     views = Views(config, options.crops, options.flip)
     if not options.ensemble and views.count == 1:
-        evaluator = Evaluator(config, world, net, feeder=feeder, ap_version=options.ap_version, kernels=kernels)
+        evaluator = Evaluator(
+            config, world, net, make_feeder=make_feeder, ap_version=options.ap_version, kernels=kernels
+        )
         if not evaluator.detectors:
             refuse_idle(options, ("--ap_version",), "on a net without a detector")
         load(evaluator.net, options.weights)
@@ -179,4 +181,4 @@ def _evaluator(options: Namespace, config: NetConfig, world: World) -> Evaluator
     if views.count > 1:
         log(f"Averaging probabilities over {views.describe()}.")
     members = [[path] for path in options.weights] if options.ensemble else [options.weights]
-    return Ensemble(config, members, world, net, views=views, feeder=feeder, kernels=kernels)
+    return Ensemble(config, members, world, net, views=views, make_feeder=make_feeder, kernels=kernels)

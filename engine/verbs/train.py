@@ -210,7 +210,7 @@ def _train(
         world,
         signals=signals,
         observers=_observers(options, configs, position, world),
-        feeder=partial(Feeder, skip_bad_images=options.skip_bad_images),
+        make_feeder=partial(Feeder, skip_bad_images=options.skip_bad_images),
         kernels=_kernels(options, snapshot, world),
         needed=[path for later in configs[position.index + 1 :] for path in later.message.weights],
     )
