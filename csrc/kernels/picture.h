@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "kernels/image.h"
+#include "kernels/resize_rows.h"
 
 namespace engine {
 
@@ -15,9 +16,6 @@ namespace engine {
 struct Part {
     int left, top, width, height;
 };
-
-// What may be read behind the pixels of a row.
-constexpr std::size_t row_slack = 32;
 
 // Takes rows of pixels, from top to bottom: four bytes each, blue, green, red and one that means nothing. The last
 // `rows_kept` rows must be there.
@@ -29,9 +27,6 @@ public:
 protected:
     ~RowSink() = default;
 };
-
-// Pillow's filters, which widen where a picture shrinks; the nearest pixel.
-enum class Filter { nearest, box, linear, cubic, lanczos };
 
 // Which part of a source is resized to which size. The part has fractions of pixels.
 struct Resizing {

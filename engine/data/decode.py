@@ -35,7 +35,7 @@ AnyImage: TypeAlias = "Picture | Image.Image | np.ndarray"
 COLOR, GRAY = "RGB", "L"  # Pillow's modes; as_array() turns its R, G, B around to Caffe's B, G, R
 
 # How a picture is resized: as Pillow does it, which widens filters where a picture shrinks. Numbers of Filter in
-# csrc/kernels/picture.h.
+# csrc/kernels/resize_rows.h.
 NEAREST, BOX, LINEAR, CUBIC, LANCZOS = range(5)
 
 # What is decoded, by the names that such files have. Pillow knows 40 formats more; one of them starts Ghostscript.
