@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cfloat>
 
+#include "kernels/max_windows.h"
 #include "kernels/vectorised.h"
 #include "kernels/whole.h"
 #include "ops/common/channel_layout.h"
@@ -18,13 +19,9 @@ struct Extent {
     int64_t begin, end;
 };
 
-struct Axis {
-    int64_t size, pooled, kernel, stride, pad;
-    Extent extent(int64_t i) const {
-        const int64_t begin = i * stride - pad;
-        return {std::max<int64_t>(begin, 0), std::min(begin + kernel, size)};
-    }
-};
+using Axis = MaxWindows::Axis;
+
+Extent extent(const Axis& axis, int64_t i) { return {axis.start(i) + axis.begin(i), axis.start(i) + axis.end(i)}; }
 
 constexpr float nowhere = -1;  // in the mask, for a window without a number in the plane: Caffe's
 
@@ -94,7 +91,7 @@ public:
                 const float* const x = input(0)->data() + x_.offset(n, block);
                 float* const y = outputs_[0]->data() + to + row * width_.pooled * step;
                 float* const mask = outputs_[1]->data() + to + row * width_.pooled * step;
-                const Extent rows = height_.extent(row);
+                const Extent rows = extent(height_, row);
                 if (x_.lanes == 1) {
                     pool_row(x, y, mask, width_, rows);
                     continue;
@@ -102,7 +99,7 @@ public:
                 const int64_t real = std::min(x_.lanes, x_.channels - block * x_.lanes);
                 for (int64_t i = 0; i < width_.pooled; i++) {
                     pool_lanes(x, y + i * step, mask + i * step, x_.lanes, x_.inner_stride, width_.size, rows,
-                               width_.extent(i));
+                               extent(width_, i));
                     // Who reads a block expects zeros behind its channels.
                     std::fill_n(y + i * step + real, x_.lanes - real, 0.f);
                     std::fill_n(mask + i * step + real, x_.lanes - real, 0.f);
