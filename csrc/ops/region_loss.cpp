@@ -1,6 +1,5 @@
 // The loss of the second version of YOLO.
-// inputs, output: see GridLoss; attributes: those, and bias_match, object_scale, noobject_scale, class_scale,
-// coord_scale, threshold.
+// inputs, output: see GridLoss; attributes: those, and bias_match, noobject_scale.
 #include "ops/common/grid_loss.h"
 
 namespace engine {
@@ -11,11 +10,7 @@ public:
     explicit RegionLoss(OpSpec spec) : GridLoss(std::move(spec)) {
         const auto& attributes = spec_.attributes;
         bias_match_ = attributes.flag("bias_match");
-        object_scale_ = float(attributes.real("object_scale"));
         noobject_scale_ = float(attributes.real("noobject_scale"));
-        class_scale_ = float(attributes.real("class_scale"));
-        coord_scale_ = float(attributes.real("coord_scale"));
-        threshold_ = float(attributes.real("threshold"));
     }
 
 private:
@@ -27,7 +22,7 @@ private:
     // No object, scale p^2 / 2, where a box covers none of the truth well.
     void expect_nothing(int64_t n, const std::vector<Truth>& truths) const {
         for (int64_t box = 0; box < grid_.boxes(); box++) {
-            if (covers_one(n, box, truths, threshold_)) continue;
+            if (covers_one(n, box, truths)) continue;
             const float p = sigmoid(prediction(n, box, AnchorGrid::object));
             slope(n, box, AnchorGrid::object) = noobject_scale_ * p * p * (1 - p);
         }
@@ -76,7 +71,7 @@ private:
     }
 
     bool bias_match_;
-    float object_scale_, noobject_scale_, class_scale_, coord_scale_, threshold_;
+    float noobject_scale_;
 };
 
 static const RegisterOp<RegionLoss> registered("RegionLoss");

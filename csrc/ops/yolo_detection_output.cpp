@@ -5,8 +5,6 @@
 // classes, anchors (width and height of each, in pixels of its plane, for all planes), softmax (of the classes; without
 // it a sigmoid of each), confidence_threshold (scores above it count), nms_threshold (boxes that overlap by more). Has
 // no backward.
-#include <cfloat>
-
 #include "kernels/anchor_grid.h"
 #include "ops/common/onednn_util.h"
 

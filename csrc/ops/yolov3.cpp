@@ -1,10 +1,9 @@
 // The loss of the third version of YOLO: differences of sigmoids, which are the slopes of cross-entropies, and of the
 // logarithms of sizes, or how the boxes overlap (Rezatofighi et al. 2019, arXiv 1902.09630).
 // inputs, output: see GridLoss; the output is divided by N; attributes: those, and every (width and height of each
-// anchor of all planes, in pixels of this one), mask (which of them are `anchors`), object_scale, class_scale,
-// coord_scale, threshold, squared (the slopes are those of squares of differences, not of cross-entropies), focal,
-// overlaps (the slopes of boxes are those of their overlap), enclosed (and of how much of the box around both they
-// cover), overlap_scale.
+// anchor of all planes, in pixels of this one), mask (which of them are `anchors`), squared (the slopes are those of
+// squares of differences, not of cross-entropies), focal, overlaps (the slopes of boxes are those of their overlap),
+// enclosed (and of how much of the box around both they cover), overlap_scale.
 #include "ops/common/grid_loss.h"
 
 namespace engine {
@@ -22,16 +21,12 @@ public:
         overlaps_ = attributes.flag("overlaps");
         enclosed_ = attributes.flag("enclosed");
         overlap_scale_ = float(attributes.real("overlap_scale"));
-        object_scale_ = float(attributes.real("object_scale"));
-        class_scale_ = float(attributes.real("class_scale"));
-        coord_scale_ = float(attributes.real("coord_scale"));
-        threshold_ = float(attributes.real("threshold"));
     }
 
 private:
     void compare(int64_t n, const std::vector<Truth>& truths) const override {
         for (int64_t box = 0; box < grid_.boxes(); box++) {
-            if (covers_one(n, box, truths, threshold_)) continue;
+            if (covers_one(n, box, truths)) continue;
             slope(n, box, AnchorGrid::object) = sigmoid(prediction(n, box, AnchorGrid::object));
         }
         for (const Truth& truth : truths) expect(n, truth);
@@ -170,7 +165,7 @@ private:
     AnchorGrid every_;
     std::vector<int64_t> mask_;
     bool squared_, focal_, overlaps_, enclosed_;
-    float object_scale_, class_scale_, coord_scale_, threshold_, overlap_scale_;
+    float overlap_scale_;
 };
 
 static const RegisterOp<Yolov3> registered("Yolov3");

@@ -2,7 +2,7 @@
 // originals do: these numbers are not that sum's gradient.
 // inputs: predictions (N, anchors * (5 + classes), H, W), ground truth (1, 1, M, 8) with labels from 1 or (N, 1, M, 5)
 // with labels from 0, both row-major; output: (); attributes: classes, anchors (width and height of each, in pixels of
-// the plane), loss_weight.
+// the plane), loss_weight, object_scale, class_scale, coord_scale, threshold.
 #pragma once
 
 #include "kernels/anchor_grid.h"
@@ -51,6 +51,10 @@ protected:
           grid_(spec_.attributes.integer("classes"), input(0)->shape[2], input(0)->shape[3],
                 spec_.attributes.reals("anchors")),
           images_(input(0)->shape[0]),
+          object_scale_(float(spec_.attributes.real("object_scale"))),
+          class_scale_(float(spec_.attributes.real("class_scale"))),
+          coord_scale_(float(spec_.attributes.real("coord_scale"))),
+          threshold_(float(spec_.attributes.real("threshold"))),
           sums_(images_) {
         make_loss();
         slopes_ = workspace("slopes", input(0)->layout);
@@ -69,9 +73,10 @@ protected:
 
     float& slope(int64_t n, int64_t box, int64_t k) const { return slopes_->data()[grid_.at(n, box, k)]; }
     float prediction(int64_t n, int64_t box, int64_t k) const { return input(0)->data()[grid_.at(n, box, k)]; }
-    bool covers_one(int64_t n, int64_t box, const std::vector<Truth>& truths, float threshold) const {
+    // By more than threshold_.
+    bool covers_one(int64_t n, int64_t box, const std::vector<Truth>& truths) const {
         const Box predicted = grid_.decode(input(0)->data(), n, box);
-        const auto covers = [&](const Truth& truth) { return overlap(predicted, truth.box) > threshold; };
+        const auto covers = [&](const Truth& truth) { return overlap(predicted, truth.box) > threshold_; };
         return std::any_of(truths.begin(), truths.end(), covers);
     }
 
@@ -89,6 +94,7 @@ protected:
 
     AnchorGrid grid_;
     int64_t images_;
+    float object_scale_, class_scale_, coord_scale_, threshold_;
 
 private:
     TensorPtr slopes_;
