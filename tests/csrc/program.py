@@ -20,7 +20,7 @@ def output_of(folder: Path, sources: Sequence[str], flags: Sequence[str]) -> str
     program = folder / Path(sources[0]).stem
     built = [compiler, "-std=c++17", "-fopenmp", *flags, "-Icsrc", *sources, "-o", program]
     subprocess.run(built, cwd=REPO, check=True, timeout=120)
-    # Not with a sanitizer of threads, which does not see libgomp's barriers.
+    # Not with a sanitizer of threads, nor the OpenMP that it sees: the teams are to be libgomp's.
     environ = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     done = subprocess.run([program], env=environ, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout

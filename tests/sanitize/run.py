@@ -1,7 +1,7 @@
 """Runs tests with csrc/ compiled for sanitizers of the compiler, as `make sanitize` does:
 
     python tests/sanitize/run.py memory [PYTEST ARGUMENTS]      addresses and undefined behaviour
-    python tests/sanitize/run.py threads [PYTEST ARGUMENTS]     races
+    python tests/sanitize/run.py threads [PYTEST ARGUMENTS]     races, also between the members of OpenMP's teams
 
 Without arguments it runs the tests that the sanitizer is meant for. What is found stands in build/sanitize/ and is
 printed at the end; the exit status is then 1. The files *.supp list what is not ours to mend: oneDNN, libgomp, Python,
@@ -31,7 +31,7 @@ KINDS = {
         "libasan.so",
         ["tests/csrc", "tests/layers", "tests/config", "tests/data", "tests/weights", "tests/test_bad_input.py"],
     ),
-    "threads": ("thread", "libtsan.so", ["tests/csrc", "tests/data", "tests/comm"]),
+    "threads": ("thread", "libtsan.so", ["tests/csrc", "tests/layers", "tests/data", "tests/comm"]),
 }
 
 
@@ -59,6 +59,10 @@ def sanitized(kind: str) -> tuple[list[str], dict[str, str]]:
     """Compiles csrc/. Returns what a command of Python begins with, and its environment, to use what was compiled."""
     sanitize, library, _ = KINDS[kind]
     folder = build(sanitize=sanitize)
+    # The C++ library must be there when the sanitizer looks for the function that throws.
+    preloaded = [from_compiler(name) for name in (library, "libstdc++.so")]
+    if kind == "threads":
+        preloaded.append(str(build("teams", sanitize) / "libteams.so"))
     environment = {
         **os.environ,
         **options(kind),
@@ -66,8 +70,7 @@ def sanitized(kind: str) -> tuple[list[str], dict[str, str]]:
         "PYTHONPATH": str(HERE / "site"),
         "PYTHONMALLOC": "malloc",
     }
-    # The C++ library must be there when the sanitizer looks for the function that throws.
-    return ["env", "LD_PRELOAD=" + " ".join(from_compiler(name) for name in (library, "libstdc++.so"))], environment
+    return ["env", "LD_PRELOAD=" + " ".join(preloaded)], environment
 
 
 def options(kind: str) -> dict[str, str]:
@@ -81,8 +84,8 @@ def options(kind: str) -> dict[str, str]:
     # hooks into the same functions as they.
     common = {"UCX_TLS": "^cma", "UCX_MEM_EVENTS": "n"}
     if kind == "threads":
-        # One thread in a team: libgomp's barriers are not seen, so that whatever they order would look like a race.
-        return {**common, "TSAN_OPTIONS": joined("threads", exitcode=0, history_size=7), "OMP_NUM_THREADS": "1"}
+        # Teams of three, by teams.cpp: an odd number has parts of several sizes.
+        return {**common, "TSAN_OPTIONS": joined("threads", exitcode=0, history_size=7), "OMP_NUM_THREADS": "3"}
     return {
         **common,
         # Python frees little when it ends; a test counts what nets leave behind.
