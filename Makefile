@@ -63,6 +63,7 @@ test-mpi: build $(addprefix test-mpi-,$(MPIS))
 test-mpi-%: .venv-%/bin/pip
 	$(call pip,.venv-$*,$*)
 	@echo "import site; site.addsitedir('$$($(call site,$(DEV)))')" > $$($(call site,.venv-$*))/dev.pth
+	@sed '1s|.*|#!$(CURDIR)/.venv-$*/bin/python|' $(DEV)/bin/engine | install /dev/stdin .venv-$*/bin/engine
 	.venv-$*/bin/python -m pytest -m "mpi and not slow"
 
 .SECONDARY: $(MPIS:%=.venv-%/bin/pip)
