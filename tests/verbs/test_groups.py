@@ -1,6 +1,7 @@
 """engine groups: several verbs side by side, each on ranks of its own."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import pytest
 
 from engine.errors import ConfigError
 from engine.verbs.groups import divided
-from tests.mpi import REPO, run_ranks
+from tests.mpi import ENVIRON, REPO, run_ranks
 from tests.solver.harness import different, digits_net, in_files
 
 
@@ -120,7 +121,8 @@ def test_what_is_wrong_is_told_once(words, status, message):
 def test_it_starts_its_ranks_itself():
     """Without a launcher, as verify does; their log, and what they print, is this process' own."""
     command = [sys.executable, "-m", "engine", "groups", "1", "doctor", "+", "1", "doctor"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=REPO)
+    environ = {**ENVIRON, **os.environ}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=REPO, env=environ)
     assert done.returncode == 0 and done.stdout.count("1 on 1 host") == 2, done.stdout + done.stderr
 
 
