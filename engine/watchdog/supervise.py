@@ -100,11 +100,12 @@ def _run(command: Sequence[str], environ: dict[str, str]) -> tuple[int, bool]:
     def pass_on(number: int, frame) -> None:
         if number != signal.SIGHUP:
             told.append(number)
-        if number == signal.SIGHUP and launcher:  # which it would end by
-            for rank in _ranks_below(process.pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(rank, number)
-        else:
+        # A launcher would end by SIGHUP; Open MPI's kills the ranks a second after SIGINT and SIGTERM, amid a snapshot.
+        ranks = _ranks_below(process.pid) if launcher else []
+        for rank in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank, number)
+        if not ranks and (number != signal.SIGHUP or not launcher):
             process.send_signal(number)
 
     heeded = (signal.SIGTERM, signal.SIGHUP) if is_ignored() else (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -90,6 +90,36 @@ def test_a_closed_terminal_is_a_snapshot_and_nothing_else(tmp_path, ranks):
     assert list(tmp_path.glob("*.solverstate"))
 
 
+# A launcher that kills its rank as soon as it is told to stop: Open MPI's does a second later.
+LAUNCHER = """
+import signal, subprocess, sys
+rank = subprocess.Popen(sys.argv[1:])
+signal.signal(signal.SIGTERM, lambda *_: rank.kill())
+raise SystemExit(1 if rank.wait() else 0)
+"""
+SUPERVISOR = """
+import os, sys
+from engine.watchdog import supervise
+print(supervise._run(sys.argv[1:], dict(os.environ)))
+"""
+
+
+def test_ranks_end_by_themselves_where_their_launcher_would_kill_them(tmp_path):
+    text = SOLVER.format(net=REPO / "nets/digits.prototxt", folder=tmp_path).replace("snapshot: 20", "")
+    (tmp_path / "solver.prototxt").write_text(text)
+    train = own_command("train", "--solver", f"{tmp_path}/solver.prototxt")
+    command = [sys.executable, "-c", SUPERVISOR, sys.executable, "-c", LAUNCHER, *train]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, cwd=REPO, env=environ, text=True, **pipes)
+    while "Iteration 20, lr = " not in (line := process.stderr.readline()):
+        assert line, "it has ended"
+    process.send_signal(signal.SIGTERM)
+    told, rest = process.communicate(timeout=60)
+    assert told == "(0, True)\n", rest
+    assert len(list(tmp_path.glob("*.solverstate"))) == 1
+
+
 def ranks_of(mark: str) -> list[int]:
     """Process ids of all that was started with `mark` in its environment."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
