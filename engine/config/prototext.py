@@ -28,6 +28,7 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F])(?![0-9a-fA-F])|.)", re.DOTALL)
+_POINTER = "version https://git-lfs.github.com/spec/"
 _DEEPEST = 50  # messages within messages; Caffe's own go to about 6
 _CLOSES = {"{": "}", "<": ">"}
 _INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]{1,16}|0[0-7]{0,22}|[1-9][0-9]{0,19})")  # those of 64 bits, and few more
@@ -147,7 +148,7 @@ class _Scanner:
         else:
             node = self.value(Node(name, self.file, line, column), colon)
             if isinstance(node.value, str) and self.kind == "mark" and self.text == ":":  # of the next field's name
-                raise ConfigError(f"'{name}' has no value", node.where)
+                raise ConfigError(f"'{name}' has no value: '{node.value}:' begins the next field", node.where)
             yield node
         if self.kind == "mark" and self.text in ",;":
             self.advance()
@@ -197,6 +198,8 @@ def unescaped(text: str) -> bytes:
 
 def scan(text: str, file: str) -> list[Node]:
     """The fields of a text. Raises ConfigError at the first thing that is not the text format."""
+    if text.startswith(_POINTER):
+        raise ConfigError("a pointer of Git LFS, not the file itself; fetch that by `git lfs pull`", f"{file}:1:1")
     return _Scanner(text, file).fields()
 
 

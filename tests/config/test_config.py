@@ -113,7 +113,14 @@ def test_spellings_of_true_and_false(text):
         ("name: @", "x.prototxt:1:7: unexpected character '@'"),
         ("name: 'a'\n\n  @", "x.prototxt:3:3: unexpected character '@'"),
         ("name:", "x.prototxt:1:6: expected a value for 'name', got the end of the file"),
-        ("layer {\n loss_weight: # to do\n include: { phase: TRAIN } }", "x.prototxt:2:2: 'loss_weight' has no value"),
+        (
+            "layer {\n loss_weight: # to do\n include: { phase: TRAIN } }",
+            "x.prototxt:2:2: 'loss_weight' has no value: 'include:' b",
+        ),
+        (
+            "version https://git-lfs.github.com/spec/v1\noid sha256:f2\nsize 9\n",
+            "x.prototxt:1:1: a pointer of Git LFS, not",
+        ),
         ("input: ['a' 'b' 3]", "x.prototxt:1:17: expected ',' or ']' in the list of 'input', got 3"),
         ("layer {" * 51, "x.prototxt:1:357: more than 50 messages within each other"),
         ("name: '\\x'", "x.prototxt:1:7: bad escape in a string"),

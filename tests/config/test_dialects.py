@@ -329,6 +329,7 @@ def test_fields_for_pairs_of_pictures(field):
         ("IMAGE_SEG_DATA", "ImageSegData"),
         ("INTERP", "Interp"),
         ("SEG_ACCURACY", "SegAccuracy"),
+        ("MULTI_STAGE_MEANFIELD", "MultiStageMeanfield"),
     ],
 )
 def test_types_of_older_formats(v1, ours):

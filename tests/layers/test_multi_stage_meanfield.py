@@ -114,6 +114,21 @@ def test_parameters_at_the_beginning(params, spatial, bilateral):
         assert values.shape == (1, 1, 3, 3) and (values[0, 0] == np.diag(diagonal)).all()
 
 
+def test_nets_of_the_first_version():
+    """In the older format, as CRF-RNN's own are."""
+    bottoms = " ".join(
+        f'input: "{name}" ' + " ".join(f"input_dim: {dim}" for dim in shape)
+        for name, shape in {"u": (1, 2, 3, 4), "q": (1, 2, 3, 4), "x": (1, 3, 3, 4)}.items()
+    )
+    text = f"""{bottoms} layers {{ name: "layer" type: MULTI_STAGE_MEANFIELD bottom: "u" bottom: "q" bottom: "x"
+        top: "y" blobs_lr: 0.001 blobs_lr: 0.001 blobs_lr: 0.01 multi_stage_meanfield_param {{ num_iterations: 10
+        compatibility_mode: POTTS threshold: 2 theta_alpha: 160 theta_beta: 3 theta_gamma: 3 spatial_filter_weight: 3
+        bilateral_filter_weight: 5 }} }}"""
+    net = make_net(text)
+    assert net.blobs["y"].shape == (1, 2, 3, 4)
+    assert [parameter.get()[0, 0, 1, 1] for parameter in net.params["layer"]] == [3, 5, -1]
+
+
 def test_pictures_that_are_no_numbers():
     unary, first, pictures = sample()
     pictures[0, 0, 0], pictures[0, 1, 1, 0] = np.inf, np.nan
