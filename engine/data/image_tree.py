@@ -168,8 +168,8 @@ class Listed(NamedTuple):
 def read_list(path: str, where: str | None = None, bare: bool = False) -> list[Listed]:
     """The lines of a list: `relative/path label`, with several labels `a.jpg 1 0 1`, or with a mask `a.jpg a.png`.
 
-    Paths of lines with labels may hold spaces. bare: lines may also be paths alone. Raises DataError, also where lines
-    have different numbers of labels.
+    Labels stand behind blanks or tabs; paths of lines with labels may hold spaces. bare: lines may also be paths alone.
+    Raises DataError, also where lines have different numbers of labels.
     """
     entries: list[Listed] = []
     text = read_text(path, where, "a text file of lines `relative/path label`")
@@ -178,7 +178,8 @@ def read_list(path: str, where: str | None = None, bare: bool = False) -> list[L
             continue
         entry = _listed(line.strip(), bare)
         if entry is None or "\0" in line:
-            raise DataError(f"expected `relative/path label`; got {line!r}", f"{path}:{line_number}")
+            hint = "; a label is a whole number of 32 bits, or has a point" if _ends_in_number(line) else ""
+            raise DataError(f"expected `relative/path label`; got {line!r}{hint}", f"{path}:{line_number}")
         if entries and (len(entry.labels), bool(entry.mask)) != (len(entries[0].labels), bool(entries[0].mask)):
             first = "a mask" if entries[0].mask else f"{len(entries[0].labels)} labels"
             raise DataError(f"expected {first}, as on the first line; got {line!r}", f"{path}:{line_number}")
@@ -191,8 +192,8 @@ def read_list(path: str, where: str | None = None, bare: bool = False) -> list[L
 def _listed(line: str, bare: bool) -> Listed | None:
     """None for a line that is none."""
     name, labels = line, []
-    while (found := name.rpartition(" "))[1] and (label := _label(found[2])) is not None:
-        name, labels = found[0].rstrip(), [label, *labels]
+    while (end := max(name.rfind(" "), name.rfind("\t"))) >= 0 and (label := _label(name[end + 1 :])) is not None:
+        name, labels = name[:end].rstrip(), [label, *labels]
     if labels:
         return Listed(name, tuple(labels)) if name else None
     words = line.split("\t") if "\t" in line else line.split()
@@ -200,6 +201,11 @@ def _listed(line: str, bare: bool) -> Listed | None:
         return Listed(words[0].strip(), (), words[1].strip())
     is_picture = bare and os.path.splitext(line)[1].lower() in FORMATS
     return Listed(line) if is_picture else None
+
+
+def _ends_in_number(line: str) -> bool:
+    words = line.split()
+    return len(words) > 1 and words[-1].lstrip("+-").isdecimal()
 
 
 def _label(text: str) -> float | None:

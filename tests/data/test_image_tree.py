@@ -167,6 +167,19 @@ def test_lines_that_are_no_names_and_labels(tmp_path, line):
         read_list(str(tmp_path / "l.txt"))
 
 
+def test_labels_that_are_too_large(tmp_path):
+    (tmp_path / "l.txt").write_text("a.jpg 2147483648\n")
+    with pytest.raises(DataError, match=r"got 'a\.jpg 2147483648'; a label is a whole number of 32 bits"):
+        read_list(str(tmp_path / "l.txt"))
+
+
+def test_labels_behind_tabs(tmp_path):
+    (tmp_path / "l.txt").write_text("good one.jpg\t3\nb.jpg \t 4\n")
+    assert read_list(str(tmp_path / "l.txt")) == [Listed("good one.jpg", (3,)), Listed("b.jpg", (4,))]
+    (tmp_path / "l.txt").write_text("a.jpg\t0\t1\nb.jpg 1\t0.5\n")
+    assert [entry.labels for entry in read_list(str(tmp_path / "l.txt"))] == [(0, 1), (1, 0.5)]
+
+
 def test_names_and_labels(tmp_path):
     (tmp_path / "l.txt").write_text("good one.jpg -2147483648\n\n  b.jpg   007\n")
     assert read_list(str(tmp_path / "l.txt")) == [Listed("good one.jpg", (-(2**31),)), Listed("b.jpg", (7,))]
