@@ -150,18 +150,24 @@ def _step(
             raise override.error(f"'{field.name}' is not a list")
         return [getattr(target, field.name) for target in targets]
     if key is None:
-        example = "NAME" if _have_names(field) else "0"
+        names = [name for target in targets for name in _names(getattr(target, field.name))]
+        example = "NAME" if names else "0"
         raise override.error(f"'{field.name}' is a list; say {field.name}[{example}]")
     may_add = bool(override.value)
     found = []
     for target, phases in zip(targets, used_in, strict=True):
         found.extend(_select(getattr(target, field.name), field, key, phases, may_add))
     if not found:
-        names = {entry.name for target in targets for entry in getattr(target, field.name) if hasattr(entry, "name")}
+        names = {name for target in targets for name in _names(getattr(target, field.name))}
         length = max(len(getattr(target, field.name)) for target in targets)
         known = suggestion(key.split("@")[0], names) or f"; there are {length}"
         raise override.error(f"no {field.name} '{shortened(key, 100)}'{known}")
     return found
+
+
+def _names(entries) -> list[str]:
+    """Of the entries that have one: a `param` may, and hardly ever does."""
+    return [entry.name for entry in entries if getattr(entry, "name", "")]
 
 
 def _have_names(field: FieldDescriptor) -> bool:

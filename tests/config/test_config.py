@@ -553,6 +553,7 @@ def test_rules_that_an_override_removes_leave_the_layer_in_both_phases():
         ("layer.type=x", "'layer' is a list; say layer[NAME]"),
         ("layer=", "'layer' is a list; say layer[NAME]"),
         ("layer[data].include={}", "'include' is a list; say include[0]"),
+        ("layer[data].param.lr_mult=0", "'param' is a list; say param[0]"),
         ("layer[data].tipe=x", "unknown field 'tipe' in LayerParameter; did you mean 'type'?"),
         ("layer[data].data_param.batch_size=-4", "'batch_size' expects a 32-bit integer of at least 0, got -4"),
         ("layer[data].data_param.backend=LMDBX", "'backend' has no value LMDBX; did you mean 'LMDB'?"),
@@ -577,6 +578,12 @@ def test_overrides_that_fail(override, expected):
         parse_net(NET, overrides=[override])
     assert str(caught.value).startswith(f"--set {override}:")
     assert expected in str(caught.value)
+
+
+def test_entries_without_a_name_are_counted():
+    layer = 'layer { name: "fc" type: "InnerProduct" param { lr_mult: 1 } param { lr_mult: 2 } }'
+    with pytest.raises(ConfigError, match=r"no param '5'; there are 2$"):
+        parse_net(layer, overrides=["layer[fc].param[5].lr_mult=0"])
 
 
 def test_override_of_a_field_that_nobody_has():
