@@ -107,7 +107,7 @@ class Transformer:
         self.color = forced_color(param, where)
         self._mean_file = param.mean_file
         self._mean = self._read_mean(param, where)
-        self._mean_hint = "; make the file with `engine compute_image_mean`"
+        self._mean_hint = "; make the file of such pictures with `engine compute_image_mean`, or give mean_value"
         self._steps = []
         if param.HasField("expand_param") and "expand_param" not in handled:
             self._steps.append(expand_picture(param, where))
