@@ -227,8 +227,9 @@ class Kernels:
                 _keep(path, found)
                 last_kept = time.perf_counter()
         seconds = time.perf_counter() - begin
-        kept = f", kept in {path}" if path is not None and _keep(path, found) else ""
-        self._say(f"Kernels: measured in {seconds:.1f} s{kept}")
+        kept = path is not None and _keep(path, found)
+        where = f"kept in {path}" if kept else f"not kept: {path or 'a cache'} cannot be written (ENGINE_CACHE)"
+        self._say(f"Kernels: measured in {seconds:.1f} s, {where}")
         return found
 
 
