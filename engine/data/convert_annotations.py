@@ -7,7 +7,7 @@ import contextlib
 import io
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -107,6 +107,8 @@ def convert_annotations(
     """
     output = output or Output()
     output.check()
+    if output.encode_type:
+        output = replace(output, encoded=True)
     check_within(0, seed, 2**32 - 1, "seed", None)
     check_new(db)
     found = read_annotations(root, annotations, masks)

@@ -44,15 +44,17 @@ def run(options: Namespace) -> int:
     from engine.data.convert_annotations import convert_annotations
     from engine.report.log import log, set_up, warn
     from engine.report.progress import Progress
-    from engine.verbs.runtime import asked_output, log_skipped
+    from engine.verbs.runtime import asked_output, log_skipped, refuse_idle
 
+    if not options.shuffle:
+        refuse_idle(options, ("--seed",), "without --shuffle")
     set_up()
     with Progress("Converting", line="Processed {done} of {total} files.") as progress:
         done = convert_annotations(
             options.root,
             options.annotations,
             options.db,
-            asked_output(options),
+            asked_output(options, database=True),
             masks=options.masks,
             label_map=options.label_map,
             shuffle=options.shuffle,

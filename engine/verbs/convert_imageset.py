@@ -48,22 +48,24 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    from engine.data.convert_imageset import convert_imageset
+    from engine.data.convert_imageset import convert_imageset, format_of
     from engine.errors import ConfigError
     from engine.report.log import log, set_up
     from engine.report.progress import Progress
-    from engine.verbs.runtime import asked_output, log_skipped
+    from engine.verbs.runtime import asked_output, log_skipped, refuse_idle
 
     *lists, db = options.paths
     if len(lists) > 1:
         raise ConfigError(f"expected ROOT [LIST] DB, got {len(options.paths) + 1} names")
+    if not (options.shuffle or options.val_fraction):
+        refuse_idle(options, ("--seed",), "without --shuffle or --val_fraction")
     set_up()
     with Progress("Converting", line="Processed {done} of {total} files.") as progress:
         done = convert_imageset(
             options.root,
             lists[0] if lists else None,
             db,
-            asked_output(options),
+            asked_output(options, format_of(db) == "lmdb"),
             shuffle=options.shuffle,
             seed=options.seed,
             shards=options.shards,

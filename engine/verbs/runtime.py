@@ -238,10 +238,15 @@ def upgrade(options: Namespace, write: Callable[[str, str], list[str]], kind: st
     return 0
 
 
-def asked_output(options: Namespace) -> Output:
-    """What pictures become, by the arguments of add_output() or add_sizes()."""
+def asked_output(options: Namespace, database: bool = False) -> Output:
+    """What pictures become, by the arguments of add_output() or add_sizes(). database: they are written to one that
+    holds pixels, unless image files are asked for. Raises ConfigError for a quality of no JPEG."""
     from engine.data.convert_imageset import Output
 
+    if options.encode_type in ("png", "bmp"):
+        refuse_idle(options, ("--quality",), f"with --encode_type {options.encode_type}")
+    elif database and not (options.encoded or options.encode_type):
+        refuse_idle(options, ("--quality",), "without --encoded: pixels are stored")
     return Output(
         height=options.resize_height,
         width=options.resize_width,

@@ -223,6 +223,13 @@ def test_pictures_in_another_size_and_order(voc, tmp_path):
     assert (again / "data.mdb").read_bytes() == (other / "data.mdb").read_bytes()
 
 
+def test_a_kind_of_files_asks_for_files(voc, tmp_path):
+    output = Output(encode_type="png")
+    convert_annotations(str(voc), f"{voc}/ImageSets/Main/train.txt", f"{tmp_path}/db", output)
+    found = items(tmp_path / "db").values()
+    assert all(value.datum.encoded and value.datum.data.startswith(b"\x89PNG") for value in found)
+
+
 def test_archives(voc, tmp_path):
     with zipfile.ZipFile(tmp_path / "VOC.zip", "w") as archive:
         for path in voc.rglob("*.*"):

@@ -74,6 +74,30 @@ LINK = ("--latency", "1", "--bandwidth", "10")
             "--ap_version: without effect with --ensemble, --crops or --flip; leave it out",
         ),
         (
+            ["convert_imageset", "a", "b", "--seed", "2"],
+            "--seed: without effect without --shuffle or --val_fraction; leave it out",
+        ),
+        (
+            ["convert_imageset", "a", "b", "--quality", "50"],
+            "--quality: without effect without --encoded: pixels are stored; leave it out",
+        ),
+        (
+            ["convert_imageset", "a", "b.tar", "--quality", "50", "--encode_type", "png"],
+            "--quality: without effect with --encode_type png; leave it out",
+        ),
+        (
+            ["convert_annotations", "a", "b", "c", "--quality", "50"],
+            "--quality: without effect without --encoded: pixels are stored; leave it out",
+        ),
+        (
+            ["convert_annotations", "a", "b", "c", "--seed", "2"],
+            "--seed: without effect without --shuffle; leave it out",
+        ),
+        (
+            ["convert_video", "a", "b", "--quality", "50", "--encode_type", "png"],
+            "--quality: without effect with --encode_type png; leave it out",
+        ),
+        (
             ["check", DATA, "--run", "--strict", "--stage", "x"],
             "--run, --strict, --stage: without effect on data alone; leave them out",
         ),
