@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from engine.comm import settings as comm_settings
 from engine.config import nets_of_solver
+from engine.config.phases import unknown_stages
 from engine.data.decode import slow_jpegs
 from engine.data.prefetch import data_threads
 from engine.data.side_by_side import same_samples, torn_pairs
@@ -60,6 +61,7 @@ def _warnings(solver: Solver, outline: Outline) -> Iterator[str]:
     yield from outline.doubts()
     yield from shared_states(solver.param, [layer.name for layer in solver.net.graph.recurrent])
     yield from unshared_data(solver.config, solver.world.size)
+    yield from dict.fromkeys(_unknown_stages(solver))
     if solver.net.all_params() and not solver.net.parameters:
         yield "Nothing is learned: every parameter of the net has lr_mult: 0"
     trained = {(each.layer, each.index) for each in solver.net.all_params()}
@@ -79,6 +81,13 @@ def _warnings(solver: Solver, outline: Outline) -> Iterator[str]:
         )
     if slow_jpegs():
         yield slow_jpegs()
+
+
+def _unknown_stages(solver: Solver) -> Iterator[str]:
+    nets = nets_of_solver(solver.config)
+    for net in (nets.train, nets.discriminator, *nets.tests):
+        if net is not None:
+            yield from (f"{net.path}: {text}" for text in unknown_stages(net.message, net.message.state.stage))
 
 
 def _batches(solver: Solver) -> str:

@@ -156,7 +156,9 @@ def asked_solver(
 def asked_net(options: Namespace, path: str) -> NetConfig:
     """A net in the state that the options give it. Raises ConfigError also for one without layers."""
     from engine.config import add_state, read_net
+    from engine.config.phases import unknown_stages
     from engine.errors import ConfigError
+    from engine.report.log import warn
 
     allow_python_layers(options)
     config = read_net(path, options.set)
@@ -164,6 +166,8 @@ def asked_net(options: Namespace, path: str) -> NetConfig:
     if not config.message.layer:
         raise ConfigError("the net has no layers", path)
     check_outputs(options, config)
+    for text in unknown_stages(config.message, options.stage):
+        warn(f"{config.path}: {text}")
     add_state(config.message.state, options.level, options.stage)
     return config
 

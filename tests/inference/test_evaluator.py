@@ -349,6 +349,7 @@ def test_the_loss_is_told_of_outputs_alone(tmp_path, capsys):
         (tmp_path / "net.prototxt").write_text(net % top)
         write_caffemodel(tmp_path / "net.caffemodel", parse_net(net % top).message, {})
         files = ["--model", f"{tmp_path}/net.prototxt", "--weights", f"{tmp_path}/net.caffemodel"]
-        assert main(["test", *files, "--iterations", "1"]) == 0
+        assert main(["test", *files, "--iterations", "1", "--stage", "x"]) == 0
         output = capsys.readouterr()
         assert line in output.out + output.err
+        assert "net.prototxt: no rule of the net names stage 'x'" in output.err

@@ -683,6 +683,15 @@ def test_a_net_that_does_not_learn_is_told(caplog, learns):
     assert ("Nothing is learned: every parameter of the net has lr_mult: 0" in caplog.text) != learns
 
 
+def test_a_stage_that_no_rule_names_is_told(log):
+    rule = 'include { phase: TEST stage: "scored" }'
+    net = digits_net() + f'layer {{ name: "all" type: "Silence" bottom: "ip1" {rule} }}'
+    state = 'train_state { stage: "colapse" } test_state { stage: "scored" }'
+    make_solver(f"max_iter: 0 test_iter: 1 test_interval: 1 test_initialization: false {state}", net).solve()
+    told = [line for line in log.lines if "no rule of the net names stage" in line]
+    assert len(told) == 1 and "no rule of the net names stage 'colapse'; known: scored" in told[0]
+
+
 def test_what_has_no_effect_in_a_net_is_told_once(log):
     """Of the net for training and those for tests, which may be one file."""
     net = digits_net().replace("batch_size: 16", "batch_size: 16 mirror: true")
