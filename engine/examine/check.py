@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import cast
 
@@ -31,9 +32,10 @@ from engine.solver.wiring import check_wiring, wire
 
 
 def files_below(paths: Iterable[str]) -> list[str]:
-    """Folders replaced by the .prototxt files below them. Raises ConfigError for a folder without any."""
+    """Folders replaced by the .prototxt files below them, and files with commas between them, as --solver has several
+    in a row, by each. Raises ConfigError for a folder without any."""
     found: list[str] = []
-    for path in paths:
+    for path in chain.from_iterable(map(_in_a_row, paths)):
         if not os.path.isdir(path):
             found.append(path)
             continue
@@ -42,6 +44,12 @@ def files_below(paths: Iterable[str]) -> list[str]:
             raise ConfigError("the folder has no .prototxt file in it", path)
         found += below
     return found
+
+
+def _in_a_row(path: str) -> list[str]:
+    """A path may itself have commas, so what is no list of files stays as it is."""
+    parts = [part.strip() for part in path.split(",")]
+    return parts if not os.path.exists(path) and all(map(os.path.exists, parts)) else [path]
 
 
 def check_file(

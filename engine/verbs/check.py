@@ -28,7 +28,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="a net or a solver (recognised by its content), a folder, for all .prototxt files below it, or data",
+        help="a net or a solver (recognised by its content), several with commas between them, as --solver has them, a "
+        "folder, for all .prototxt files below it, or data",
     )
     parser.add_argument(
         "--run",

@@ -209,6 +209,7 @@ def test_folders(net_file, tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a/net.prototxt").write_text(NET)
     assert files_below([str(tmp_path), "x"]) == [str(tmp_path / "a/net.prototxt"), str(net_file), "x"]
+    assert files_below([f"{net_file}, {net_file}", "x,y"]) == [str(net_file), str(net_file), "x,y"]
     with pytest.raises(ConfigError, match=r"no .prototxt file"):
         files_below([str(tmp_path / "a"), str(Path(tmp_path / "b").mkdir() or tmp_path / "b")])
 
