@@ -22,6 +22,7 @@ from engine.examine.benchmark import benchmark
 from engine.graph.build import build
 from engine.report.progress import Progress
 from engine.report.table import table
+from engine.solver.train_net import memory_budget
 
 if TYPE_CHECKING:
     from engine.comm.world import World
@@ -88,7 +89,7 @@ def data_times(
         for layer in layers:
             layer.batch = feeder.batch_sizes[layer.name]
     found = DataTimes(net.message.name or net.path, precision, 0.0, layers)
-    budget = int(1e6 * config.message.memory_budget_mb) or None
+    budget = memory_budget(config.message)
     found.step_ms = benchmark(net, proto.TRAIN, iterations, world, precision, budget, kernels).step_ms
     found.notes += [note for note in (slow_jpegs(),) if note]
     return found

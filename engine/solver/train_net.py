@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,11 @@ def parts_of_ranks(config: NetConfig, world: World) -> tuple[list[MpiGroup], dic
     return list(groups.values()), parts
 
 
+def memory_budget(param: proto.SolverParameter) -> int | None:
+    """In bytes; None: no limit, which no budget above 0 is, however small."""
+    return math.ceil(1e6 * param.memory_budget_mb) or None
+
+
 def net_options(solver: Solver, parts: dict[str, Part]) -> NetOptions:
     """Those of a solver's train net."""
     options = NetOptions(
@@ -41,7 +47,7 @@ def net_options(solver: Solver, parts: dict[str, Part]) -> NetOptions:
         shapes_of=solver.feeder.shapes_of,
         accumulate=solver.param.iter_size > 1 or _may_grow(solver.param),
         precision=solver.precision,
-        memory_budget=int(1e6 * solver.param.memory_budget_mb) or None,
+        memory_budget=memory_budget(solver.param),
         parts=parts,
         besides=partial(_besides, solver.feeder, remembered(solver.param, solver.world.size)),
     )

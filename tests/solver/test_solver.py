@@ -683,6 +683,11 @@ def test_a_net_that_does_not_learn_is_told(caplog, learns):
     assert ("Nothing is learned: every parameter of the net has lr_mult: 0" in caplog.text) != learns
 
 
+def test_a_budget_below_a_byte_is_a_budget():
+    with pytest.raises(EngineError, match=r"memory_budget: expected at least .*, got"):
+        make_solver("max_iter: 0 memory_budget_mb: 1e-7", digits_net())
+
+
 def test_a_stage_that_no_rule_names_is_told(log):
     rule = 'include { phase: TEST stage: "scored" }'
     net = digits_net() + f'layer {{ name: "all" type: "Silence" bottom: "ip1" {rule} }}'
