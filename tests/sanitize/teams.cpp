@@ -110,6 +110,7 @@ bool start(const Range& range, long* from, long* to) {
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 void GOMP_parallel(Body body, void* data, unsigned threads, unsigned) {
@@ -160,3 +161,4 @@ int omp_in_parallel() { return in_parallel(); }
 void omp_set_num_threads(int threads) { wanted = threads; }
 
 }  // extern "C"
+#pragma GCC visibility pop
