@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 _FEW = 12
 _LOSS = "loss"
+_ALIKE = 0.6
 _MANY, _LONGEST = 5000, 200  # names, and characters of one, that the nearest is looked for among
 
 # Words of PyTorch and Keras, in lower case without underscores -> (the name here, what goes with it).
@@ -80,11 +81,15 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     if here in known:
         return f"; here it is '{here}'{more}"
     lower, own = {candidate.lower(): candidate for candidate in reversed(known)}, name.lower()
-    if own.endswith(_LOSS):  # losses are not alike because they are losses
-        lower = {low.removesuffix(_LOSS): candidate for low, candidate in lower.items() if low.endswith(_LOSS)}
-        own = own.removesuffix(_LOSS)
     is_short = len(name) <= _LONGEST and len(known) <= _MANY
-    near = difflib.get_close_matches(own, lower, n=1, cutoff=0.6) if is_short else []
-    if near:
-        return f"; did you mean '{lower[near[0]]}'?"
+    for near in difflib.get_close_matches(own, lower, n=_FEW, cutoff=_ALIKE) if is_short else []:
+        if _are_alike(own, near):
+            return f"; did you mean '{lower[near]}'?"
     return f"; known: {', '.join(known)}" if known and len(known) <= _FEW else ""
+
+
+def _are_alike(name: str, near: str) -> bool:
+    """Of two that are, whether they still are without being losses, if both are."""
+    if not (name.endswith(_LOSS) and near.endswith(_LOSS)):
+        return True
+    return bool(difflib.get_close_matches(name.removesuffix(_LOSS), [near.removesuffix(_LOSS)], cutoff=_ALIKE))

@@ -72,6 +72,12 @@ def test_losses_are_not_alike_because_they_are_losses(name):
     assert suggestion(name, layer_types()) == ""
 
 
+@pytest.mark.parametrize("name, found", [("loss", "loss1"), ("cls_loss", "cls_loss2"), ("loss", "Loss")])
+def test_what_is_called_a_loss_may_be_near_what_is_not(name, found):
+    """As tops are called, and outputs."""
+    assert suggestion(name, [found, "accuracy"]) == f"; did you mean '{found}'?"
+
+
 def test_the_nearest_of_very_many_is_not_looked_for():
     assert suggestion("blab", [f"blob{i}" for i in range(10_000)]) == ""
     text = "".join(map(chr, range(256, 756))) * 100
