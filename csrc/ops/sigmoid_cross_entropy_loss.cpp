@@ -36,6 +36,11 @@ inline __attribute__((always_inline)) float log_beyond(float e) {
     return sum == 1 ? e : logf(sum) * (e / (sum - 1));
 }
 
+// A label that is not a number stays one that is not, for the loss to tell.
+inline __attribute__((always_inline)) float target_of(float label, bool signs) {
+    return signs && label == label ? float(label > 0) : label;
+}
+
 // -t log(s) - (1 - t) log(1 - s), arranged so that exp() never overflows; weights go before t and 1 - t.
 ENGINE_VECTORISED Losses measure(const float* x, const float* targets, const Weights& weights, float ignore, bool signs,
                                  int64_t length) {
@@ -43,7 +48,7 @@ ENGINE_VECTORISED Losses measure(const float* x, const float* targets, const Wei
     int64_t valid = 0;
 #pragma omp simd reduction(+ : sum, valid)
     for (int64_t i = 0; i < length; i++) {
-        const float t = signs ? float(targets[i] > 0) : targets[i], rest = log_beyond(expf(-std::fabs(x[i])));
+        const float t = target_of(targets[i], signs), rest = log_beyond(expf(-std::fabs(x[i])));
         const float positive = weights.positive[i] * t * ((x[i] < 0 ? -x[i] : 0) + rest);
         const float negative = weights.negative[i] * (1 - t) * ((x[i] > 0 ? x[i] : 0) + rest);
         const bool counts = signs ? targets[i] != 0 : std::trunc(t) != ignore;
@@ -57,7 +62,7 @@ ENGINE_VECTORISED void differentiate(const float* x, const float* targets, const
                                      bool signs, float scale, float* diff, int64_t length) {
 #pragma omp simd
     for (int64_t i = 0; i < length; i++) {
-        const float t = signs ? float(targets[i] > 0) : targets[i], s = sigmoid(x[i]);
+        const float t = target_of(targets[i], signs), s = sigmoid(x[i]);
         const float slope = weights.negative[i] * (1 - t) * s - weights.positive[i] * t * (1 - s);
         const bool counts = signs ? targets[i] != 0 : std::trunc(t) != ignore;
         diff[i] = counts ? scale * slope : 0;

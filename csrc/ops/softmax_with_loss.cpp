@@ -122,7 +122,8 @@ private:
             if (smoothing_ != 0)
                 for (int64_t c = 0; c < classes_; c++) all += minus_log(p[c * inner_ + j]);
             const double weight = weight_of(label, position + j);
-            losses[j] = float(weight * ((1 - smoothing_) * losses[j] + smoothing_ / double(classes_) * all));
+            const double loss = (1 - smoothing_) * losses[j] + smoothing_ / double(classes_) * all;
+            losses[j] = weight == 0 ? 0 : float(weight * loss);  // as its gradient is
         }
     }
 

@@ -36,6 +36,12 @@ def test_all_are_unknown():
     assert net.blobs["y"].data == 0
 
 
+def test_a_label_that_is_no_number_is_not_taken_for_no():
+    net = run(layer(), x=np.ones((1, 2)), l=np.array([[1, np.nan]]))
+    net.program.backward()
+    assert np.isnan(net.blobs["y"].data) and list(np.isnan(net.blobs["x"].diff[0])) == [False, True]
+
+
 def test_accuracy():
     x, labels = sample((30, 7))
     x[0] = 0

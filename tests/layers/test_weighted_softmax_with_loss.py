@@ -60,6 +60,18 @@ def test_labels_that_are_ignored_have_no_weight():
     check_gradients(net_text(text, x=x.shape, l=(5,), w=(5,)), {"x": x, "l": labels, "w": weights})
 
 
+def test_what_weighs_nothing_may_be_no_number():
+    x, labels = sample((5, 4))
+    x[2] = np.nan
+    weights = np.array([1, 2, 0, 0.5, 1], np.float32)
+    net = run(layer(), x=x, l=labels, w=weights)
+    counts = weights > 0
+    expected = reference(x[counts], labels[counts], weights[counts], 5)
+    np.testing.assert_allclose(net.blobs["y"].data, expected, rtol=1e-5)
+    net.program.backward()
+    assert not np.isnan(net.blobs["x"].diff).any() and (net.blobs["x"].diff[2] == 0).all()
+
+
 @pytest.mark.parametrize("params, number, weight", [("pos_mult: 4", 1, 4), ("pos_mult: 0.5 pos_cid: 3", 3, 0.5)])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_weight_for_one_class(params, number, weight, weighted):
