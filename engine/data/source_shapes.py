@@ -17,7 +17,13 @@ from engine.layers.base import Shape
 
 # Of one item, where nothing tells: by a word in the source's name (public data sets), the first that fits.
 KNOWN_SETS = {"siamese": (2, 28, 28), "mnist": (1, 28, 28), "cifar": (3, 32, 32)}
-_COMPARING = ("EuclideanLoss", "L1Loss", "SigmoidCrossEntropyLoss", "SmoothL1Loss")  # number by number
+_COMPARING = (  # number by number
+    "EuclideanLoss",
+    "L1Loss",
+    "MultiLabelLoss",
+    "SigmoidCrossEntropyLoss",
+    "SmoothL1Loss",
+)
 UNKNOWN_PICTURE, UNKNOWN_ROW = (3, 224, 224), (10,)
 
 

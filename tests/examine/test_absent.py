@@ -50,10 +50,11 @@ def test_absent_shards(write, source):
     ]
 
 
+@pytest.mark.parametrize("loss", ["SigmoidCrossEntropyLoss", "MultiLabelLoss"])
 @pytest.mark.parametrize("picture", ["crop_size: 4", ""])
-def test_absent_data_with_several_labels(write, picture):
+def test_absent_data_with_several_labels(write, picture, loss):
     """As many as the loss compares them with."""
-    text = (NET % "").replace("crop_size: 4", picture).replace("SoftmaxWithLoss", "SigmoidCrossEntropyLoss")
+    text = (NET % "").replace("crop_size: 4", picture).replace("SoftmaxWithLoss", loss)
     report = check_file(write("net.prototxt", text))
     assert report.errors == report.absent_code == [] and len(report.nets) == 2
     data = report.nets[0].layers[0]
