@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from engine.watchdog.process import command_of, descendants, identity
 FINAL = (0, 1, 2, 130)
 PAUSE_SECONDS = 2.0  # for what is left of the ranks to end
 RELAY_SECONDS = 2.0  # for what a launcher has printed last; who still holds its streams is not waited for longer
+IMPATIENCE_SECONDS = 10.0  # between two SIGINTs: so soon the second one is for the launcher, which ends ranks that hang
 OWN_OPTIONS = ("ranks", "max_restarts")
 
 
@@ -97,11 +99,17 @@ def _run(command: Sequence[str], environ: dict[str, str]) -> tuple[int, bool]:
     for relay in relays:
         relay.start()
 
+    interrupted, insisted = -math.inf, False  # when; and whether so soon again that the launcher was told
+
     def pass_on(number: int, frame) -> None:
+        nonlocal interrupted, insisted
         if number != signal.SIGHUP:
             told.append(number)
+        again = number == signal.SIGINT and time.monotonic() - interrupted < IMPATIENCE_SECONDS
+        if number == signal.SIGINT:
+            interrupted, insisted = time.monotonic(), insisted or again
         # A launcher would end by SIGHUP; Open MPI's kills the ranks a second after SIGINT and SIGTERM, amid a snapshot.
-        ranks = _ranks_below(process.pid) if launcher else []
+        ranks = _ranks_below(process.pid) if launcher and not again else []
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rank, number)
@@ -118,7 +126,8 @@ def _run(command: Sequence[str], environ: dict[str, str]) -> tuple[int, bool]:
     for relay in relays:
         relay.join(RELAY_SECONDS)
     status = status if status >= 0 else 128 - status
-    if told and launcher and status not in FINAL:  # MPICH's adds up the signals that end ranks: 2 and 9 are a SIGSEGV
+    # MPICH's adds up the signals that end ranks: 2 and 9 are a SIGSEGV. Where it has ended them itself it may have 0.
+    if told and launcher and (status not in FINAL or (insisted and status == 0)):
         _say(f"stopped by {signal.Signals(told[0]).name}; what mpiexec says of signals is how it has ended the ranks")
         status = 128 + told[0]
     return status, bool(told)

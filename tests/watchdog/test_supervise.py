@@ -94,7 +94,8 @@ def test_a_closed_terminal_is_a_snapshot_and_nothing_else(tmp_path, ranks):
 LAUNCHER = """
 import signal, subprocess, sys
 rank = subprocess.Popen(sys.argv[1:])
-signal.signal(signal.SIGTERM, lambda *_: rank.kill())
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda *_: rank.kill())
 raise SystemExit(1 if rank.wait() else 0)
 """
 SUPERVISOR = """
@@ -104,20 +105,43 @@ print(supervise._run(sys.argv[1:], dict(os.environ)))
 """
 
 
-def test_ranks_end_by_themselves_where_their_launcher_would_kill_them(tmp_path):
-    text = SOLVER.format(net=REPO / "nets/digits.prototxt", folder=tmp_path).replace("snapshot: 20", "")
-    (tmp_path / "solver.prototxt").write_text(text)
-    train = own_command("train", "--solver", f"{tmp_path}/solver.prototxt")
+def supervised(folder) -> subprocess.Popen:
+    """A supervisor, its launcher and a rank, whose training has begun."""
+    text = SOLVER.format(net=REPO / "nets/digits.prototxt", folder=folder).replace("snapshot: 20", "")
+    (folder / "solver.prototxt").write_text(text)
+    train = own_command("train", "--solver", f"{folder}/solver.prototxt")
     command = [sys.executable, "-c", SUPERVISOR, sys.executable, "-c", LAUNCHER, *train]
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen(command, cwd=REPO, env=environ, text=True, **pipes)
     while "Iteration 20, lr = " not in (line := process.stderr.readline()):
         assert line, "it has ended"
+    return process
+
+
+def test_ranks_end_by_themselves_where_their_launcher_would_kill_them(tmp_path):
+    process = supervised(tmp_path)
     process.send_signal(signal.SIGTERM)
     told, rest = process.communicate(timeout=60)
     assert told == "(0, True)\n", rest
     assert len(list(tmp_path.glob("*.solverstate"))) == 1
+
+
+def test_a_second_ctrl_c_ends_ranks_that_hang(tmp_path):
+    process = supervised(tmp_path)
+    (rank,) = (pid for pid in descendants(process.pid) if own_command()[1] in command_of(pid)[:2])
+    try:
+        os.kill(rank, signal.SIGSTOP)
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(2)
+        process.send_signal(signal.SIGINT)
+        told, rest = process.communicate(timeout=30)
+        assert told == "(1, True)\n", rest  # the status is the launcher's
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rank, signal.SIGKILL)
+        process.kill()
 
 
 def ranks_of(mark: str) -> list[int]:
