@@ -5,6 +5,8 @@
 #include <cmath>
 #include <unordered_map>
 
+#include "kernels/whole.h"
+
 namespace engine {
 namespace {
 
@@ -40,9 +42,9 @@ Elevated elevate(const float* feature, int64_t d) {
     point.place[0] = rest;
     int color = 0;
     for (int64_t i = 0; i <= d; i++) {
-        const float whole = std::nearbyint(point.place[i] / float(d + 1));
-        point.origin[i] = whole * float(d + 1);
-        color += int(whole);
+        const int64_t cell = whole(std::nearbyint(point.place[i] / float(d + 1)));
+        point.origin[i] = float(cell * (d + 1));
+        color += int(cell);
         point.rank[i] = 0;
     }
     for (int64_t i = 0; i < d; i++)
@@ -89,7 +91,8 @@ Lattice::Lattice(const float* features, int64_t points, int64_t dimensions)
         for (int64_t corner = 0; corner <= d; corner++) {
             Key key{};
             for (int64_t i = 0; i < d; i++)
-                key[i] = int32_t(point.origin[i]) + int32_t(point.rank[i] <= d - corner ? corner : corner - d - 1);
+                key[i] =
+                    int32_t(whole(point.origin[i])) + int32_t(point.rank[i] <= d - corner ? corner : corner - d - 1);
             const auto [at, is_new] = vertices.try_emplace(key, int32_t(keys.size()) + 1);
             if (is_new) keys.push_back(key);
             corners_[n * corners_each_ + corner] = at->second;
