@@ -270,23 +270,23 @@ def test_counts_of_none_are_refused_before_autotune_is_measured(tool, name, monk
 
 def test_pipelines_go_over_all_pictures(tool, tmp_path):
     Image = pytest.importorskip("PIL.Image")
-    data = tool("data")
+    data, contenders = tool("data"), tool("data_contenders")
     (tmp_path / "pictures").mkdir()
     for number in range(3):
         Image.new("RGB", (60 + number, 40), (10, 20, 30)).save(tmp_path / f"pictures/{number}.jpg")
     assert data.write_lmdb(tmp_path / "pictures", tmp_path) == 3
-    files = list(data.pictures(tmp_path / "pictures"))
-    for name in (data.ENGINE, data.TWO, "Pillow"):
+    files = list(contenders.pictures(tmp_path / "pictures"))
+    for name in (contenders.ENGINE, contenders.TWO, "Pillow"):
         for kind in data.FILTERS:
-            go = data.contender(name, files, tmp_path, kind)
+            go = contenders.contender(name, files, tmp_path, kind)
             go()
             go()
 
 
 def test_parts_of_pictures_lie_within(tool):
-    data, dice = tool("data"), random.Random(1)
+    contenders, dice = tool("data_contenders"), random.Random(1)
     for _ in range(200):
-        left, top, width, height = data.random_part(50, 30, dice)
+        left, top, width, height = contenders.random_part(50, 30, dice)
         assert 0 <= left <= left + width <= 50 and 0 <= top <= top + height <= 30 and width and height
 
 
