@@ -9,6 +9,7 @@
 #include <cmath>
 #include <memory>
 
+#include "kernels/add_row.h"
 #include "kernels/chunks.h"
 #include "kernels/lattice.h"
 #include "kernels/vectorised.h"
@@ -16,11 +17,6 @@
 
 namespace engine {
 namespace {
-
-ENGINE_VECTORISED void add_scaled(const float* x, float factor, float* y, int64_t length) {
-#pragma omp simd
-    for (int64_t i = 0; i < length; i++) y[i] += factor * x[i];
-}
 
 ENGINE_VECTORISED double product(const float* a, const float* b, int64_t length) {
     double sum = 0;
@@ -53,7 +49,7 @@ public:
             for (int64_t plane = first; plane < first + count; plane++) scale(given + plane * points_);
             std::vector<float> filtered(count * points_);
             lattice_.filter(given + first * points_, filtered.data(), count, true);
-            add_scaled(filtered.data(), 1, wanted + first * points_, count * points_);
+            add_row(filtered.data(), wanted + first * points_, count * points_);
         });
     }
 
@@ -124,7 +120,7 @@ public:
             if (of_unary) std::fill_n(of_unary, size(), 0.f);
             std::copy_n(outputs_[0]->diff->data() + n * size(), size(), given_.data());
             for (int64_t t = iterations_ - 1; t >= 0; t--) {
-                if (of_unary) add_scaled(given_.data(), 1, of_unary, size());
+                if (of_unary) add_row(given_.data(), of_unary, size());
                 differentiate(t, n, sums);
             }
             if (input_gradient(1)) std::copy_n(given_.data(), size(), input(1)->diff->data() + n * size());
@@ -177,13 +173,13 @@ private:
                 for (int64_t k = 0; k < classes_; k++) {
                     const float weight = transposed ? weights[k * classes_ + c] : weights[c * classes_ + k];
                     if (weight == 0) continue;
-                    add_scaled(x + k * points_ + begin, factor * weight, y + c * points_ + begin, length);
+                    add_scaled(factor * weight, x + k * points_ + begin, y + c * points_ + begin, length);
                 }
         });
     }
 
     // sums[c][k] += factor times the product of plane c of a and plane k of b.
-    void add_products(const float* a, const float* b, double factor, std::vector<double>& sums) const {
+    void add_plane_products(const float* a, const float* b, double factor, std::vector<double>& sums) const {
 #pragma omp parallel for
         for (int64_t c = 0; c < classes_; c++)
             for (int64_t k = 0; k < classes_; k++)
@@ -203,11 +199,11 @@ private:
     void differentiate(int64_t t, int64_t n, std::vector<double>* sums) {
         const float* const p = probabilities(t, n);
         send(p, n);
-        add_products(given_.data(), message_.data(), -1, sums[2]);
+        add_plane_products(given_.data(), message_.data(), -1, sums[2]);
         std::fill(of_message_.begin(), of_message_.end(), 0.f);
         multiply(compatibilities(), given_.data(), -1, true, of_message_.data());
-        add_products(of_message_.data(), spatial_planes_.data(), 1, sums[0]);
-        add_products(of_message_.data(), bilateral_planes_.data(), 1, sums[1]);
+        add_plane_products(of_message_.data(), spatial_planes_.data(), 1, sums[0]);
+        add_plane_products(of_message_.data(), bilateral_planes_.data(), 1, sums[1]);
         std::fill(given_.begin(), given_.end(), 0.f);  // from here on, of the probabilities
         const Averaging* const filters[] = {spatial_.get(), bilateral_[n].get()};
         for (size_t i = 0; i < 2; i++) {
