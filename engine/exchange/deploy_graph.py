@@ -13,7 +13,7 @@ from engine.config.phases import kept, kept_layers, state_in
 from engine.data.source_shapes import SourceShapes
 from engine.errors import ConfigError, EngineError, WeightsError, shape_text
 from engine.graph.build import build
-from engine.graph.graph import Graph
+from engine.graph.graph import Graph, readers_among
 from engine.layers.base import Blob, Layer, Parameter, Shape
 from engine.layers.data import Data
 from engine.layers.registry import layer_types
@@ -41,11 +41,7 @@ class DeployGraph:
         return tuple(size if size == twice else None for size, twice in zip(blob.shape, other, strict=True))
 
     def readers(self) -> dict[Blob, list[Layer]]:
-        found: dict[Blob, list[Layer]] = {}
-        for layer in self.layers:
-            for blob in layer.bottoms:
-                found.setdefault(blob, []).append(layer)
-        return found
+        return readers_among(self.layers)
 
 
 def deploy_graph(config: NetConfig, refused: Callable[[Layer], bool] = lambda layer: False) -> DeployGraph:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from engine import proto
@@ -32,12 +32,7 @@ class Graph:
         return [parameter for parameter in self.all_params if parameter.owner is None]
 
     def readers(self) -> dict[Blob, list[Layer]]:
-        """The layers that read each blob, in their order; twice where two bottoms are that blob."""
-        found: dict[Blob, list[Layer]] = {}
-        for layer in self.layers:
-            for blob in layer.bottoms:
-                found.setdefault(blob, []).append(layer)
-        return found
+        return readers_among(self.layers)
 
     @property
     def batch_size(self) -> int:
@@ -65,3 +60,12 @@ class Graph:
     def blobs(self) -> dict[str, Blob]:
         """The last version of every named blob."""
         return {top.name: top for layer in self.layers for top in layer.tops}
+
+
+def readers_among(layers: Iterable[Layer]) -> dict[Blob, list[Layer]]:
+    """The layers that read each blob, in their order; twice where two bottoms are that blob."""
+    found: dict[Blob, list[Layer]] = {}
+    for layer in layers:
+        for blob in layer.bottoms:
+            found.setdefault(blob, []).append(layer)
+    return found
