@@ -64,7 +64,7 @@ class Accuracy(Layer):
         return attributes
 
     def lower(self, builder: Builder) -> None:
-        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        inputs = builder.plain_bottoms(self)
         if self.smallest_is_best:
             negated = {"power": 1.0, "scale": -1.0, "shift": 0.0}
             inputs[0] = builder.op("Power", self, inputs[:1], negated, tops=[], shapes=[self.shapes[0]])[0]

@@ -41,7 +41,7 @@ class BoxAnnotatorOHEM(Layer):
 
     def lower(self, builder: Builder) -> None:
         param = self.message.box_annotator_ohem_param
-        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        inputs = builder.plain_bottoms(self)
         attributes = {"per_image": param.roi_per_img, "ignore_label": param.ignore_label}
         builder.op("BoxAnnotatorOHEM", self, inputs, attributes)
 

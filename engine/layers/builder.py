@@ -159,6 +159,10 @@ class Builder:
             return tensor
         return self.op("Plain", layer, [tensor], params=[], tops=[], shapes=[tensor.shape])[0]
 
+    def plain_bottoms(self, layer: Layer) -> list[Tensor]:
+        """All bottoms of the layer in row-major order, as plain() has each."""
+        return [self.plain(layer, self.tensor(blob)) for blob in layer.bottoms]
+
     def by_sample(self, layer: Layer, tensor: Tensor) -> Tensor:
         """The tensor with its samples one after the other, each in whatever order; adds a reorder only if they lie in
         each other."""

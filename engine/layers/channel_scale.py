@@ -36,7 +36,7 @@ class ChannelScale(Layer):
         return [x]
 
     def lower(self, builder: Builder) -> None:
-        x, scale = (builder.plain(self, builder.tensor(blob)) for blob in self.bottoms)
+        x, scale = builder.plain_bottoms(self)
         n, channels = self.shapes[0][:2]
         inner = math.prod(self.shapes[0][2:])
         if inner == 1:

@@ -70,7 +70,7 @@ class Correlation(Layer):
         return [(down, across) for down in steps for across in steps]
 
     def lower(self, builder: Builder) -> None:
-        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        inputs = builder.plain_bottoms(self)
         displacements = self.displacements
         # One step more on both sides, for displacements that lead out of the padding.
         further = max(max(abs(across) for _, across in displacements) - self._reach[1], 0)

@@ -71,7 +71,7 @@ class CTCLoss(LossLayer):
         return super().attributes() | {"blank": self.blank, "shift": self.shift, "time": self.time}
 
     def lower(self, builder: Builder) -> None:
-        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        inputs = builder.plain_bottoms(self)
         builder.op("CTCLoss", self, inputs, self.attributes())
 
     def flops(self) -> int:

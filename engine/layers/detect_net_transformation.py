@@ -70,7 +70,7 @@ class DetectNetTransformation(Layer):
 
     def lower(self, builder: Builder) -> None:
         param, augmentation = self.param, self.message.detectnet_augmentation_param
-        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        inputs = builder.plain_bottoms(self)
         means = list(self.message.transform_param.mean_value) or [0.0]
         attributes = {
             **{name: getattr(augmentation, name) for name in (*CHANCES, *RANGES)},

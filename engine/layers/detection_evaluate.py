@@ -55,5 +55,5 @@ class DetectionEvaluate(Layer):
         }
 
     def lower(self, builder: Builder) -> None:
-        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        inputs = builder.plain_bottoms(self)
         builder.op("DetectionEvaluate", self, inputs, self.attributes())

@@ -28,7 +28,7 @@ class FlowWarp(Layer):
 
     def lower(self, builder: Builder) -> None:
         param = self.message.flow_warp_param
-        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        inputs = builder.plain_bottoms(self)
         builder.op("FlowWarp", self, inputs, {"fill": 0.0 if param.fill_value == param.ZERO else math.nan})
 
     def flops(self) -> int:

@@ -53,7 +53,7 @@ class FocalLoss(SoftmaxLossBase):
         }
 
     def lower(self, builder: Builder) -> None:
-        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        inputs = builder.plain_bottoms(self)
         builder.op("FocalLoss", self, inputs, self.attributes())
 
     def flops(self) -> int:

@@ -81,7 +81,7 @@ class InnerDistance(Layer):
     def lower(self, builder: Builder) -> None:
         if self.param.normalize and self.params:
             builder.op("UnitRows", self, [], params=self.params[:1], tops=[], shapes=[])
-        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        inputs = builder.plain_bottoms(self)
         top = self.tops[0]
         rows = (math.prod(top.shape[:-1]), top.shape[-1])
         if rows == top.shape:

@@ -35,7 +35,7 @@ class L1Loss(FlowLoss):
         return [()]
 
     def lower(self, builder: Builder) -> None:
-        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        inputs = builder.plain_bottoms(self)
         builder.op("LpqLoss" if self._is_flownets else "L1Loss", self, inputs, self.attributes())
 
     def attributes(self) -> Attributes:

@@ -39,7 +39,7 @@ class LabelSpecific(Layer):
         return {name: getattr(param, name) for name in names}
 
     def lower(self, builder: Builder) -> None:
-        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        inputs = builder.plain_bottoms(self)
         builder.op(self.type, self, inputs, self.attributes())
 
 

@@ -40,7 +40,7 @@ class LossLayer(Layer):
         return {"loss_weight": float(weight)}
 
     def lower(self, builder: Builder) -> None:
-        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        inputs = builder.plain_bottoms(self)
         builder.op(self.type, self, inputs, self.attributes())
 
     def normalizer(self, default: int, outer: int, inner: int) -> float:

@@ -60,7 +60,7 @@ class MarginLayer(Layer):
         return {**schedule, "margin": param.type + 1, "unit_weights": self.unit_weights}
 
     def lower(self, builder: Builder) -> None:
-        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        inputs = builder.plain_bottoms(self)
         samples = math.prod(self.shapes[0][: self.axis])
         top, *others = self.tops
         shapes = [(samples, self.param.num_output), *(blob.shape for blob in others)]

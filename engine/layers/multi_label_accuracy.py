@@ -32,7 +32,7 @@ class MultiLabelAccuracy(Layer):
         return [(1, 5, 1, 1)]
 
     def lower(self, builder: Builder) -> None:
-        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        inputs = builder.plain_bottoms(self)
         builder.op("MultiLabelAccuracy", self, inputs)
 
     def flops(self) -> int:

@@ -34,7 +34,7 @@ class MultiLabelLoss(LossLayer):
         return {**super().attributes(), "normalizer": normalizer, "signs": True}
 
     def lower(self, builder: Builder) -> None:
-        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        inputs = builder.plain_bottoms(self)
         builder.op("SigmoidCrossEntropyLoss", self, inputs, self.attributes(), tops=self.tops[:1])
         if len(self.tops) > 1:
             builder.op("Sigmoid", self, [inputs[0].without_diff()], tops=self.tops[1:], gradients=[False])

@@ -78,7 +78,7 @@ class MultiStageMeanfield(Layer):
         return [Parameter(each.shape, values=each) for each in values]
 
     def lower(self, builder: Builder) -> None:
-        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        inputs = builder.plain_bottoms(self)
         attributes = {name: getattr(self.param, name) for name in _DEVIATIONS}
         builder.op("MeanField", self, inputs, {**attributes, "iterations": self.param.num_iterations})
 

@@ -73,7 +73,7 @@ class Proposal(Layer):
 
     def lower(self, builder: Builder) -> None:
         param = self.param
-        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        inputs = builder.plain_bottoms(self)
         attributes = {
             "anchors": self.anchors().ravel().tolist(),
             "stride": param.feat_stride,

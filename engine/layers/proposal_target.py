@@ -53,7 +53,7 @@ class ProposalTarget(Layer):
 
     def lower(self, builder: Builder) -> None:
         param = self.param
-        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        inputs = builder.plain_bottoms(self)
         attributes = {
             "classes": param.num_classes,
             "objects": round(param.fg_fraction * param.batch_size),

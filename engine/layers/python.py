@@ -192,7 +192,7 @@ class Python(Layer):
         return self.params
 
     def lower(self, builder: Builder) -> None:
-        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        inputs = builder.plain_bottoms(self)
         outputs = builder.op("Python", self, inputs, {"run": self._run})
         params = [builder.parameter(parameter) for parameter in self.params]
         self._copied: list[tuple[LayerBlob, Tensor]] = []

@@ -48,7 +48,7 @@ class RegionPooling(Layer):
         return {"spatial_scale": self.param.spatial_scale}
 
     def lower(self, builder: Builder) -> None:
-        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        inputs = builder.plain_bottoms(self)
         builder.op(self.type, self, inputs, self.attributes())
 
 

@@ -49,7 +49,7 @@ class SegAccuracy(Layer):
         return {"ignore_labels": list(param.ignore_label), "reset": param.reset}
 
     def lower(self, builder: Builder) -> None:
-        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        inputs = builder.plain_bottoms(self)
         builder.op("SegAccuracy", self, inputs, self.attributes())
 
     def flops(self) -> int:

@@ -32,7 +32,7 @@ class SequenceAccuracy(Layer):
         return [()]
 
     def lower(self, builder: Builder) -> None:
-        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        inputs = builder.plain_bottoms(self)
         blank = self.message.labelsequence_accuracy_param.blank_label
         builder.op("SequenceAccuracy", self, inputs, {"blank": blank})
 

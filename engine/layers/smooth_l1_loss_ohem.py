@@ -46,5 +46,5 @@ class SmoothL1LossOHEM(PairLoss):
         return {**super().attributes(), "sigma": 1.0, "normalizer": max(1.0, given or float(shape[0] * positions))}
 
     def lower(self, builder: Builder) -> None:
-        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        inputs = builder.plain_bottoms(self)
         builder.op("SmoothL1Loss", self, inputs, self.attributes())

@@ -29,5 +29,5 @@ class SoftmaxCrossEntropyLoss(SoftmaxWithLoss):
         return tops
 
     def lower(self, builder: Builder) -> None:
-        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        inputs = builder.plain_bottoms(self)
         builder.op("SoftmaxWithLoss", self, inputs, self.attributes())

@@ -32,5 +32,5 @@ class SoftmaxWithLossOHEM(SoftmaxWithLoss):
         return [(), scores, losses][: max(1, len(self.message.top))]
 
     def lower(self, builder: Builder) -> None:
-        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        inputs = builder.plain_bottoms(self)
         builder.op("SoftmaxWithLoss", self, inputs, self.attributes())

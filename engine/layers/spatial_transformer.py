@@ -54,7 +54,7 @@ class SpatialTransformer(Layer):
         return [(*x[:2], *size)]
 
     def lower(self, builder: Builder) -> None:
-        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        inputs = builder.plain_bottoms(self)
         builder.op("SpatialTransformer", self, inputs, {"theta": self.given()})
 
     def flops(self) -> int:

@@ -51,5 +51,5 @@ class WeightedSoftmaxWithLoss(SoftmaxWithLoss):
         return [param.pos_mult if number == param.pos_cid else 1.0 for number in range(classes)]
 
     def lower(self, builder: Builder) -> None:
-        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        inputs = builder.plain_bottoms(self)
         builder.op("SoftmaxWithLoss", self, inputs, self.attributes())

@@ -75,7 +75,7 @@ class _YoloDetections(Layer):
         }
 
     def lower(self, builder: Builder) -> None:
-        inputs = [builder.plain(self, builder.tensor(blob)) for blob in self.bottoms]
+        inputs = builder.plain_bottoms(self)
         builder.op("YoloDetectionOutput", self, inputs, self.attributes())
 
     def flops(self) -> int:
