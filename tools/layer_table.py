@@ -183,7 +183,7 @@ def _ops(name: str, cls: type[Layer]) -> set[str]:
         found |= set(re.findall(r'builder\.op\(\s*"(\w+)"', source))
         found |= set(re.findall(r'"(\w+)" if [\w.]+ else', source)) | set(re.findall(r'else "(\w+)"', source))
         found |= {name} if re.search(r"builder\.op\(\s*self\.type", source) else set()
-        found |= {getattr(cls, "op_type", name)} if re.search(r"builder\.op\(\s*self\.op_type", source) else set()
+        found |= {getattr(cls, "op_type", "") or name} if re.search(r"builder\.op\(\s*self\.op_type", source) else set()
     return found & set(_files())
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from engine.layers.base import Attributes, Shape
 from engine.layers.loss import LossLayer
 from engine.layers.registry import register
-
-if TYPE_CHECKING:
-    from engine.layers.builder import Builder
 
 
 @register("CTCLoss")
@@ -19,6 +16,7 @@ class CTCLoss(LossLayer):
     first row apart; labels (L, N), which a negative one ends. Top: the mean over the sequences of -log(probability that
     they spell their labels); the gradient is that of the sum."""
 
+    op_type = "CTCLoss"
     bottom_range = (3, 3)
     constant_bottoms = frozenset({1, 2, 3})
     sums_batch = True
@@ -69,10 +67,6 @@ class CTCLoss(LossLayer):
 
     def attributes(self) -> Attributes:
         return super().attributes() | {"blank": self.blank, "shift": self.shift, "time": self.time}
-
-    def lower(self, builder: Builder) -> None:
-        inputs = builder.plain_bottoms(self)
-        builder.op("CTCLoss", self, inputs, self.attributes())
 
     def flops(self) -> int:
         return 4 * math.prod(self.shapes[0])

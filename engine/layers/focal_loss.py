@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from engine.layers.base import Attributes, Shape
 from engine.layers.registry import register
 from engine.layers.softmax_loss_base import SoftmaxLossBase
-
-if TYPE_CHECKING:
-    from engine.layers.builder import Builder
 
 
 @register("FocalLoss", "SoftmaxFocalLoss", "SoftmaxWithFocalLoss")
@@ -23,6 +19,8 @@ class FocalLoss(SoftmaxLossBase):
     and 0.25 of the others. With another alpha than 1, happynear's has (alpha - p)^gamma where the paper, other forks
     and this layer have alpha (1 - p)^gamma.
     """
+
+    op_type = "FocalLoss"
 
     @property
     def param(self):
@@ -51,10 +49,6 @@ class FocalLoss(SoftmaxLossBase):
             "gamma": param.gamma,
             "add": param.type == param.ONEADDP,
         }
-
-    def lower(self, builder: Builder) -> None:
-        inputs = builder.plain_bottoms(self)
-        builder.op("FocalLoss", self, inputs, self.attributes())
 
     def flops(self) -> int:
         return 5 * math.prod(self.shapes[0])

@@ -19,6 +19,7 @@ class LossLayer(Layer):
     bottom_range = (2, 2)
     top_range = (0, 1)  # Caffe gives a loss without a top an automatic one
     constant_bottoms = frozenset({1})
+    op_type = ""  # of which the loss is a form, where it has no op of its own name
 
     @property
     def takes_rows(self) -> bool:
@@ -41,7 +42,7 @@ class LossLayer(Layer):
 
     def lower(self, builder: Builder) -> None:
         inputs = builder.plain_bottoms(self)
-        builder.op(self.type, self, inputs, self.attributes())
+        builder.op(self.op_type or self.type, self, inputs, self.attributes())
 
     def normalizer(self, default: int, outer: int, inner: int) -> float:
         """What loss_param asks to divide the loss by, or LABELS_THAT_COUNT.

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from engine.layers.base import Attributes, Shape
 from engine.layers.loss import VALID
 from engine.layers.pair_loss import PairLoss
 from engine.layers.registry import register
-
-if TYPE_CHECKING:
-    from engine.layers.builder import Builder
 
 
 @register("SmoothL1LossOHEM")
@@ -22,6 +18,7 @@ class SmoothL1LossOHEM(PairLoss):
     `normalization` FULL and VALID divide the first by N H W, BATCH_SIZE by N.
     """
 
+    op_type = "SmoothL1Loss"
     bottom_range = (2, 3)
     top_range = (0, 2)
     constant_bottoms = frozenset({2})
@@ -44,7 +41,3 @@ class SmoothL1LossOHEM(PairLoss):
         positions = math.prod(shape[2:])
         given = self.normalizer(VALID, shape[0], positions)
         return {**super().attributes(), "sigma": 1.0, "normalizer": max(1.0, given or float(shape[0] * positions))}
-
-    def lower(self, builder: Builder) -> None:
-        inputs = builder.plain_bottoms(self)
-        builder.op("SmoothL1Loss", self, inputs, self.attributes())

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from engine.layers.base import Shape
 from engine.layers.labels import are_distributions
 from engine.layers.loss import BATCH_SIZE
 from engine.layers.registry import register
 from engine.layers.softmax_with_loss import SoftmaxWithLoss
-
-if TYPE_CHECKING:
-    from engine.layers.builder import Builder
 
 
 @register("SoftmaxCrossEntropyLoss")
@@ -27,7 +22,3 @@ class SoftmaxCrossEntropyLoss(SoftmaxWithLoss):
             scores, targets = self.shapes
             raise self.error(f"expected a target for each score of {scores}, got {targets}; labels: SoftmaxWithLoss")
         return tops
-
-    def lower(self, builder: Builder) -> None:
-        inputs = builder.plain_bottoms(self)
-        builder.op("SoftmaxWithLoss", self, inputs, self.attributes())

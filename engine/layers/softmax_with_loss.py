@@ -21,6 +21,7 @@ class SoftmaxWithLoss(SoftmaxLossBase):
     the number of its class; what the sum is divided by stays.
     """
 
+    op_type = "SoftmaxWithLoss"
     takes_distributions = True
     weighs_one_class = False  # by pos_mult
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from engine.layers.base import Shape
 from engine.layers.registry import register
 from engine.layers.softmax_with_loss import SoftmaxWithLoss
-
-if TYPE_CHECKING:
-    from engine.layers.builder import Builder
 
 
 @register("SoftmaxWithLossOHEM")
@@ -30,7 +25,3 @@ class SoftmaxWithLossOHEM(SoftmaxWithLoss):
         scores, labels = self.shapes
         losses = (*labels, 1, 1, 1) if len(labels) == 1 else labels
         return [(), scores, losses][: max(1, len(self.message.top))]
-
-    def lower(self, builder: Builder) -> None:
-        inputs = builder.plain_bottoms(self)
-        builder.op("SoftmaxWithLoss", self, inputs, self.attributes())

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from engine.layers.base import Shape
 from engine.layers.registry import register
 from engine.layers.softmax_with_loss import SoftmaxWithLoss
-
-if TYPE_CHECKING:
-    from engine.layers.builder import Builder
 
 
 @register("WeightedSoftmaxWithLoss")
@@ -49,7 +45,3 @@ class WeightedSoftmaxWithLoss(SoftmaxWithLoss):
         if not 0 <= param.pos_cid < classes:
             raise self.error(f"expected pos_cid from 0 to {classes - 1}, the last class, got {param.pos_cid}")
         return [param.pos_mult if number == param.pos_cid else 1.0 for number in range(classes)]
-
-    def lower(self, builder: Builder) -> None:
-        inputs = builder.plain_bottoms(self)
-        builder.op("SoftmaxWithLoss", self, inputs, self.attributes())
