@@ -18,7 +18,7 @@ from engine.errors import MOST_ERRORS, ConfigError, shape_text, together
 from engine.graph.connector import Connector
 from engine.graph.graph import Graph
 from engine.graph.model_parallel import take_part
-from engine.layers.base import Layer, Misfit, Shape
+from engine.layers.base import FIELDS_OF_FEW, Layer, Misfit, Shape
 from engine.layers.data import Data
 from engine.layers.fillers import complaint
 from engine.layers.model_parallel import Part
@@ -176,9 +176,11 @@ def _check_message(layer: Layer) -> None:
     flags, bottoms = len(layer.message.propagate_down), len(layer.message.bottom)
     if flags not in (0, bottoms):
         raise layer.error(f"propagate_down is given {flags} times, expected once for each of its {bottoms} bottoms")
-    for name in ("positive_weight", "negative_weight"):
-        if getattr(layer.message.loss_param, name) and not layer.takes_label_weights:
-            raise layer.error(f"{name} is for SigmoidCrossEntropyLoss only; take it out of loss_param")
+    for param, readers in FIELDS_OF_FEW.items():
+        for field, value in getattr(layer.message, param).ListFields():
+            idle = field.name in readers and field.name not in layer.own_fields
+            if idle and not (field.has_presence and value == field.default_value):
+                raise layer.error(f"{field.name} is for {readers[field.name]}; take it out of {param}")
 
 
 def _param_specs(layer: Layer, connect: Connector) -> None:

@@ -33,6 +33,23 @@ SizedParam: TypeAlias = (
 Attribute = int | float | str | Sequence[int] | Sequence[float] | Callable[[bool], None]
 Attributes = dict[str, Attribute]
 
+# Fields of parameters that many types have, and the type that reads them, as those do that are made of it; others
+# refuse them.
+FIELDS_OF_FEW = {
+    "loss_param": {
+        "positive_weight": "SigmoidCrossEntropyLoss",
+        "negative_weight": "SigmoidCrossEntropyLoss",
+        "label_smoothing": "SoftmaxWithLoss",
+        "weight_by_label_freqs": "SoftmaxWithLoss",
+        "class_weighting": "SoftmaxWithLoss",
+    },
+    "softmax_param": {
+        "class_weight": "SoftmaxWithLoss",
+        "pos_mult": "WeightedSoftmaxWithLoss",
+        "pos_cid": "WeightedSoftmaxWithLoss",
+    },
+}
+
 MOST_AXES, MOST_VALUES = 12, 2**31 - 1  # of a blob: axes as in oneDNN (Caffe takes 32), values as in Caffe
 MOST_PIXELS = 2**31 - 1  # of a window along an axis: ops add two such numbers in 64 bits
 
@@ -136,8 +153,8 @@ class Layer:
     widens = False  # whether they are float32 in this net, for readers that take nothing else: see can_widen
     # Bottoms of which only the shape is read.
     shape_bottoms: ClassVar[frozenset[int]] = frozenset()
-    # Whether the type reads positive_weight and negative_weight of loss_param.
-    takes_label_weights = False
+    # Those fields of FIELDS_OF_FEW that the type reads.
+    own_fields: ClassVar[frozenset[str]] = frozenset()
     # Whether NaN in a bottom stands for what nobody knows.
     takes_nan: ClassVar[bool] = False
     # Whether each top is made of the bottom of its number alone; whether the first top alone has a gradient, and the

@@ -19,7 +19,7 @@ class SigmoidCrossEntropyLoss(LossLayer):
     """
 
     probabilities = "Sigmoid"
-    takes_label_weights = True
+    own_fields = frozenset({"positive_weight", "negative_weight"})
 
     def infer(self) -> list[Shape]:
         super().infer()

@@ -23,14 +23,12 @@ class SoftmaxWithLoss(SoftmaxLossBase):
 
     op_type = "SoftmaxWithLoss"
     takes_distributions = True
-    weighs_one_class = False  # by pos_mult
+    own_fields = frozenset({"label_smoothing", "weight_by_label_freqs", "class_weighting", "class_weight"})
 
     def infer(self) -> list[Shape]:
         tops = super().infer()
         if not 0 <= self.message.loss_param.label_smoothing < 1:
             raise self.error(f"expected label_smoothing in [0, 1), got {self.message.loss_param.label_smoothing:g}")
-        if self.message.softmax_param.HasField("pos_mult") and not self.weighs_one_class:
-            raise self.error("expected no pos_mult, which is for a WeightedSoftmaxWithLoss")
         self._check_weights()
         by_class = self.class_weights or self.ignored_label is not None
         if by_class and are_distributions(self, self.axis):

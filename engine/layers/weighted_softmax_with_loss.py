@@ -20,7 +20,7 @@ class WeightedSoftmaxWithLoss(SoftmaxWithLoss):
     bottom_range = (2, 3)
     constant_bottoms = frozenset({1, 2})
     takes_distributions = False
-    weighs_one_class = True
+    own_fields = SoftmaxWithLoss.own_fields | {"pos_mult", "pos_cid"}
 
     def infer(self) -> list[Shape]:
         tops = super().infer()

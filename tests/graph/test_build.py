@@ -165,6 +165,31 @@ def test_propagate_down_for_each_bottom(flags):
     assert f"propagate_down is given {flags.count('_')} times, expected once for each of its 2 bottoms" in message
 
 
+@pytest.mark.parametrize(
+    "kind, param, field, value, reader",
+    [
+        ("Softmax", "softmax_param", "pos_mult", "2", "WeightedSoftmaxWithLoss"),
+        ("Softmax", "softmax_param", "class_weight", "[1, 2, 3]", "SoftmaxWithLoss"),
+        ("FocalLoss", "softmax_param", "pos_mult", "2", "WeightedSoftmaxWithLoss"),
+        ("FocalLoss", "softmax_param", "class_weight", "[1, 2, 3]", "SoftmaxWithLoss"),
+        ("FocalLoss", "loss_param", "label_smoothing", "0.1", "SoftmaxWithLoss"),
+        ("FocalLoss", "loss_param", "weight_by_label_freqs", "true", "SoftmaxWithLoss"),
+        ("SoftmaxWithLoss", "softmax_param", "pos_cid", "2", "WeightedSoftmaxWithLoss"),
+        ("HingeLoss", "loss_param", "class_weighting", "[1, 2, 3]", "SoftmaxWithLoss"),
+    ],
+)
+def test_fields_that_few_types_read(kind, param, field, value, reader):
+    text = layer(kind, f"{param} {{ {field}: {value} }}", bottoms=("x",) if kind == "Softmax" else ("x", "x1"))
+    message = error_of(text, (4, 3), (4,))
+    assert message.endswith(f"layer 'layer' ({kind}): {field} is for {reader}; take it out of {param}")
+
+
+def test_fields_that_few_types_read_may_have_their_defaults():
+    text = layer("FocalLoss", "loss_param { label_smoothing: 0 } softmax_param { pos_mult: 1 }", ("x", "x1"))
+    inputs = 'input: "x" input: "x1" input_shape { dim: 4 dim: 3 } input_shape { dim: 4 } '
+    assert build(parse_net(inputs + text), 0).layers[-1].type == "FocalLoss"
+
+
 IP = 'type: "InnerProduct" bottom: "x" inner_product_param { num_output: 2 }'
 
 

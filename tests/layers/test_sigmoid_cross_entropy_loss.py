@@ -103,7 +103,8 @@ def test_wrong_weights(params, said):
 @pytest.mark.parametrize("type, targets", [("SoftmaxWithLoss", (2,)), ("EuclideanLoss", (2, 3))])
 def test_other_losses_refuse_weights_of_labels(type, targets):
     text = layer("loss_param { positive_weight: 2 }").replace("SigmoidCrossEntropyLoss", type)
-    assert "positive_weight is for SigmoidCrossEntropyLoss only" in error_of(text, x=(2, 3), t=targets)
+    message = "positive_weight is for SigmoidCrossEntropyLoss; take it out of loss_param"
+    assert message in error_of(text, x=(2, 3), t=targets)
 
 
 def test_extreme_scores_stay_finite():

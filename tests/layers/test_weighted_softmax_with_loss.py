@@ -95,6 +95,6 @@ def test_errors():
     both = layer("softmax_param { pos_mult: 2 class_weight: [1, 1, 1, 1] }", False)
     assert "expected pos_mult or a weight for each class, got both" in error_of(both, **shapes)
     plain = of_class.replace("WeightedSoftmaxWithLoss", "SoftmaxWithLoss")
-    assert "expected no pos_mult, which is for a WeightedSoftmaxWithLoss" in error_of(plain, **shapes)
+    assert "pos_mult is for WeightedSoftmaxWithLoss; take it out of softmax_param" in error_of(plain, **shapes)
     negative = layer("softmax_param { pos_mult: -2 }", False)
     assert "expected weights of classes of 0 or more, got -2" in error_of(negative, **shapes)
