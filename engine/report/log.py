@@ -13,6 +13,7 @@ import errno
 import fcntl
 import logging
 import os
+import re
 import sys
 import termios
 import threading
@@ -159,9 +160,10 @@ def set_up(rank: int = 0, level: int | None = None) -> Console:
 
     level: the least of glog's levels that is shown; by default GLOG_minloglevel of the environment, as for Caffe.
     """
+    given = os.environ.get("GLOG_minloglevel", "").strip() if level is None else ""
+    wrong = given and not re.fullmatch("[0-9]{1,9}", given)
     if level is None:
-        given = os.environ.get("GLOG_minloglevel", "")
-        level = int(given) if given.isdecimal() else 0
+        level = 0 if wrong else int(given or 0)
     for handler in list(_logger.handlers):
         _logger.removeHandler(handler)
     console = Console()
@@ -169,6 +171,8 @@ def set_up(rank: int = 0, level: int | None = None) -> Console:
     least = _LEVELS[min(max(level, 0), len(_LEVELS) - 1)]
     _logger.setLevel(least if rank == 0 else max(least, logging.ERROR))
     _logger.propagate = False
+    if wrong:
+        warn(f"GLOG_minloglevel must be a whole number, 0 for all lines to 3 for none; got {given!r}; all are shown")
     return console
 
 

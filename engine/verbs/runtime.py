@@ -92,11 +92,16 @@ def _install_caffe() -> None:
 
 def allow_python_layers(options: Namespace) -> bool:
     """Lets Python layers import their modules if the user of a verb that runs nets has said so; returns whether. Verbs
-    that only look at nets have no such option. Modules `import caffe`: that is there for the first of them."""
+    that only look at nets have no such option. Modules `import caffe`: that is there for the first of them. Raises
+    ConfigError."""
+    from engine.errors import ConfigError
     from engine.layers.python import allow_modules, before_import
 
     asked = getattr(options, "python_layers", None)
-    allowed = asked or (asked is not None and os.environ.get("ENGINE_PYTHON_LAYERS") == "1")
+    given = os.environ.get("ENGINE_PYTHON_LAYERS") or "0"
+    if asked is False and given not in ("0", "1"):
+        raise ConfigError(f"ENGINE_PYTHON_LAYERS must be 0 or 1 (run the code of Python layers); got {given!r}")
+    allowed = asked or (asked is not None and given == "1")
     if allowed:
         before_import(_install_caffe)
         allow_modules()

@@ -87,6 +87,13 @@ def test_consent_is_given_in_two_ways(folder, consent):
     assert done.returncode == 0 and "EXECUTED" in done.stderr, done.stderr
 
 
+def test_what_is_neither_consent_nor_refusal(folder):
+    done = run(folder, "train", *RUNNING["train"], ENGINE_PYTHON_LAYERS="yes")
+    assert done.returncode == 1 and "EXECUTED" not in done.stderr, done.stderr
+    message = "engine: ENGINE_PYTHON_LAYERS must be 0 or 1 (run the code of Python layers); got 'yes'"
+    assert [line for line in done.stderr.splitlines() if "engine:" in line] == [message]
+
+
 @pytest.mark.mpi
 def test_ranks_inherit_the_consent(folder):
     mpiexec()

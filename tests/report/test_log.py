@@ -130,6 +130,16 @@ def test_glogs_least_level(level, letters, lines, monkeypatch):
         monkeypatch.setenv("GLOG_minloglevel", "0")
 
 
+@pytest.mark.parametrize("level", ["x", "-1", "1.5"])
+def test_a_least_level_that_is_no_number(level, lines, monkeypatch):
+    monkeypatch.setenv("GLOG_minloglevel", level)
+    set_up()
+    log("all are shown")
+    warned, shown = lines()
+    message = f"GLOG_minloglevel must be a whole number, 0 for all lines to 3 for none; got '{level}'; all are shown"
+    assert warned[0] == "W" and warned.endswith(message) and shown.endswith("] all are shown")
+
+
 def test_set_up_twice_prints_once(lines):
     set_up()
     set_up()
