@@ -153,11 +153,16 @@ def _input_shape(config: NetConfig, source) -> tuple[int, ...]:
 
 def _transform_param(own, asked: Preprocessing, shape: tuple[int, ...], size: tuple[int, int] | None):
     """The net's own transform_param with what was asked for in its place. size: (height, width) of the pictures that it
-    gets, if they are of one."""
+    gets, if they are of one. Raises ConfigError for an images_dim that is smaller than the net's input."""
     param = type(own)()
     param.CopyFrom(own)
     _, height, width = shape
     dims = asked.images_dim
+    if dims and (dims[0] < height or dims[1] < width):
+        raise ConfigError(
+            f"--images_dim {dims[0]},{dims[1]} is smaller than the net's input, which is cropped from the picture: "
+            f"expected at least {height},{width}"
+        )
     resizes = any(param.HasField(field) for field in _RESIZES)
     if dims is None and size is None and not resizes:
         replaced = asked.mean_value or asked.mean_file  # then the net's own file need not be there

@@ -172,6 +172,17 @@ def test_the_verb(picture, weights, tmp_path, capsys):
     assert lines[1:] == [f'{scores[i]:.4f} - "n{i:08d} thing {i}"' for i in np.argsort(-scores)[:3]]
 
 
+@pytest.mark.parametrize("net, dims", [(DEPLOY, "4,5"), (DEPLOY, "3,9"), (TRAIN, "3,6")])
+def test_images_dim_below_the_input(net, dims, picture, weights, tmp_path, capsys):
+    (tmp_path / "net.prototxt").write_text(net)
+    arguments = ["--model", str(tmp_path / "net.prototxt"), "--weights", str(weights[0]), "--images_dim", dims]
+    assert main(["classify", *arguments, str(picture)]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"engine: --images_dim {dims} is smaller than the net's input, which is cropped from the picture: "
+        "expected at least 4,6"
+    )
+
+
 def test_labels_are_found_with_the_data_and_beside_the_net(picture, weights, tmp_path, capsys):
     def names(text):
         (tmp_path / "net.prototxt").write_text(text)
