@@ -48,8 +48,9 @@ def run(options: Namespace) -> int:
         refuse_idle(options, OF_NETS, "without --model")
     found = [compare_files(*options.files)]
     if options.model:
-        nets = asked_net(options, options.model), asked_net(options, options.other_model or options.model)
+        net = asked_net(options, options.model)
+        other = asked_net(options, options.other_model) if options.other_model not in (None, options.model) else net
         first, second = options.files
-        found.append(compare_nets(nets, ([first], [second]), phase_of(options.phase), options.precision))
+        found.append(compare_nets((net, other), ([first], [second]), phase_of(options.phase), options.precision))
     show("\n\n".join(to_text(each, options.tolerance) for each in found))
     return int(any(each.differs(options.tolerance) for each in found))

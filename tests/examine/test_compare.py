@@ -67,6 +67,17 @@ def test_the_data_that_are_supposed_are_told_once(models, tmp_path, capsys):
     assert capsys.readouterr().err.count("source /none is not here; taking data of 3 x 8 x 8") == 1
 
 
+@pytest.mark.parametrize("other", [False, True])
+def test_an_unknown_stage_is_told_once_of_each_net(models, other, tmp_path, capsys):
+    nets = [str(tmp_path / name) for name in ("net.prototxt", "other.prototxt")]
+    for net in nets:
+        (tmp_path / net).write_text(NET % "")
+    arguments = ["--model", nets[0], *(["--other_model", nets[1]] if other else []), "--stage", "deplyo"]
+    assert main(["compare", models[0], models[0], *arguments]) == 0
+    told = [line.split("] ")[1] for line in capsys.readouterr().err.splitlines()]
+    assert told == [f"{net}: no rule of the net names stage 'deplyo'" for net in nets[: 1 + other]]
+
+
 def test_the_layer_in_place_that_differs_is_named(models):
     configs = parse_net(NET % ""), parse_net(NET % "relu_param { negative_slope: 0.1 }")
     found = compare_nets(configs, ([models[0]], [models[0]]), proto.TRAIN)
