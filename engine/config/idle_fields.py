@@ -124,8 +124,8 @@ def without_augmentation(layer: proto.LayerParameter) -> list[str]:
     idle = [field.name for field, _ in param.ListFields() if _is_random(field)]
     for name in idle:
         param.ClearField(name)
-    fields = ", ".join(idle)
-    return [f"layer '{layer.name}': {fields} change nothing without crop_width, as in FlowNet 2"] if idle else []
+    fields = f"augmentation_param {{ {', '.join(idle)} }}"
+    return [f"layer '{layer.name}': {fields} has no effect without crop_width, as in FlowNet 2"] if idle else []
 
 
 def _is_random(field: FieldDescriptor) -> bool:

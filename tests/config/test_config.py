@@ -357,7 +357,8 @@ def test_augmentation_without_a_crop(size, told):
         f'mirror {{ rand_type: "bernoulli" prob: 1 }} rotate {{ spread: 0.3 }} {size} }} }}',
         "net",
     )
-    note = "net: layer 'a': mirror, rotate change nothing without crop_width, as in FlowNet 2"
+    fields = "augmentation_param { mirror, rotate }"
+    note = f"net: layer 'a': {fields} has no effect without crop_width, as in FlowNet 2"
     assert config.notes == ([note] if told else [])
     assert config.message.layer[0].augmentation_param.HasField("rotate") != told
 
