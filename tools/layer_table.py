@@ -69,7 +69,8 @@ What every layer with parameters and every net may have besides:
   `batch_size`; `bn_stats_batch_size` of the net is for all.
 
 `loss_param` has what losses of labels read. The softmax losses are SoftmaxWithLoss, SoftmaxWithLossOHEM, InfogainLoss
-and FocalLoss by any of its names; [dialects.md](dialects.md#lossparameter) has SegNet's weights of classes.
+and FocalLoss by any of its names; [dialects.md](dialects.md#lossparameter) has SegNet's weights of classes. What few
+types read is an error in others, unless it has its default: `label_smoothing`, and weights of labels or of classes.
 
 | `LossParameter` | type | default | meaning |
 |---|---|---|---|
