@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -11,6 +13,32 @@ from engine.layers.python_layer import Blob, Shape, dims
 
 if TYPE_CHECKING:
     from engine.caffe.changing import ChangingNet
+
+Entry = TypeVar("Entry")
+
+
+class ByName(OrderedDict[str, Entry]):
+    """What a net has by name. Raises EngineError for an assignment, which would change nothing in the net."""
+
+    def __init__(self, entries: Iterable[tuple[str, Entry]], entry: str, blob: str):
+        """entry, blob: what a script calls one, and its first blob, with {} in the place of the name."""
+        super().__init__()
+        for name, value in entries:
+            super().__setitem__(name, value)
+        self._entry, self._blob = entry, blob
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        raise _stays(self._entry.format(repr(name)), self._blob.format(repr(name)))
+
+    def copy(self) -> OrderedDict[str, Entry]:
+        """A plain one."""
+        return OrderedDict(self)
+
+    __copy__ = copy
+
+
+def _stays(entry: str, blob: str) -> EngineError:
+    return EngineError(f"{entry} cannot be replaced; write values: {blob}.data[...] = values")
 
 
 class NetBlob(Blob):
@@ -45,6 +73,11 @@ class ParamBlob(Blob):
     def __init__(self, net: ChangingNet, layer: str, index: int):
         self._net, self._layer, self._index = net, layer, index
 
+    @property
+    def called(self) -> str:
+        """What a script calls it."""
+        return f"net.params[{self._layer!r}][{self._index}]"
+
     def __repr__(self) -> str:
         return f"<parameter {self._index} of layer '{self._layer}': {shape_text(self.shape)}>"
 
@@ -66,3 +99,11 @@ class ParamBlob(Blob):
                 f"layer '{self._layer}', blob {self._index}: has the shape {self.shape} that its layer says, not "
                 f"{dims(shape)}; change the prototxt"
             )
+
+
+class ParamBlobs(tuple[ParamBlob, ...]):
+    """The parameters of a layer. Raises EngineError for an assignment, as ByName does."""
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        blob = (self[index] if isinstance(index, int) else self[0]).called
+        raise _stays(blob, blob)

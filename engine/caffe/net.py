@@ -16,7 +16,7 @@ import numpy as np
 
 from engine import proto
 from engine.caffe import mode
-from engine.caffe.blobs import NetBlob, ParamBlob
+from engine.caffe.blobs import ByName, NetBlob, ParamBlob, ParamBlobs
 from engine.caffe.changing import ChangingNet
 from engine.config import read_net
 from engine.errors import ConfigError, EngineError
@@ -39,7 +39,7 @@ Callback = Callable[[int], object]
 class LayerView:
     """An element of net.layers: `type`, `name`, and its parameters as `blobs`."""
 
-    def __init__(self, layer: Layer, blobs: list[ParamBlob]):
+    def __init__(self, layer: Layer, blobs: ParamBlobs):
         self.type, self.name, self.blobs = layer.type, layer.name, blobs
 
     def __repr__(self) -> str:
@@ -97,11 +97,12 @@ class Net:
     def _take_up(self, net: ChangingNet, parts: str = "") -> None:
         self._net, self._parts = net, parts
         self._callbacks: dict[str, list[Callback]] = {}
-        self.params = OrderedDict(
-            (layer, [ParamBlob(net, layer, index) for index in range(len(parameters))])
+        params = (
+            (layer, ParamBlobs(ParamBlob(net, layer, index) for index in range(len(parameters))))
             for layer, parameters in net.params_of.items()
         )
-        self.blobs = OrderedDict((name, NetBlob(net, name)) for name in net.names())
+        self.params = ByName(params, "net.params[{}]", "net.params[{}][0]")
+        self.blobs = ByName(((name, NetBlob(net, name)) for name in net.names()), "net.blobs[{}]", "net.blobs[{}]")
         self.layers = [self._layer_view(layer) for layer in net.layers]
         self._layer_names = [layer.name for layer in net.layers]
         self._blob_names = list(self.blobs)
@@ -109,7 +110,7 @@ class Net:
     # What it is made of
 
     def _layer_view(self, layer: Layer) -> LayerView | PythonLayer:
-        return layer.user if isinstance(layer, Python) else LayerView(layer, self.params.get(layer.name, []))
+        return layer.user if isinstance(layer, Python) else LayerView(layer, self.params.get(layer.name, ParamBlobs()))
 
     def __repr__(self) -> str:
         phase = {proto.TRAIN: "TRAIN", proto.TEST: "TEST"}[self._net.net.phase]

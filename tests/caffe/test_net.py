@@ -1,5 +1,6 @@
 """caffe.Net: what pycaffe's scripts do with a net, against the same computed by hand."""
 
+import copy
 import gc
 
 import numpy as np
@@ -50,6 +51,32 @@ def test_names_and_shapes(deploy):
     names = [deploy._blob_names[i] for i in (*deploy._bottom_ids(3), *deploy._top_ids(3))]
     assert names == ["conv", "pool"]
     assert [blob.shape for blob in deploy.params["conv"]] == [(16, 3, 3, 3), (16,)]
+
+
+def test_blobs_cannot_be_replaced(deploy):
+    """An assignment would change nothing in the net."""
+
+    def message(assign, *place):
+        with pytest.raises(EngineError) as error:
+            assign(*place, 3)
+        return str(error.value)
+
+    ip, relu = deploy.params["ip"], deploy.blobs["conv"]
+    write = "cannot be replaced; write values:"
+    first, second = (f"net.params['ip'][{number}]" for number in range(2))
+    assert message(deploy.blobs.__setitem__, "conv") == (
+        f"net.blobs['conv'] {write} net.blobs['conv'].data[...] = values"
+    )
+    assert message(deploy.params.__setitem__, "ip") == f"net.params['ip'] {write} {first}.data[...] = values"
+    assert message(ip.__setitem__, -1) == f"{second} {write} {second}.data[...] = values"
+    assert message(ip.__setitem__, slice(0, 2)) == f"{first} {write} {first}.data[...] = values"
+    with pytest.raises(EngineError, match="cannot be replaced"):
+        deploy.layer_dict["ip"].blobs[0] = 3
+    assert deploy.params["ip"] is ip and deploy.blobs["conv"] is relu
+    assert len(ip) == 2 and list(ip[:1]) == [ip[0]]
+    for own in (deploy.params.copy(), copy.copy(deploy.params), dict(deploy.params)):
+        own["ip"] = 3
+        assert deploy.params["ip"] is ip
 
 
 def test_what_is_written_into_data_is_used(deploy, images):
