@@ -23,7 +23,7 @@ def input_layer(config: NetConfig) -> proto.LayerParameter | None:
 def deploy(config: NetConfig, shape: Sequence[int]) -> NetConfig:
     """The net in phase TEST on one Input of `shape` (n, c, h, w), up to the scores of the last layer that compares
     scores of classes with labels (a loss, an Accuracy), which go through a Softmax, negated if the layer takes the
-    smallest for the best; where it has none, those of its last SigmoidCrossEntropyLoss, which go through a Sigmoid; or
+    smallest for the best; where it has none, those of its last layer of several labels, which go through a Sigmoid; or
     all of it. Raises ConfigError."""
     layers = _layers(config)
     data = _feeding(test_layers(config))[0].top[0]

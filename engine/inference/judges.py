@@ -65,7 +65,7 @@ class LabelJudge:
 
     def __init__(self, name: str, layer: Layer):
         self.name, self.count = name, int(np.prod(layer.shapes[0][1:]))
-        self._ignored = layer.ignored_label
+        self._ignored, self._signed = layer.ignored_label, layer.signed_labels
         self._rows: list[tuple[list[str], np.ndarray, np.ndarray]] = []
         self.keys: list[str] = []
         self.scores, self.there = np.zeros((0, self.count), np.float32), np.zeros((0, self.count), np.int8)
@@ -73,8 +73,10 @@ class LabelJudge:
     def add(self, scores: np.ndarray, labels: np.ndarray, keys: Sequence[str]) -> None:
         """A batch: the two bottoms of the layer. keys: of its samples, which may have other rows than one each."""
         targets = labels.reshape(len(scores), -1)
-        there = (targets >= 0.5).astype(np.int8)
-        if self._ignored is not None:
+        there = (targets > 0 if self._signed else targets >= 0.5).astype(np.int8)
+        if self._signed:
+            there[~((targets > 0) | (targets < 0))] = -1
+        elif self._ignored is not None:
             there[targets == self._ignored] = -1
         names = list(keys) if len(keys) == len(there) else [""] * len(there)
         self._rows.append((names, scores.reshape(there.shape).copy(), there))

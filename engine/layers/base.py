@@ -164,6 +164,9 @@ class Layer:
     # Of types that compare scores, their first bottom, with labels, the second: the type of the layer that makes
     # probabilities of the scores, "Softmax" where one class is right, "Sigmoid" where each label is there or not.
     probabilities: ClassVar[str] = ""
+    # Of the latter: whether labels are above 0 for those that are there and below 0 for those that are not, and 0 where
+    # they do not count; else they are 1 and 0.
+    signed_labels: ClassVar[bool] = False
     # Whether the type only says how good others are, or what to learn from: of no use where there are no labels.
     is_measure: ClassVar[bool] = False
     # Whether a loss's gradient is the sum over a batch, not the mean; whether the rows of a layer without bottoms are

@@ -20,6 +20,8 @@ class MultiLabelAccuracy(Layer):
     bottom_range = (2, 2)
     differentiable = False
     is_measure = True
+    probabilities = "Sigmoid"
+    signed_labels = True
     constant_bottoms = frozenset({1})
 
     @property

@@ -19,6 +19,8 @@ class MultiLabelLoss(LossLayer):
     count. Tops: the sum of -log s of the first and -log(1 - s) of the second, over N, (), and the sigmoids s."""
 
     top_range = (0, 2)
+    probabilities = "Sigmoid"
+    signed_labels = True
 
     def infer(self) -> list[Shape]:
         super().infer()

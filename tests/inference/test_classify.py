@@ -301,7 +301,7 @@ JUDGES = [
     *((type, "", "Softmax") for type in ("Accuracy", "SoftmaxWithLoss", "SoftmaxWithLossOHEM")),
     *((type, "", "Softmax") for type in ("FocalLoss", "SoftmaxFocalLoss", "SoftmaxWithFocalLoss")),
     ("InfogainLoss", 'infogain_loss_param { source: "H" }', "Softmax"),
-    ("SigmoidCrossEntropyLoss", "", "Sigmoid"),
+    *((type, "", "Sigmoid") for type in ("SigmoidCrossEntropyLoss", "MultiLabelLoss", "MultiLabelAccuracy")),
 ]
 
 

@@ -94,6 +94,18 @@ def test_roc_of_labels(several, monkeypatch):
     assert {row["threshold"] for row in curve[1:]} <= set(map(repr, map(float, scores[:, 1])))
 
 
+@pytest.mark.parametrize("kind", ["MultiLabelLoss", "MultiLabelAccuracy"])
+def test_roc_of_labels_with_signs(kind, several, monkeypatch):
+    """Those above 0 are there, those below 0 are not, and 0 does not count."""
+    folder, scores, there = several
+    data(folder, scores, np.choose(there.astype(int) + 1, [0, -0.5, 0.25]))
+    monkeypatch.setattr("engine.inference.trained.load", lambda *_: None)
+    found = report(folder, (SEVERAL % (folder, "")).replace("SigmoidCrossEntropyLoss", kind))
+    np.testing.assert_allclose(found["labels"]["x"]["auroc"][:4], expected(scores, there), atol=1e-6)
+    table = rows(folder / "report/scores.csv")
+    assert [[float(row[str(label)] or -1) for label in range(5)] for row in table] == there.tolist()
+
+
 def test_a_report_goes_beside_files_of_like_names(several, monkeypatch):
     """They only end with the name of one of its own."""
     folder, *_ = several
@@ -340,7 +352,8 @@ def test_blobs_whose_names_are_one_name_of_files(tmp_path):
 
 NO_JUDGE = (
     r"net\.prototxt: --report: no layer of phase TEST tells right from wrong; expected one of Accuracy, "
-    "DetectionEvaluate, EvalDetection, FocalLoss, InfogainLoss, SigmoidCrossEntropyLoss, SoftmaxCrossEntropyLoss, "
+    "DetectionEvaluate, EvalDetection, FocalLoss, InfogainLoss, MultiLabelAccuracy, MultiLabelLoss, "
+    "SigmoidCrossEntropyLoss, SoftmaxCrossEntropyLoss, "
 )
 
 
