@@ -144,6 +144,29 @@ def test_a_second_ctrl_c_ends_ranks_that_hang(tmp_path):
         process.kill()
 
 
+@pytest.mark.mpi
+def test_a_sigterm_leaves_a_rank_that_hangs_to_the_watchdog(tmp_path):
+    mpiexec()
+    (tmp_path / "solver.prototxt").write_text(SOLVER.format(net=REPO / "nets/digits.prototxt", folder=tmp_path))
+    options = ("--ranks", "2", "--watchdog", "5")
+    command = own_command("train", "--solver", f"{tmp_path}/solver.prototxt", *options)
+    environ = {**ENVIRON, **os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=REPO, env=environ, stderr=subprocess.PIPE, text=True)
+    try:
+        while "Iteration 20, lr = " not in (line := process.stderr.readline()):
+            assert line
+        victim = supervise._ranks_below(process.pid)[-1]
+        os.kill(victim, signal.SIGSTOP)
+        process.send_signal(signal.SIGTERM)
+        _, rest = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    told = [line for line in rest.splitlines() if line.startswith("engine:")]
+    assert told[0].startswith("engine: no progress for 5 s, stopping all ranks: rank ") and f"(pid {victim} " in told[0]
+    assert told[-1].startswith("engine: stopped by SIGTERM") and process.returncode == 143, rest
+
+
 def ranks_of(mark: str) -> list[int]:
     """Process ids of all that was started with `mark` in its environment."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
