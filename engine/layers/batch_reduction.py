@@ -51,6 +51,8 @@ class BatchReduction(Layer):
             raise self.error(f"expected operation SUM, MEAN or TOPK, got {param.ReductionOp.Name(param.operation)}")
         if param.coeff != 1:
             raise self.error(f"expected coeff of 1, for the fork does not read it, got {param.coeff:g}")
+        if param.HasField("k") and param.operation != param.TOPK:
+            raise self.error(f"k is for operation TOPK, not for {param.ReductionOp.Name(param.operation)}: take it out")
         counts, axis = self.counts, self.axis
         if min(self.levels, default=1) < 1 or sum(counts) != shape[axis]:
             raise self.error(

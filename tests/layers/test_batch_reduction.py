@@ -81,6 +81,8 @@ def test_what_is_not_a_number_stays_one():
         (layer(), (), "layer 'layer' (BatchReduction): expected a bottom of at least 1 axis, got a scalar"),
         (layer(reduction="operation: SUMSQ"), (3, 4), "expected operation SUM, MEAN or TOPK, got SUMSQ"),
         (layer(reduction="coeff: 2"), (3, 4), "expected coeff of 1, for the fork does not read it, got 2"),
+        (layer(reduction="operation: SUM k: 2"), (3, 4), "k is for operation TOPK, not for SUM: take it out"),
+        (layer(reduction="k: 1"), (3, 4), "k is for operation TOPK, not for SUM: take it out"),
         (layer("level: 1 level: 2"), (3, 4), "squares add up to the size of axis 1, 4, got [1, 2]"),
         (layer("level: 0 level: 2"), (3, 4), "squares add up to the size of axis 1, 4, got [0, 2]"),
         (layer("pos: true"), (3, 4, 5), "axes 1 and 2 of one size, got levels [] and a bottom (3, 4, 5)"),
