@@ -130,17 +130,17 @@ private:
 
     Slopes overlap_slopes(const Box& box, const Box& truth) const {
         // Of boxes that are apart, the fork's intersection is the product of the gaps between them.
-        const float width = std::min(box.x2, truth.x2) - std::max(box.x1, truth.x1);
-        const float height = std::min(box.y2, truth.y2) - std::max(box.y1, truth.y1);
-        const float shared = width * height, both = box.area() + truth.area() - shared;
+        const double width = std::min(box.x2, truth.x2) - std::max(box.x1, truth.x1);
+        const double height = std::min(box.y2, truth.y2) - std::max(box.y1, truth.y1);
+        const double shared = width * height, both = area(box) + area(truth) - shared;
         const Box hull = around(box, truth);
-        const float whole = hull.area();
+        const double whole = area(hull);
         // of_shared, of_own, of_whole: how the areas grow.
-        const auto slope = [&](float of_shared, float of_own, float of_whole) {
-            const float of_both = of_own - of_shared;
-            float sum = both > 0 ? (both * of_shared - shared * of_both) / (both * both) : 0;
+        const auto slope = [&](double of_shared, double of_own, double of_whole) {
+            const double of_both = of_own - of_shared;
+            double sum = both > 0 ? (both * of_shared - shared * of_both) / (both * both) : 0;
             if (enclosed_ && whole > 0) sum += (whole * of_both - both * of_whole) / (whole * whole);
-            return sum;
+            return float(sum);
         };
         return {slope(box.x1 > truth.x1 ? -height : 0, -box.height(), box.x1 < truth.x1 ? -hull.height() : 0),
                 slope(box.y1 > truth.y1 ? -width : 0, -box.width(), box.y1 < truth.y1 ? -hull.width() : 0),
@@ -149,11 +149,16 @@ private:
     }
 
     // The overlap of two boxes, less how much of the box around both they leave free.
-    static float covered(const Box& box, const Box& truth) {
+    static double covered(const Box& box, const Box& truth) {
         const Box common{std::max(box.x1, truth.x1), std::max(box.y1, truth.y1), std::min(box.x2, truth.x2),
                          std::min(box.y2, truth.y2)};
-        const float both = box.area() + truth.area() - common.area(), whole = around(box, truth).area();
-        return overlap(box, truth) - (whole - both) / whole;
+        const double shared = area(common), both = area(box) + area(truth) - shared, whole = area(around(box, truth));
+        return shared / both - (whole - both) / whole;
+    }
+
+    // In double, for squares of areas that float holds are beyond it.
+    static double area(const Box& box) {
+        return box.x2 < box.x1 || box.y2 < box.y1 ? 0 : double(box.width()) * double(box.height());
     }
 
     static Box around(const Box& a, const Box& b) {

@@ -187,6 +187,22 @@ def test_overlaps(kind):
     np.testing.assert_allclose(net.blobs["loss"].data, total / 3, rtol=1e-3)
 
 
+@pytest.mark.parametrize("kind", ["IOU", "GIOU"])
+def test_overlaps_of_boxes_whose_areas_are_beyond_float32(kind):
+    """They cover their truths, of which nothing is left beside them, and have no slope."""
+    found = []
+    for logarithm in (20, 45, 85):
+        values = bottoms()
+        values["x"].reshape(3, 2, 5 + CLASSES, HEIGHT, WIDTH)[:, :, 2:4] = logarithm
+        net = run(layer(f"iou_loss: {kind}"), **values)
+        net.backward()
+        assert np.abs(apart(net.blobs["x"].diff)[..., :4]).max() < 1e-6
+        found.append((float(net.blobs["loss"].data), net.blobs["x"].diff.copy()))
+    for loss, gradient in found[1:]:
+        assert loss == pytest.approx(found[0][0], rel=1e-6)
+        np.testing.assert_allclose(gradient, found[0][1], atol=1e-6)
+
+
 def test_rows_of_the_forks_data_layer():
     values = bottoms()
     nets = [run(layer(), **values), run(layer(), x=values["x"], truth=centered(values["truth"]))]
