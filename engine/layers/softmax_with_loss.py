@@ -43,8 +43,13 @@ class SoftmaxWithLoss(SoftmaxLossBase):
 
     def _check_weights(self) -> None:
         weights, classes = self.class_weights, self.shapes[0][self.axis]
-        if self.message.loss_param.weight_by_label_freqs and not weights:
+        param = self.message.loss_param
+        if param.weight_by_label_freqs and not weights:
             raise self.error("weight_by_label_freqs needs class_weighting, a weight for each class")
+        if param.class_weighting and not param.HasField("weight_by_label_freqs"):
+            raise self.error("class_weighting has no effect without weight_by_label_freqs: true; add it")
+        if param.weight_by_label_freqs and self.message.softmax_param.class_weight:
+            raise self.error("expected class_weighting or class_weight, got both: take one out")
         if weights and len(weights) != classes:
             raise self.error(f"expected a weight for each of {classes} classes, got {len(weights)}")
         if any(weight < 0 for weight in weights):

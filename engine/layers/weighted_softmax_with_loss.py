@@ -39,6 +39,8 @@ class WeightedSoftmaxWithLoss(SoftmaxWithLoss):
         param, classes = self.message.softmax_param, self.shapes[0][self.axis]
         weights = super().class_weights
         if not param.HasField("pos_mult"):
+            if param.HasField("pos_cid"):
+                raise self.error("pos_cid has no effect without pos_mult; add it")
             return weights
         if weights:
             raise self.error("expected pos_mult or a weight for each class, got both")

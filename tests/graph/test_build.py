@@ -165,6 +165,13 @@ def test_propagate_down_for_each_bottom(flags):
     assert f"propagate_down is given {flags.count('_')} times, expected once for each of its 2 bottoms" in message
 
 
+@pytest.mark.parametrize("tops, weights", [(["y"], 2), (["y", "p"], 1), (["y", "p"], 3)])
+def test_loss_weight_for_each_top(tops, weights):
+    """As Caffe counts them, if there are any."""
+    message = error_of(layer("SoftmaxWithLoss", weights * "loss_weight: 1 ", ("x", "x1"), tops), (4, 3), (4,))
+    assert f"loss_weight is given {weights} times, expected once for each of its {len(tops)} tops" in message
+
+
 @pytest.mark.parametrize(
     "kind, param, field, value, reader",
     [

@@ -252,10 +252,19 @@ def test_weights_of_classes(params):
     check_gradients(net_text(loss(params), x=x.shape, l=labels.shape), {"x": x, "l": labels})
 
 
+def test_weights_of_classes_that_are_switched_off():
+    text = f"loss_param {{ class_weighting: {WEIGHTS} weight_by_label_freqs: false }}"
+    x, labels = RANDOM.normal(size=(3, 4)), np.array([0, 2, 3])
+    switched, plain = (run(loss(params), x=x, l=labels).blobs["y"].data for params in (text, ""))
+    np.testing.assert_array_equal(switched, plain)
+
+
 @pytest.mark.parametrize(
     "params, words",
     [
         ("loss_param { weight_by_label_freqs: true }", "weight_by_label_freqs needs class_weighting"),
+        (f"loss_param {{ class_weighting: {WEIGHTS} }}", "no effect without weight_by_label_freqs: true; add it"),
+        (f"{SEGNETS} softmax_param {{ class_weight: {WEIGHTS} }}", "class_weighting or class_weight, got both"),
         ("softmax_param { class_weight: 1 }", "expected a weight for each of 4 classes, got 1"),
         ("softmax_param { class_weight: [1, 2, 3, -1] }", "expected weights of classes of 0 or more, got -1"),
     ],

@@ -96,5 +96,7 @@ def test_errors():
     assert "expected pos_mult or a weight for each class, got both" in error_of(both, **shapes)
     plain = of_class.replace("WeightedSoftmaxWithLoss", "SoftmaxWithLoss")
     assert "pos_mult is for WeightedSoftmaxWithLoss; take it out of softmax_param" in error_of(plain, **shapes)
+    alone = layer("softmax_param { pos_cid: 2 }", False)
+    assert "pos_cid has no effect without pos_mult; add it" in error_of(alone, **shapes)
     negative = layer("softmax_param { pos_mult: -2 }", False)
     assert "expected weights of classes of 0 or more, got -2" in error_of(negative, **shapes)
