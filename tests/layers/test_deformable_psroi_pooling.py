@@ -104,6 +104,16 @@ def test_an_offset_has_no_slope_where_samples_are_on_pixels():
     assert net.blobs["x"].diff[0, 0, 0, 0] == 1
 
 
+def test_offsets_that_are_no_numbers_lead_nowhere():
+    """As those of DeformableConvolution: 0, without a gradient."""
+    values = bottoms()
+    values["offsets"][:] = np.nan
+    net = run(layer(), **values)
+    set_top_diff(net, "y", np.ones(net.blobs["y"].shape))
+    net.backward()
+    assert not any(array.any() for array in (net.blobs["y"].data, net.blobs["x"].diff, net.blobs["offsets"].diff))
+
+
 def test_blocked():
     values = bottoms(2, 4, 2, 4)
     text = layer("part_size: 4 sample_per_part: 2", 2, 4).replace('bottom: "x"', 'bottom: "c"')
