@@ -92,9 +92,9 @@ fork runs, with other numbers, where its text says nothing else.
   The gradient is that of the average; the fork leaves out the last pixel of a cell, and takes samples that do not count
   for those of the iteration before. `psroi_pooling_param` is refused: one fork has it, and two versions of the samples.
 - `DeformablePSROIPooling`: as in the paper's own code where that has as many cells as `group_size`, as the forks always
-  have. `part_size` of 0 means that number, too; with offsets, the forks read the first one for all. A cell that an offset
-  moves by NaN has no samples, and is 0, as are places of DeformableConvolution; the forks' code for GPUs takes samples
-  from the first row or column, for `max` and `min` there pass over NaN.
+  have. `part_size` of 0 means that number, too; with offsets, the forks read the first one for all. A cell that an
+  offset moves by NaN has no samples, and is 0, as are places of DeformableConvolution; the forks' code for GPUs takes
+  samples from the first row or column, for `max` and `min` there pass over NaN.
 - `YoloDetectionOutput`, `Yolov3DetectionOutput`: as in the fork for one image and square planes. In the fork, the rows
   of several images all have number 0, and their boxes suppress each other; here each image has its own. Planes of other
   sides count columns by the width and rows by the height; the fork takes the width for both. Fields that lead beyond
@@ -102,9 +102,9 @@ fork runs, with other numbers, where its text says nothing else.
   the fork's rows of its other classes are suppressed, too, but where `nms_threshold` is above 1, which is an error.
 - `Yolov3`: as in the fork, whose last code takes a text without `iou_loss` for one with GIOU; here it means MSE, as in
   its first code and in other forks. A center on the last edge belongs to the last pixel, and boxes without a width or a
-  height do not count; the fork writes beyond the plane, and has infinite gradients. IOU and GIOU are computed in double:
-  in the fork, gradients are no numbers from a w and h of about 40 on, here the loss is none from 89 on, where `exp` is
-  infinite. Both with `use_logic_gradient` are an error.
+  height do not count; the fork writes beyond the plane, and has infinite gradients. IOU and GIOU are computed in
+  double: in the fork, gradients are no numbers from a w and h of about 40 on, here the loss is none from 89 on, where
+  `exp` is infinite. Both with `use_logic_gradient` are an error.
 - `ImResize`, `Nms`: as OpenPose's code for GPUs, with the scales and sizes that the text says; its program sets them,
   too. The center of a peak in the last rows ends with its plane; in the fork, it takes in rows of the next plane, or
   lacks rows where a plane is higher than wide. Further images count their own channels; in the fork, all have
