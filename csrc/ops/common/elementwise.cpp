@@ -4,7 +4,7 @@
 
 namespace engine {
 
-void Numbers::clear() const { std::memset(memory_.get_data_handle(), 0, memory_.get_desc().get_size()); }
+void Numbers::clear() const { std::memset(memory_.get_data_handle(), 0, bytes_); }
 
 void Numbers::clear_padding(const ChannelRows& rows) const {
     engine::clear_padding(rows, narrow_ ? 2 : 4, memory_.get_data_handle());

@@ -18,10 +18,12 @@ class Numbers {
 public:
     Numbers() = default;
     Numbers(const dnnl::memory& memory)  // NOLINT: what a memory holds
-        : memory_(memory), narrow_(memory.get_desc().get_data_type() == dnnl::memory::data_type::bf16) {}
+        : memory_(memory),
+          bytes_(memory.get_desc().get_size()),  // here, for a description is a copy, which allocates
+          narrow_(memory.get_desc().get_data_type() == dnnl::memory::data_type::bf16) {}
 
     // Elements in memory, padding included.
-    int64_t count() const { return int64_t(memory_.get_desc().get_size()) / (narrow_ ? 2 : 4); }
+    int64_t count() const { return int64_t(bytes_) / (narrow_ ? 2 : 4); }
     // Calls work(T()), where T is the type of the elements.
     template <typename Work>
     void typed(const Work& work) const {
@@ -37,6 +39,7 @@ public:
 
 private:
     dnnl::memory memory_;
+    size_t bytes_ = 0;
     bool narrow_ = false;
 };
 
