@@ -5,12 +5,17 @@
 // in pixels and in values of the picture). In each iteration, with the softmax p of the scores, they become
 // unary - compatibilities (spatial weights S(p) + bilateral weights B(p)), where the filters S and B are means.
 // There is no gradient of the picture.
+//
+// Inside, classes of a pixel are neighbours, in blocks of a vector's length: (blocks, points, lanes), called rows. A
+// filter runs on a block at a time. The product of a gradient g with S(p) is that of S'(g) with p, where S' is the
+// transposed filter: backward filters g, once each way, and has from it the gradients of scores and of all parameters.
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <memory>
 
-#include "kernels/add_row.h"
 #include "kernels/chunks.h"
+#include "kernels/eight.h"
 #include "kernels/lattice.h"
 #include "kernels/vectorised.h"
 #include "ops/common/onednn_util.h"
@@ -18,58 +23,133 @@
 namespace engine {
 namespace {
 
-ENGINE_VECTORISED double product(const float* a, const float* b, int64_t length) {
-    double sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < length; i++) sum += double(a[i] * b[i]);
-    return sum;
+using Bilateral = Lattice<5>;
+using Spatial = Lattice<2>;
+constexpr int64_t lanes = Bilateral::lanes;
+constexpr int64_t group = 4;  // rows, or lanes, that are multiplied together
+
+// Some neighbouring points of all classes.
+struct Strip {
+    int64_t classes, points;  // of the whole
+    int64_t begin, length;
+
+    int64_t blocks() const { return (classes + lanes - 1) / lanes; }
+    int64_t padded() const { return blocks() * lanes; }
+    int64_t row(int64_t block, int64_t i) const { return (block * points + begin + i) * lanes; }
+};
+
+// rows: become planes (classes, points); lanes behind the last class become `rest`.
+ENGINE_VECTORISED void to_rows(const Strip& strip, const float* planes, float rest, float* rows) {
+    for (int64_t c = 0; c < strip.padded(); c++) {
+        const float* const plane = planes + c * strip.points + strip.begin;
+        float* const to = rows + strip.row(c / lanes, 0) + c % lanes;
+        for (int64_t i = 0; i < strip.length; i++) to[i * lanes] = c < strip.classes ? plane[i] : rest;
+    }
 }
 
-// A filter that averages: each point divided by what a plane of ones becomes there.
-class Averaging {
-public:
-    Averaging(const std::vector<float>& features, int64_t points)
-        : lattice_(features.data(), points, int64_t(features.size()) / points), scales_(points, 1), points_(points) {
-        std::vector<float> sums(points);
-        lattice_.filter(scales_.data(), sums.data(), 1, false);
-        for (int64_t i = 0; i < points; i++) scales_[i] = 1 / (sums[i] + 1e-20f);
+// planes: become rows, or rows are added to them.
+ENGINE_VECTORISED void to_planes(const Strip& strip, const float* rows, bool add, float* planes) {
+    for (int64_t c = 0; c < strip.classes; c++) {
+        const float* const from = rows + strip.row(c / lanes, 0) + c % lanes;
+        float* const plane = planes + c * strip.points + strip.begin;
+        for (int64_t i = 0; i < strip.length; i++) plane[i] = (add ? plane[i] : 0) + from[i * lanes];
     }
+}
 
-    // x, y: (planes, points)
-    void forward(const float* x, float* y, int64_t planes) const {
-        in_blocks(planes, [&](int64_t first, int64_t count) {
-            lattice_.filter(x + first * points_, y + first * points_, count, false);
-            for (int64_t plane = first; plane < first + count; plane++) scale(y + plane * points_);
-        });
+void clear(const Strip& strip, float* rows) {
+    for (int64_t block = 0; block < strip.blocks(); block++)
+        std::fill_n(rows + strip.row(block, 0), strip.length * lanes, 0.f);
+}
+
+template <int64_t count>
+ENGINE_INLINE void add_products_of(const Strip& strip, const float* matrix, const float* x, int64_t block, int64_t i,
+                                   float* y) {
+    Eight sums[count];
+    for (int64_t j = 0; j < count; j++) sums[j] = eight(y + strip.row(block, i + j));
+    for (int64_t k = 0; k < strip.classes; k++) {
+        const Eight weights = eight(matrix + k * strip.padded() + block * lanes);
+        const float* const from = x + strip.row(k / lanes, i) + k % lanes;
+        for (int64_t j = 0; j < count; j++) sums[j] += from[j * lanes] * weights;
     }
+    for (int64_t j = 0; j < count; j++) eight(y + strip.row(block, i + j)) = sums[j];
+}
 
-    // Adds to `wanted`. given: is lost. given, wanted: as y and x
-    void backward(float* given, float* wanted, int64_t planes) const {
-        in_blocks(planes, [&](int64_t first, int64_t count) {
-            for (int64_t plane = first; plane < first + count; plane++) scale(given + plane * points_);
-            std::vector<float> filtered(count * points_);
-            lattice_.filter(given + first * points_, filtered.data(), count, true);
-            add_row(filtered.data(), wanted + first * points_, count * points_);
-        });
+// y += x matrix, of rows. matrix: (classes, padded classes)
+ENGINE_VECTORISED void add_product(const Strip& strip, const float* matrix, const float* x, float* y) {
+    for (int64_t block = 0; block < strip.blocks(); block++) {
+        int64_t i = 0;
+        for (; i + group <= strip.length; i += group) add_products_of<group>(strip, matrix, x, block, i, y);
+        for (; i < strip.length; i++) add_products_of<1>(strip, matrix, x, block, i, y);
     }
+}
 
-private:
-    // Calls work(first plane, how many) in parallel.
-    template <typename Work>
-    static void in_blocks(int64_t planes, const Work& work) {
-#pragma omp parallel for schedule(dynamic)
-        for (int64_t first = 0; first < planes; first += Lattice::most_planes)
-            work(first, std::min(Lattice::most_planes, planes - first));
+// sums += x' y, of rows: (padded classes, padded classes), of which those of no class have no meaning.
+ENGINE_VECTORISED void add_moments(const Strip& strip, const float* x, const float* y, double* sums) {
+    for (int64_t c = 0; c < strip.padded(); c += group)
+        for (int64_t block = 0; block < strip.blocks(); block++) {
+            Eight found[group] = {};
+            for (int64_t i = 0; i < strip.length; i++) {
+                const Eight values = eight(y + strip.row(block, i));
+                const float* const from = x + strip.row(c / lanes, i) + c % lanes;
+                for (int64_t j = 0; j < group; j++) found[j] += from[j] * values;
+            }
+            for (int64_t j = 0; j < group; j++)
+                for (int64_t lane = 0; lane < lanes; lane++)
+                    sums[(c + j) * strip.padded() + block * lanes + lane] += double(found[j][lane]);
+        }
+}
+
+ENGINE_INLINE float sum_of(const Eight& v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
+
+// Scores, which lie far below all others behind the last class, become probabilities.
+ENGINE_VECTORISED void softmax(const Strip& strip, float* rows) {
+    const int64_t last = strip.blocks() - 1;
+    for (int64_t i = 0; i < strip.length; i++) {
+        Eight most = eight(rows + strip.row(0, i));
+        for (int64_t block = 1; block <= last; block++) {
+            const Eight scores = eight(rows + strip.row(block, i));
+            most = scores > most ? scores : most;
+        }
+        float greatest = most[0];
+        for (int64_t lane = 1; lane < lanes; lane++) greatest = std::max(greatest, most[lane]);
+        for (int64_t block = 0; block <= last; block++) {
+            float* const row = rows + strip.row(block, i);
+            eight(row) = eight(row) - greatest;
+        }
     }
-
-    void scale(float* plane) const {
-        for (int64_t i = 0; i < points_; i++) plane[i] *= scales_[i];
+    for (int64_t block = 0; block <= last; block++) {
+        float* const row = rows + strip.row(block, 0);
+#pragma omp simd
+        for (int64_t i = 0; i < strip.length * lanes; i++)  // below it expf() is slow
+            row[i] = expf(row[i] < -87 ? -87 : row[i]);
     }
+    Eight kept{};  // lanes of the last block that are of a class
+    for (int64_t lane = 0; lane < strip.classes - last * lanes; lane++) kept[lane] = 1;
+    for (int64_t i = 0; i < strip.length; i++) {
+        Eight sum = eight(rows + strip.row(last, i)) * kept;
+        eight(rows + strip.row(last, i)) = sum;
+        for (int64_t block = 0; block < last; block++) sum += eight(rows + strip.row(block, i));
+        const float scale = 1 / sum_of(sum);
+        for (int64_t block = 0; block <= last; block++) {
+            float* const row = rows + strip.row(block, i);
+            eight(row) = scale * eight(row);
+        }
+    }
+}
 
-    Lattice lattice_;
-    std::vector<float> scales_;
-    int64_t points_;
-};
+// given: a gradient of the probabilities p becomes that of the scores.
+ENGINE_VECTORISED void softmax_gradient(const Strip& strip, const float* p, float* given) {
+    for (int64_t i = 0; i < strip.length; i++) {
+        Eight along{};
+        for (int64_t block = 0; block < strip.blocks(); block++)
+            along += eight(p + strip.row(block, i)) * eight(given + strip.row(block, i));
+        const float sum = sum_of(along);
+        for (int64_t block = 0; block < strip.blocks(); block++) {
+            float* const row = given + strip.row(block, i);
+            eight(row) = eight(p + strip.row(block, i)) * (eight(row) - sum);
+        }
+    }
+}
 
 class MeanField : public Op {
 public:
@@ -80,164 +160,229 @@ public:
           classes_(input(0)->shape.at(1)),
           width_(input(0)->shape.at(3)),
           points_(input(0)->shape.at(2) * width_),
-          bilateral_(samples_) {
+          spatial_(points_) {
         for (size_t i = 0; i < 3; i++) plain_param(i);
         output(0, plain_layout(spec_.output_shapes[0]));
-        const bool differentiable = needs_backward() && output_gradient(0);
-        probabilities_ = workspace("probabilities", plain_layout({differentiable ? iterations_ * samples_ : 1,  //
-                                                                  classes_, points_}));
-        for (auto* planes : {&spatial_planes_, &bilateral_planes_, &message_}) planes->resize(classes_ * points_);
-        touch(Pass::forward, {input(0), input(1), input(2), outputs_[0], probabilities_});
-        if (!differentiable) return;
-        keeps_ = true;
-        for (auto* planes : {&given_, &of_message_, &of_planes_}) planes->resize(classes_ * points_);
-        touch(Pass::backward, {probabilities_, outputs_[0]->diff});
+        keeps_ = needs_backward() && output_gradient(0);
+        bilateral_.assign(keeps_ ? samples_ : 1, Bilateral(points_));
+        lattices_ = workspace("lattices", bytes_layout(int64_t(bilateral_.size()) * bilateral_[0].bytes()));
+        probabilities_ = workspace("probabilities", rows_layout(keeps_ ? iterations_ * samples_ : 1));
+        touch(Pass::forward, {input(0), input(1), input(2), outputs_[0], lattices_, probabilities_});
+        take_room(Pass::forward);
+        build_spatial();
+        for (auto& matrix : matrices_) matrix.resize(classes_ * padded());
+        if (!keeps_) return;
+        take_room(Pass::backward);
+        moments_ = workspace("moments", plain_layout({2, parts, padded() * padded()}, memory::data_type::f64));
+        touch(Pass::backward, {lattices_, probabilities_, moments_, outputs_[0]->diff});
         for (size_t i = 0; i < 2; i++)
             if (input_gradient(i)) touch(Pass::backward, input(i)->diff);
     }
 
     void forward(const dnnl::stream&) override {
-        if (!spatial_) spatial_ = std::make_unique<Averaging>(spatial_features(), points_);
+        multiply_matrices(false);
         for (int64_t n = 0; n < samples_; n++) {
-            bilateral_[n] = std::make_unique<Averaging>(bilateral_features(n), points_);
-            const float *const unary = input(0)->data() + n * size(), *scores = input(1)->data() + n * size();
-            float* const top = outputs_[0]->data() + n * size();
-            for (int64_t t = 0; t < iterations_; t++, scores = top) {
-                softmax(scores, probabilities(t, n));
-                send(probabilities(t, n), n);
-                std::copy_n(unary, size(), top);
-                multiply(compatibilities(), message_.data(), -1, false, top);
+            build_bilateral(n);
+            const float *const unary = input(0)->data() + n * size(), *const first = input(1)->data() + n * size();
+            each_strip([&](const Strip& strip) {
+                to_rows(strip, first, -FLT_MAX, probabilities(0, n));
+                softmax(strip, probabilities(0, n));
+            });
+            for (int64_t t = 0; t < iterations_; t++) {
+                filter(probabilities(t, n), n, Pass::forward);
+                const bool last = t + 1 == iterations_;
+                float* const scores = last ? room(Pass::forward).scores->data() : probabilities(t + 1, n);
+                each_strip([&](const Strip& strip) {
+                    to_rows(strip, unary, -FLT_MAX, scores);
+                    add_filtered(strip, Pass::forward, scores);
+                    if (last)
+                        to_planes(strip, scores, false, outputs_[0]->data() + n * size());
+                    else
+                        softmax(strip, scores);
+                });
             }
-            if (!keeps_) bilateral_[n].reset();
         }
     }
 
     void backward(const dnnl::stream&) override {
-        std::vector<double> sums[3];
-        for (auto& each : sums) each.assign(classes_ * classes_, 0);
+        multiply_matrices(true);
+        std::fill_n(address<double>(moments_), moments_->count(), 0.0);
+        float* const given = room(Pass::backward).scores->data();
         for (int64_t n = 0; n < samples_; n++) {
             float* const of_unary = input_gradient(0) ? input(0)->diff->data() + n * size() : nullptr;
-            if (of_unary) std::fill_n(of_unary, size(), 0.f);
-            std::copy_n(outputs_[0]->diff->data() + n * size(), size(), given_.data());
+            float* const of_first = input_gradient(1) ? input(1)->diff->data() + n * size() : nullptr;
+            each_strip([&](const Strip& strip) { to_rows(strip, outputs_[0]->diff->data() + n * size(), 0, given); });
             for (int64_t t = iterations_ - 1; t >= 0; t--) {
-                if (of_unary) add_row(given_.data(), of_unary, size());
-                differentiate(t, n, sums);
+                filter(given, n, Pass::backward);
+                measure_moments(probabilities(t, n));
+                each_strip([&](const Strip& strip) {
+                    if (of_unary) to_planes(strip, given, t + 1 < iterations_, of_unary);
+                    clear(strip, given);
+                    add_filtered(strip, Pass::backward, given);
+                    softmax_gradient(strip, probabilities(t, n), given);
+                    if (of_first && t == 0) to_planes(strip, given, false, of_first);
+                });
             }
-            if (input_gradient(1)) std::copy_n(given_.data(), size(), input(1)->diff->data() + n * size());
         }
-        for (size_t i = 0; i < 3; i++) {
-            if (!param_gradient(i)) continue;
-            float* const wanted = param(i)->diff->data();
-            for (size_t k = 0; k < sums[i].size(); k++)
-                wanted[k] = float(sums[i][k]) + (param(i)->diff->accumulate ? wanted[k] : 0);
-        }
+        give_gradients();
     }
 
 private:
-    int64_t size() const { return classes_ * points_; }  // of a sample
+    // What a pass needs while it runs.
+    struct Room {
+        TensorPtr filtering, spatial, bilateral, scores;  // of a filter, and rows: filtered, scores or their gradient
+    };
 
-    const float* compatibilities() const { return param(2)->data(); }
+    static constexpr int64_t parts = 16;  // of points, whose moments are added up apart, whatever the number of threads
+    static constexpr int64_t most_summed = 512;  // products in float32
+
+    static Layout bytes_layout(int64_t bytes) { return plain_layout({bytes}, memory::data_type::u8); }
+    Layout rows_layout(int64_t count) const { return plain_layout({count, points_, padded()}); }
+
+    int64_t size() const { return classes_ * points_; }  // of a sample
+    int64_t padded() const { return (classes_ + lanes - 1) / lanes * lanes; }
+    const Room& room(Pass pass) const { return rooms_[int(pass)]; }
 
     float* probabilities(int64_t t, int64_t n) const {
-        return probabilities_->data() + (keeps_ ? (t * samples_ + n) * size() : 0);
+        return probabilities_->data() + (keeps_ ? (t * samples_ + n) * padded() * points_ : 0);
     }
 
-    std::vector<float> spatial_features() const {
-        const float gamma = float(spec_.attributes.real("theta_gamma"));
-        std::vector<float> features(points_ * 2);
-        for (int64_t i = 0; i < points_; i++) {
-            features[i * 2] = float(i % width_) / gamma;
-            features[i * 2 + 1] = float(i / width_) / gamma;
-        }
-        return features;
+    void take_room(Pass pass) {
+        const int64_t bytes = std::max(bilateral_[0].room_bytes(), spatial_.room_bytes());
+        Room& taken = rooms_[int(pass)];
+        taken.filtering = workspace("filtering", bytes_layout(bytes));
+        for (auto* rows : {&taken.spatial, &taken.bilateral, &taken.scores}) *rows = workspace("rows", rows_layout(1));
+        touch(pass, {taken.filtering, taken.spatial, taken.bilateral, taken.scores});
     }
 
-    std::vector<float> bilateral_features(int64_t n) const {
-        const float alpha = float(spec_.attributes.real("theta_alpha"));
-        const float beta = float(spec_.attributes.real("theta_beta"));
-        const float* const picture = input(2)->data() + n * 3 * points_;
-        std::vector<float> features(points_ * 5);
-        for (int64_t i = 0; i < points_; i++) {
-            float* const feature = &features[i * 5];
-            feature[0] = float(i % width_) / alpha;
-            feature[1] = float(i / width_) / alpha;
-            for (int64_t color = 0; color < 3; color++) feature[2 + color] = picture[color * points_ + i] / beta;
-        }
-        return features;
+    template <typename Work>
+    void each_strip(const Work& work) const {
+        Strips{1, padded(), points_}.each(
+            [&](int64_t, int64_t, int64_t begin, int64_t length) { work(Strip{classes_, points_, begin, length}); });
     }
 
-    // y += factor W x, or W transposed. x, y: (classes, points)
-    void multiply(const float* weights, const float* x, float factor, bool transposed, float* y) const {
-        Strips{1, classes_, points_}.each([&](int64_t, int64_t, int64_t begin, int64_t length) {
-            for (int64_t c = 0; c < classes_; c++)
-                for (int64_t k = 0; k < classes_; k++) {
-                    const float weight = transposed ? weights[k * classes_ + c] : weights[c * classes_ + k];
-                    if (weight == 0) continue;
-                    add_scaled(factor * weight, x + k * points_ + begin, y + c * points_ + begin, length);
-                }
+    // The place of each point, in deviations.
+    void place(double deviation, float* planes) const {
+        in_chunks(points_, [&](int64_t begin, int64_t length) {
+            for (int64_t i = begin; i < begin + length; i++) {
+                planes[i] = float(i % width_) / float(deviation);
+                planes[points_ + i] = float(i / width_) / float(deviation);
+            }
         });
     }
 
-    // sums[c][k] += factor times the product of plane c of a and plane k of b.
-    void add_plane_products(const float* a, const float* b, double factor, std::vector<double>& sums) const {
-#pragma omp parallel for
-        for (int64_t c = 0; c < classes_; c++)
-            for (int64_t k = 0; k < classes_; k++)
-                sums[c * classes_ + k] += factor * product(a + c * points_, b + k * points_, points_);
+    // It depends on the shape alone, and is built once. The plan keeps nothing of an op from step to step: it has
+    // memory of its own, of which what it leaves unused is never touched.
+    void build_spatial() {
+        std::vector<float> features(points_ * 2);
+        place(spec_.attributes.real("theta_gamma"), features.data());
+        spatial_memory_.reset(new char[spatial_.bytes()]);
+        const std::unique_ptr<char[]> room(new char[spatial_.room_bytes()]);
+        spatial_.build(features.data(), spatial_memory_.get(), room.get());
     }
 
-    // The filtered planes and the message of an iteration.
-    void send(const float* p, int64_t n) {
-        spatial_->forward(p, spatial_planes_.data(), classes_);
-        bilateral_[n]->forward(p, bilateral_planes_.data(), classes_);
-        std::fill(message_.begin(), message_.end(), 0.f);
-        multiply(param(0)->data(), spatial_planes_.data(), 1, false, message_.data());
-        multiply(param(1)->data(), bilateral_planes_.data(), 1, false, message_.data());
+    void build_bilateral(int64_t n) {
+        const size_t which = keeps_ ? n : 0;
+        float* const features = room(Pass::forward).spatial->data();  // which has as many planes, at least
+        place(spec_.attributes.real("theta_alpha"), features);
+        const float* const picture = input(2)->data() + n * 3 * points_;
+        const float beta = float(spec_.attributes.real("theta_beta"));
+        in_chunks(points_ * 3, [&](int64_t begin, int64_t length) {
+            for (int64_t i = begin; i < begin + length; i++) features[2 * points_ + i] = picture[i] / beta;
+        });
+        bilateral_[which].build(features, address<char>(lattices_) + which * bilateral_[which].bytes(),
+                                address<char>(room(Pass::forward).filtering));
     }
 
-    // given_: the gradient of the scores after iteration t becomes that of those before it. Adds to those of params.
-    void differentiate(int64_t t, int64_t n, std::vector<double>* sums) {
-        const float* const p = probabilities(t, n);
-        send(p, n);
-        add_plane_products(given_.data(), message_.data(), -1, sums[2]);
-        std::fill(of_message_.begin(), of_message_.end(), 0.f);
-        multiply(compatibilities(), given_.data(), -1, true, of_message_.data());
-        add_plane_products(of_message_.data(), spatial_planes_.data(), 1, sums[0]);
-        add_plane_products(of_message_.data(), bilateral_planes_.data(), 1, sums[1]);
-        std::fill(given_.begin(), given_.end(), 0.f);  // from here on, of the probabilities
-        const Averaging* const filters[] = {spatial_.get(), bilateral_[n].get()};
-        for (size_t i = 0; i < 2; i++) {
-            std::fill(of_planes_.begin(), of_planes_.end(), 0.f);
-            multiply(param(i)->data(), of_message_.data(), 1, true, of_planes_.data());
-            filters[i]->backward(of_planes_.data(), given_.data(), classes_);
+    // rows: by both filters, or by those that are transposed, into the pass's room.
+    void filter(const float* rows, int64_t n, Pass pass) const {
+        const bool transposed = pass == Pass::backward;
+        char* const memory = address<char>(room(pass).filtering);
+        for (int64_t at = 0; at < padded() * points_; at += lanes * points_) {
+            spatial_.average(rows + at, room(pass).spatial->data() + at, transposed, memory);
+            bilateral_[keeps_ ? n : 0].average(rows + at, room(pass).bilateral->data() + at, transposed, memory);
         }
-#pragma omp parallel for
-        for (int64_t i = 0; i < points_; i++) {
-            float along = 0;
-            for (int64_t c = 0; c < classes_; c++) along += p[c * points_ + i] * given_[c * points_ + i];
+    }
+
+    // What the pass multiplies filtered rows by: -compatibilities weights, transposed for scores (of a message), as it
+    // is for gradients (of probabilities).
+    void multiply_matrices(bool backward) {
+#pragma omp parallel for collapse(2) schedule(static)
+        for (size_t i = 0; i < 2; i++)
             for (int64_t c = 0; c < classes_; c++)
-                given_[c * points_ + i] = p[c * points_ + i] * (given_[c * points_ + i] - along);
-        }
+                for (int64_t k = 0; k < classes_; k++) {
+                    double sum = 0;
+                    for (int64_t j = 0; j < classes_; j++)
+                        sum -= double(param(2)->data()[c * classes_ + j]) * param(i)->data()[j * classes_ + k];
+                    matrices_[i][backward ? c * padded() + k : k * padded() + c] = float(sum);
+                }
     }
 
-    void softmax(const float* scores, float* p) const {
-#pragma omp parallel for
-        for (int64_t i = 0; i < points_; i++) {
-            float greatest = scores[i], sum = 0;
-            for (int64_t c = 1; c < classes_; c++) greatest = std::max(greatest, scores[c * points_ + i]);
-            for (int64_t c = 0; c < classes_; c++)
-                sum += p[c * points_ + i] = std::exp(scores[c * points_ + i] - greatest);
-            for (int64_t c = 0; c < classes_; c++) p[c * points_ + i] /= sum;
-        }
+    void add_filtered(const Strip& strip, Pass pass, float* rows) const {
+        add_product(strip, matrices_[0].data(), room(pass).spatial->data(), rows);
+        add_product(strip, matrices_[1].data(), room(pass).bilateral->data(), rows);
+    }
+
+    // moments_ += filtered gradients' p
+    void measure_moments(const float* p) const {
+        const Room& from = room(Pass::backward);
+        const int64_t width = (points_ + parts - 1) / parts, moments = padded() * padded();
+#pragma omp parallel for collapse(2) schedule(static)
+        for (int64_t i = 0; i < 2; i++)
+            for (int64_t part = 0; part < parts; part++) {
+                const int64_t end = std::min(points_, (part + 1) * width);
+                for (int64_t at = part * width; at < end; at += most_summed)
+                    add_moments({classes_, points_, at, std::min(most_summed, end - at)},
+                                (i == 0 ? from.spatial : from.bilateral)->data(), p,
+                                address<double>(moments_) + (i * parts + part) * moments);
+            }
+    }
+
+    // Of the parameters, from M = moments_, as sums over the points of filtered gradients of class c times
+    // probabilities of class k: -compatibilities' M for weights, -M weights' for compatibilities.
+    void give_gradients() {
+        const int64_t moments = padded() * padded();
+        double* const sums = address<double>(moments_);
+        for (int64_t i = 0; i < 2; i++)
+            for (int64_t part = 1; part < parts; part++)
+                for (int64_t at = 0; at < moments; at++)
+                    sums[i * parts * moments + at] += sums[(i * parts + part) * moments + at];
+        const auto moment = [&](int64_t i, int64_t c, int64_t k) {
+            return sums[i * parts * moments + c * padded() + k];
+        };
+        const auto factor = [&](size_t i, int64_t row, int64_t column) {
+            return double(param(i)->data()[row * classes_ + column]);
+        };
+        const auto give = [&](size_t i, int64_t row, int64_t column, double value) {
+            const TensorPtr& diff = param(i)->diff;
+            float& wanted = diff->data()[row * classes_ + column];
+            wanted = float(value) + (diff->accumulate ? wanted : 0);
+        };
+#pragma omp parallel for schedule(static)
+        for (int64_t a = 0; a < classes_; a++)
+            for (int64_t b = 0; b < classes_; b++) {
+                double of_weights[2] = {}, of_compatibilities = 0;
+                for (int64_t i = 0; i < 2; i++)
+                    for (int64_t c = 0; c < classes_; c++) {
+                        of_weights[i] -= factor(2, c, a) * moment(i, c, b);
+                        of_compatibilities -= moment(i, a, c) * factor(i, b, c);
+                    }
+                for (size_t i = 0; i < 2; i++)
+                    if (param_gradient(i)) give(i, a, b, of_weights[i]);
+                if (param_gradient(2)) give(2, a, b, of_compatibilities);
+            }
     }
 
     int64_t iterations_, samples_, classes_, width_, points_;
     bool keeps_ = false;  // what backward() needs
-    TensorPtr probabilities_;
-    std::unique_ptr<Averaging> spatial_;
-    std::vector<std::unique_ptr<Averaging>> bilateral_;  // of each sample
-    std::vector<float> spatial_planes_, bilateral_planes_, message_;
-    std::vector<float> given_, of_message_, of_planes_;
+    Spatial spatial_;
+    std::unique_ptr<char[]> spatial_memory_;
+    std::vector<Bilateral> bilateral_;  // of each sample
+    TensorPtr lattices_;                // their memory, for as many vertices as there may be
+    TensorPtr probabilities_;           // rows
+    TensorPtr moments_;                 // (filters, parts, padded classes, padded classes)
+    std::vector<float> matrices_[2];    // (classes, padded classes), by filter
+    Room rooms_[2];                     // by pass
 };
 
 static const RegisterOp<MeanField> registered("MeanField");

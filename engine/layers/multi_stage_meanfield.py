@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 SPATIAL, BILATERAL = 3.0, 5.0
 _DEVIATIONS = ("theta_alpha", "theta_beta", "theta_gamma")
 _MOST_ITERATIONS = 1000
+_MOST_PIXELS = (2**31 - 1) // 6  # six corners of the bilateral filter's lattice for each, which int32 counts
 
 
 @register("MultiStageMeanfield")
@@ -43,6 +44,8 @@ class MultiStageMeanfield(Layer):
             raise self.error(
                 f"expected scores (N, C, H, W), twice, and pictures (N, 3, H, W), got {unary}, {first} and {picture}"
             )
+        if unary[2] * unary[3] > _MOST_PIXELS:
+            raise self.error(f"expected at most {_MOST_PIXELS} pixels, got {unary[2]} x {unary[3]}")
         if not 1 <= self.param.num_iterations <= _MOST_ITERATIONS:
             raise self.error(f"expected num_iterations from 1 to {_MOST_ITERATIONS}, got {self.param.num_iterations}")
         for name in _DEVIATIONS:

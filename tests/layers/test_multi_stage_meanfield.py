@@ -1,10 +1,17 @@
+import hashlib
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
-from tests.layers.harness import check_gradients, error_of, inputs, make_net, net_text, run
+from tests.layers.harness import check_gradients, error_of, inputs, make_net, net_text, run, set_top_diff
+from tests.mpi import REPO
 
 RANDOM = np.random.default_rng(41)
-DEVIATIONS = "theta_alpha: 2 theta_beta: 0.8 theta_gamma: 1.37"
+# A row at a multiple of theta_alpha lies on faces of simplices, where rounding decides: the first here is row 237.
+DEVIATIONS = "theta_alpha: 2.37 theta_beta: 0.8 theta_gamma: 1.37"
 
 
 def layer(params=f"num_iterations: 3 {DEVIATIONS}"):
@@ -13,9 +20,10 @@ def layer(params=f"num_iterations: 3 {DEVIATIONS}"):
 
 
 def sample(samples=1, classes=3, height=4, width=5):
-    """Unary scores, those to begin with, and pictures."""
-    scores = RANDOM.normal(size=(2, samples, classes, height, width)).astype(np.float32)
-    return scores[0], scores[1], RANDOM.normal(size=(samples, 3, height, width)).astype(np.float32)
+    """Unary scores, those to begin with, and pictures: the same whichever tests run."""
+    random = np.random.default_rng(41)
+    scores = random.normal(size=(2, samples, classes, height, width)).astype(np.float32)
+    return scores[0], scores[1], random.normal(size=(samples, 3, height, width)).astype(np.float32)
 
 
 def kernel(features):
@@ -26,7 +34,8 @@ def kernel(features):
         basis[: j + 1, j], basis[j + 1, j] = 1, -(j + 1)
     basis /= np.sqrt((np.arange(d) + 1) * (np.arange(d) + 2))
     vertices, shares = {}, []
-    for x in features.astype(np.float64) @ basis.T * np.sqrt(2 / 3) * (d + 1):
+    # Coordinates of pixels of the first column are alike, and products of matrices may round them apart.
+    for x in np.round(features.astype(np.float64) @ basis.T * np.sqrt(2 / 3) * (d + 1), 9):
         origin = np.rint(x / (d + 1)) * (d + 1)
         excess = int(origin.sum() / (d + 1))  # how far rounding has left the plane
         greatest = np.argsort(origin - x, kind="stable")  # of equal ones the first
@@ -46,21 +55,20 @@ def kernel(features):
     for n, each in enumerate(shares):
         for vertex, weight in each:
             splat[vertex, n] += weight
-    blurred = splat
+    blurred = splat.copy()
     for axis in range(d + 1):
         step = np.full(d + 1, -1)
         step[axis] = d
-        blur = np.eye(len(vertices))
+        before = blurred.copy()
         for key, vertex in vertices.items():
             for sign in (-1, 1):
                 other = vertices.get(tuple(int(v) for v in np.array(key) + sign * step))
                 if other is not None:
-                    blur[vertex, other] += 0.5
-        blurred = blur @ blurred
+                    blurred[vertex] += 0.5 * before[other]
     return splat.T @ blurred
 
 
-def reference(unary, first, picture, params, iterations, alpha=2.0, beta=0.8, gamma=1.37):
+def reference(unary, first, picture, params, iterations, alpha=2.37, beta=0.8, gamma=1.37):
     """Of one sample, in float64."""
     classes, height, width = unary.shape
     rows, columns = np.divmod(np.arange(height * width), width)
@@ -75,15 +83,24 @@ def reference(unary, first, picture, params, iterations, alpha=2.0, beta=0.8, ga
     return q.reshape(unary.shape)
 
 
-@pytest.mark.parametrize("iterations", [1, 3])
-def test_forward(iterations):
-    unary, first, pictures = sample(2)
+@pytest.mark.parametrize(
+    "iterations, classes, height, width",
+    [
+        (1, 3, 4, 5),
+        (3, 3, 4, 5),
+        (2, 8, 4, 5),
+        (2, 21, 3, 5),
+        (2, 2, 31, 37),  # more points and vertices than a thread takes at once
+    ],
+)
+def test_forward(iterations, classes, height, width):
+    unary, first, pictures = sample(2, classes, height, width)
     net = make_net(
         net_text(layer(f"num_iterations: {iterations} {DEVIATIONS}"), u=unary.shape, q=first.shape, x=pictures.shape)
     )
-    params = [RANDOM.normal(size=(3, 3)) for _ in range(3)]
+    params = [RANDOM.normal(size=(classes, classes)) for _ in range(3)]
     for parameter, values in zip(net.params["layer"], params, strict=True):
-        parameter.set(values.reshape(1, 1, 3, 3).astype(np.float32))
+        parameter.set(values[None, None].astype(np.float32))
     for name, values in {"u": unary, "q": first, "x": pictures}.items():
         inputs(net)[name].set(values)
     net.forward()
@@ -92,8 +109,9 @@ def test_forward(iterations):
         np.testing.assert_allclose(net.blobs["y"].data[n], expected, rtol=1e-3, atol=1e-4)
 
 
-def test_gradients():
-    unary, first, pictures = sample(2, height=3, width=4)
+@pytest.mark.parametrize("classes", [3, 9])
+def test_gradients(classes):
+    unary, first, pictures = sample(2, classes, height=3, width=4)
     text = net_text(layer(f"num_iterations: 2 {DEVIATIONS}"), u=unary.shape, q=first.shape, x=pictures.shape)
     check_gradients(text, {"u": unary, "q": first, "x": pictures}, ignore={"x"})
 
@@ -136,6 +154,38 @@ def test_pictures_that_are_no_numbers():
     assert np.isfinite(net.blobs["y"].data).all()
 
 
+def digest():
+    """Of all that a forward and a backward pass give."""
+    unary, first, pictures = (np.sin(np.arange(size)) for size in (2 * 5 * 60 * 50, 2 * 5 * 60 * 50, 2 * 3 * 60 * 50))
+    net = run(
+        layer(f"num_iterations: 2 {DEVIATIONS}"),
+        u=unary.reshape(2, 5, 60, 50),
+        q=3 * first.reshape(2, 5, 60, 50),
+        x=4 * pictures.reshape(2, 3, 60, 50),
+    )
+    set_top_diff(net, "y", np.cos(np.arange(unary.size)).reshape(2, 5, 60, 50))
+    net.backward()
+    given = [parameter.diff.get() for parameter in net.params["layer"]]
+    given += [net.blobs["y"].data, net.blobs["u"].diff, net.blobs["q"].diff]
+    return hashlib.sha256(b"".join(each.tobytes() for each in given)).hexdigest()
+
+
+def test_results_do_not_depend_on_the_number_of_threads():
+    code = "from tests.layers.test_multi_stage_meanfield import digest; print(digest())"
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "OMP_NUM_THREADS": threads},
+            cwd=REPO,
+            stdout=subprocess.PIPE,
+            check=True,
+            timeout=120,
+        ).stdout
+        for threads in "127"
+    }
+    assert len(found) == 1
+
+
 def test_errors():
     shapes = {"u": (1, 3, 4, 5), "q": (1, 3, 4, 5), "x": (1, 3, 4, 5)}
     message = (
@@ -144,6 +194,8 @@ def test_errors():
     assert message in error_of(layer(), **{**shapes, "x": (1, 1, 4, 5)})
     assert "expected num_iterations from 1 to 1000, got 0" in error_of(layer("num_iterations: 0"), **shapes)
     assert "expected theta_beta above 0, got -1" in error_of(layer("theta_beta: -1"), **shapes)
+    wide = {"u": (1, 1, 20000, 20000), "q": (1, 1, 20000, 20000), "x": (1, 3, 20000, 20000)}
+    assert "expected at most 357913941 pixels, got 20000 x 20000" in error_of(layer(), **wide)
     message = "expected 3 numbers, one for each class, in spatial_filter_weights_str, '1 2'"
     assert message in error_of(layer('spatial_filter_weights_str: "1 2"'), **shapes)
     assert message.replace("1 2'", "a b c'") in error_of(layer('spatial_filter_weights_str: "a b c"'), **shapes)
