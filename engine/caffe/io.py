@@ -6,8 +6,10 @@ what goes into a net.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from typing import IO, cast
 
 import numpy as np
 
@@ -38,14 +40,29 @@ class UnreadableImage(DataError, OSError):
     """An image file that cannot be read. An OSError, too, which scripts of Caffe's catch."""
 
 
-def load_image(filename: str | os.PathLike, color: bool = True) -> np.ndarray:
-    """float32 (h, w, 3) in [0, 1], RGB; (h, w, 1) of grey with color=False. Raises UnreadableImage."""
+def load_image(filename: str | os.PathLike | IO[bytes], color: bool = True) -> np.ndarray:
+    """float32 (h, w, 3) in [0, 1], RGB; (h, w, 1) of grey with color=False. Grey of 16 bits keeps them. filename: or
+    an open binary file, which is read from its beginning. Raises UnreadableImage."""
     try:
-        with open(filename, "rb") as file:
-            pixels = np.asarray(decode_bytes(file.read(), COLOR), np.float32) / 255
+        image = decode_bytes(_content(filename), COLOR, deep=True)
     except (OSError, ValueError) as error:
-        raise UnreadableImage(f"cannot read the image: {error}", str(filename)) from None
+        named = getattr(filename, "name", "the open file") if hasattr(filename, "read") else filename
+        raise UnreadableImage(f"cannot read the image: {error}", str(named)) from None
+    if image.mode != COLOR:
+        grey = np.asarray(image, np.float32)[:, :, np.newaxis] / 65535
+        return grey.repeat(3, axis=2) if color else grey
+    pixels = np.asarray(image, np.float32) / 255
     return pixels if color else (pixels @ _LUMINANCE)[:, :, np.newaxis]
+
+
+def _content(file: str | os.PathLike | IO[bytes]) -> bytes:
+    if not hasattr(file, "read"):
+        with open(cast("str | os.PathLike", file), "rb") as opened:
+            return opened.read()
+    opened = cast("IO[bytes]", file)
+    with contextlib.suppress(AttributeError, OSError):  # of a stream, which cannot go back
+        opened.seek(0)  # as Caffe's image library does: the picture may just have been written
+    return opened.read()
 
 
 def oversample(images: Iterable[np.ndarray], crop_dims: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -228,8 +228,9 @@ def pillow_nanoseconds() -> int:
     return _pillow_nanoseconds
 
 
-def decode_bytes(data: bytes, color: str | None = None) -> Image.Image:
-    """Decodes the bytes of an image file, completely. Raises UndecodableImage."""
+def decode_bytes(data: bytes, color: str | None = None, deep: bool = False) -> Image.Image:
+    """Decodes the bytes of an image file, completely. deep: grey of 16 bits stays that, in one of Pillow's modes whose
+    names begin with "I", whatever the `color`; else the upper 8 bits are kept. Raises UndecodableImage."""
     begin = time.perf_counter_ns()
     try:
         image = Image.open(io.BytesIO(data), formats=_FORMATS)
@@ -240,6 +241,8 @@ def decode_bytes(data: bytes, color: str | None = None) -> Image.Image:
             kind = "floats" if image.mode == "F" else "integers of 32 bits or with a sign"
             raise ValueError(f"its pixels are {kind}, of which nobody knows what is white; make 8 or 16 bits of them")
         if image.mode.startswith("I"):  # 16 bits per pixel, which Pillow's convert() would clip instead of scale
+            if deep:
+                return image
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         color = color or (GRAY if image.mode in ("1", "L", "LA") else COLOR)
         return image if image.mode == color else image.convert(color)

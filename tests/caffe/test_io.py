@@ -1,5 +1,7 @@
 """caffe.io: images, the Transformer, and arrays in messages."""
 
+from io import BytesIO
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -27,6 +29,50 @@ def test_load_image(tmp_path):
         for error in (DataError, OSError):  # the latter as in Caffe, whose scripts catch it
             with pytest.raises(error, match=rf"{name}: cannot read the image: \S"):
                 io.load_image(tmp_path / name)
+
+
+@pytest.mark.parametrize("kind", ["png", "tif", "pgm", "big.tif"])
+def test_load_image_keeps_16_bits(kind, tmp_path):
+    """As X-rays and maps of depth have them: 4096 levels in the lower 12 bits."""
+    grey = np.arange(64 * 64).astype(np.uint16).reshape(64, 64)
+    grey[0, 0] = 65535
+    path = tmp_path / f"grey.{kind}"
+    if kind == "big.tif":
+        Image.frombytes("I;16B", (64, 64), grey.astype(">u2").tobytes()).save(path)
+    else:
+        Image.fromarray(grey).save(path)
+    expected = (grey / 65535).astype(np.float32)[:, :, np.newaxis]
+    one = io.load_image(path, color=False)
+    assert one.dtype == np.float32 and one.max() == 1
+    np.testing.assert_allclose(one, expected, rtol=1e-6)
+    np.testing.assert_array_equal(io.load_image(path), one.repeat(3, axis=2))
+
+
+class Stream:
+    """As an answer of the web's: it cannot go back."""
+
+    def __init__(self, data: bytes):
+        self._data = data
+
+    def read(self) -> bytes:
+        return self._data
+
+
+def test_load_image_from_an_open_file(tmp_path):
+    """As BVLC's web_demo gives one, and programs that have a picture in memory."""
+    path = tmp_path / "color.png"
+    Image.fromarray(RNG.integers(0, 256, (5, 7, 3), dtype=np.uint8)).save(path)
+    expected = io.load_image(path)
+    with open(path, "rb") as file:
+        np.testing.assert_array_equal(io.load_image(file), expected)
+        np.testing.assert_array_equal(io.load_image(file), expected)  # again, though it stands at its end
+    np.testing.assert_array_equal(io.load_image(BytesIO(path.read_bytes())), expected)
+    np.testing.assert_array_equal(io.load_image(Stream(path.read_bytes())), expected)
+    with pytest.raises(OSError, match="the open file: cannot read the image: cannot decode 7 bytes"):
+        io.load_image(BytesIO(b"nothing"))
+    path.write_bytes(b"nothing")
+    with open(path, "rb") as file, pytest.raises(OSError, match=r"color.png: cannot read the image: \S"):
+        io.load_image(file)
 
 
 def linear(old: int, new: int) -> np.ndarray:
