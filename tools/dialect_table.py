@@ -126,6 +126,9 @@ fork runs, with other numbers, where its text says nothing else.
   these they are 3 and 5, as in the files spatial.par and bilateral.par that come with it and that its first version
   reads. A point on the border of two cells of its lattice belongs to either. The form with four bottoms and seven
   blobs, for superpixels and detections, is refused.
+- `LiftedStructSimilaritySoftmaxLoss`: as the code of its paper, of features and labels; a fork with a third bottom, the
+  samples that are alike, is refused. Without a pair of one class, or a sample of another, the loss is 0, and samples
+  that are the same do not push each other; there the forks have what is not a number.
 - `WeightedSoftmaxWithLoss`: the weights of the third bottom, or `pos_mult`, multiply losses, and what the sum is
   divided by counts labels; a fork of SSD's leaves out those of weight 0.
 - `MultiLabelLoss`, `MultiLabelAccuracy`: as in the change to Caffe of 2014 that most forks have: labels above and below

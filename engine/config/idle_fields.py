@@ -40,6 +40,7 @@ _READ_BY = {
     "imresize_param": ("ImResize",),
     "nms_param": ("Nms",),
     "multi_stage_meanfield_param": ("MultiStageMeanfield",),
+    "lifted_struct_sim_softmax_loss_param": ("LiftedStructSimilaritySoftmaxLoss",),
     "yolo_detection_output_param": ("YoloDetectionOutput",),
     "yolov3_detection_output_param": ("Yolov3DetectionOutput",),
     "yolov3_param": ("Yolov3",),
