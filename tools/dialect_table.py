@@ -126,6 +126,10 @@ fork runs, with other numbers, where its text says nothing else.
   these they are 3 and 5, as in the files spatial.par and bilateral.par that come with it and that its first version
   reads. A point on the border of two cells of its lattice belongs to either. The form with four bottoms and seven
   blobs, for superpixels and detections, is refused.
+- `EntropyLoss`: of scores, of which it takes the softmax, over the number of positions, or as `loss_param` says; the
+  first fork that had it divides by N, as `normalization: BATCH_SIZE` does. Four forks take probabilities; here the
+  bottom of the Softmax that makes them is to be given, without the `entropy_param` of one of them, and `engine check`
+  tells where its top is.
 - `LiftedStructSimilaritySoftmaxLoss`: as the code of its paper, of features and labels; a fork with a third bottom, the
   samples that are alike, is refused. Without a pair of one class, or a sample of another, the loss is 0, and samples
   that are the same do not push each other; there the forks have what is not a number.

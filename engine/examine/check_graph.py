@@ -8,6 +8,8 @@ from engine import proto
 from engine.errors import FILE, ConfigError, shape_text
 from engine.graph.graph import Graph
 from engine.layers.accuracy import Accuracy
+from engine.layers.base import Blob
+from engine.layers.entropy_loss import EntropyLoss
 from engine.layers.fillers import fill_parameter
 from engine.layers.labels import are_distributions
 from engine.layers.softmax_with_loss import SoftmaxWithLoss
@@ -45,7 +47,7 @@ def distributions(graph: Graph) -> Iterator[str]:
     Softmax makes them: they may be numbers that no Caffe takes for labels."""
     if any(layer.message.transform_param.HasField("mix_param") for layer in graph.layers):
         return
-    soft = {top for layer in graph.layers if layer.type == "Softmax" for top in layer.tops}
+    soft = _probabilities(graph)
     for layer in graph.layers:
         if not isinstance(layer, Accuracy | SoftmaxWithLoss) or not are_distributions(layer, layer.axis):
             continue
@@ -56,3 +58,19 @@ def distributions(graph: Graph) -> Iterator[str]:
                 f"{layer.where}: layer '{layer.name}' ({layer.type}): {told} ({shape_text(scores.shape)}): they are "
                 "taken for distributions over the classes"
             )
+
+
+def softmax_again(graph: Graph) -> Iterator[str]:
+    """A line for each EntropyLoss of probabilities, which those of some forks take: here it makes them itself."""
+    soft = _probabilities(graph)
+    for layer in graph.layers:
+        if isinstance(layer, EntropyLoss) and layer.bottoms[0] in soft:
+            yield (
+                f"{layer.where}: layer '{layer.name}' (EntropyLoss): its bottom '{layer.bottoms[0].name}' is a "
+                "Softmax's top, of which it takes a softmax again; for a fork whose EntropyLoss takes probabilities, "
+                "give it that Softmax's bottom"
+            )
+
+
+def _probabilities(graph: Graph) -> set[Blob]:
+    return {top for layer in graph.layers if layer.type == "Softmax" for top in layer.tops}

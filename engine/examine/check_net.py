@@ -11,7 +11,7 @@ from engine.config.idle_fields import params_of_others
 from engine.config.phases import PHASE_NAMES, kept, state_in, unknown_stages
 from engine.data.source_shapes import SourceShapes, suppositions
 from engine.errors import ConfigError, EngineError
-from engine.examine.check_graph import absent_fillers, distributions, unread
+from engine.examine.check_graph import absent_fillers, distributions, softmax_again, unread
 from engine.examine.check_report import FileReport, NetReport
 from engine.graph.build import build
 from engine.graph.costs import layer_costs, memory
@@ -159,7 +159,7 @@ def _built(
             graph = build(config, state.phase, level=state.level, stages=state.stage, shapes_of=shapes_of)
             graph.freeze(frozen)
             lines += absent_fillers(graph)
-            doubts = [*unread(graph), *distributions(graph)]
+            doubts = [*unread(graph), *distributions(graph), *softmax_again(graph)]
             net = _net_report(config, graph)
             net.supposition = supposition
         except ConfigError as error:

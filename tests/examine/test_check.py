@@ -541,6 +541,22 @@ def test_a_top_that_nobody_reads_is_told(tmp_path):
     assert check_file(str(net)).notes == []
 
 
+@pytest.mark.parametrize(("bottom", "told"), [("x", False), ("soft", True)])
+def test_an_entropy_of_probabilities_is_told(tmp_path, bottom, told):
+    """Some forks' EntropyLoss takes probabilities."""
+    net = tmp_path / "net.prototxt"
+    net.write_text(
+        'layer { name: "x" type: "Input" top: "x" input_param { shape { dim: [4, 3] } } }\n'
+        'layer { name: "soft" type: "Softmax" bottom: "x" top: "soft" }\n'
+        f'layer {{ name: "certain" type: "EntropyLoss" bottom: "{bottom}" top: "certain" }}'
+    )
+    again = (
+        f"{net}:3:1: layer 'certain' (EntropyLoss): its bottom 'soft' is a Softmax's top, of which it takes a softmax "
+        "again; for a fork whose EntropyLoss takes probabilities, give it that Softmax's bottom"
+    )
+    assert check_file(str(net)).notes == ([again] if told else [])
+
+
 def test_a_field_of_a_solver_given_twice_is_told(tmp_path, net_file):
     solver = tmp_path / "solver.prototxt"
     solver.write_text(f'net: "{net_file}"\nbase_lr: 0.02\nbase_lr: 0.03\nlr_policy: "fixed" max_iter: 3')
