@@ -133,6 +133,11 @@ fork runs, with other numbers, where its text says nothing else.
 - `LiftedStructSimilaritySoftmaxLoss`: as the code of its paper, of features and labels; a fork with a third bottom, the
   samples that are alike, is refused. Without a pair of one class, or a sample of another, the loss is 0, and samples
   that are the same do not push each other; there the forks have what is not a number.
+- `Noise`: of the fork whose fields `noise_param` has. Those with `gaussian_std` or `uniform_range`, and `bias`, and
+  with `noise_type`, and `mean` and `std_var` or `lower` and `upper`, add noise in TRAIN alone; those with
+  `filler_param`, and deviations `std` of which each step draws one, and with `sigma` in TEST, too. One fork multiplies
+  `gaussian_std` by the root of the bottom's mean square. Other forms, with `alpha` and `beta`, with `mean` and `std`
+  alone, or with fillers for sums and products, are refused.
 - `WeightedSoftmaxWithLoss`: the weights of the third bottom, or `pos_mult`, multiply losses, and what the sum is
   divided by counts labels; a fork of SSD's leaves out those of weight 0.
 - `MultiLabelLoss`, `MultiLabelAccuracy`: as in the change to Caffe of 2014 that most forks have: labels above and below

@@ -44,6 +44,7 @@ _READ_BY = {
     "yolo_detection_output_param": ("YoloDetectionOutput",),
     "yolov3_detection_output_param": ("Yolov3DetectionOutput",),
     "yolov3_param": ("Yolov3",),
+    "noise_param": ("Noise",),
 }
 MOVED_TO_TRANSFORM = ("scale", "mean_file", "crop_size", "mirror")
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _STEP = 64  # of posterize, as there
 _UNSUPPORTED = ("clahe", "convert_to_lab")
-_OF_LAYERS = ("gaussian_std", "uniform_range", "bias")  # of a layer of happynear's that has the same message
+_FIRST_OF_LAYERS = 1300  # the number of the first field of Noise layers, which have the same message
 
 
 def make_noise(param: NoiseParameter, where: str | None) -> Draw:
@@ -34,9 +34,9 @@ def make_noise(param: NoiseParameter, where: str | None) -> Draw:
     for field in _UNSUPPORTED:
         if getattr(param, field):
             raise ConfigError(f"noise_param.{field} is not supported", where)
-    for field in _OF_LAYERS:
-        if param.HasField(field):
-            raise ConfigError(f"noise_param.{field} belongs to a layer, not to transform_param", where)
+    for field, _ in param.ListFields():
+        if field.number >= _FIRST_OF_LAYERS:
+            raise ConfigError(f"noise_param.{field.name} belongs to a layer, not to transform_param", where)
     check_within(0, param.prob, 1, "noise_param.prob", where)
     check_within(-1, param.jpeg, 100, "noise_param.jpeg", where)
     spots = param.saltpepper_param

@@ -1999,7 +1999,13 @@ class ResizeParameter(_message.Message):
     def __init__(self, prob: _Optional[float] = ..., resize_mode: _Optional[_Union[int, str]] = ..., height: _Optional[int] = ..., width: _Optional[int] = ..., pad_mode: _Optional[_Union[int, str]] = ..., pad_value: _Optional[_Iterable[float]] = ..., interp_mode: _Optional[_Iterable[_Union[int, str]]] = ..., height_scale: _Optional[int] = ..., width_scale: _Optional[int] = ..., is_pyramid_test: _Optional[bool] = ..., out_height_scale: _Optional[float] = ..., out_width_scale: _Optional[float] = ...) -> None: ...
 
 class NoiseParameter(_message.Message):
-    __slots__ = ("prob", "hist_eq", "inverse", "decolorize", "gauss_blur", "jpeg", "posterize", "erode", "saltpepper", "saltpepper_param", "clahe", "convert_to_hsv", "convert_to_lab", "gaussian_std", "uniform_range", "bias")
+    __slots__ = ("prob", "hist_eq", "inverse", "decolorize", "gauss_blur", "jpeg", "posterize", "erode", "saltpepper", "saltpepper_param", "clahe", "convert_to_hsv", "convert_to_lab", "gaussian_std", "uniform_range", "bias", "noise_type", "mean", "std_var", "upper", "lower", "filler_param", "std", "sigma")
+    class NoiseType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        GAUSSIAN: _ClassVar[int]
+        UNIFORM: _ClassVar[int]
+    GAUSSIAN: int
+    UNIFORM: int
     PROB_FIELD_NUMBER: _ClassVar[int]
     HIST_EQ_FIELD_NUMBER: _ClassVar[int]
     INVERSE_FIELD_NUMBER: _ClassVar[int]
@@ -2016,6 +2022,14 @@ class NoiseParameter(_message.Message):
     GAUSSIAN_STD_FIELD_NUMBER: _ClassVar[int]
     UNIFORM_RANGE_FIELD_NUMBER: _ClassVar[int]
     BIAS_FIELD_NUMBER: _ClassVar[int]
+    NOISE_TYPE_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    STD_VAR_FIELD_NUMBER: _ClassVar[int]
+    UPPER_FIELD_NUMBER: _ClassVar[int]
+    LOWER_FIELD_NUMBER: _ClassVar[int]
+    FILLER_PARAM_FIELD_NUMBER: _ClassVar[int]
+    STD_FIELD_NUMBER: _ClassVar[int]
+    SIGMA_FIELD_NUMBER: _ClassVar[int]
     prob: float
     hist_eq: bool
     inverse: bool
@@ -2032,7 +2046,15 @@ class NoiseParameter(_message.Message):
     gaussian_std: float
     uniform_range: float
     bias: float
-    def __init__(self, prob: _Optional[float] = ..., hist_eq: _Optional[bool] = ..., inverse: _Optional[bool] = ..., decolorize: _Optional[bool] = ..., gauss_blur: _Optional[bool] = ..., jpeg: _Optional[float] = ..., posterize: _Optional[bool] = ..., erode: _Optional[bool] = ..., saltpepper: _Optional[bool] = ..., saltpepper_param: _Optional[_Union[SaltPepperParameter, _Mapping]] = ..., clahe: _Optional[bool] = ..., convert_to_hsv: _Optional[bool] = ..., convert_to_lab: _Optional[bool] = ..., gaussian_std: _Optional[float] = ..., uniform_range: _Optional[float] = ..., bias: _Optional[float] = ...) -> None: ...
+    noise_type: int
+    mean: float
+    std_var: float
+    upper: float
+    lower: float
+    filler_param: FillerParameter
+    std: _containers.RepeatedScalarFieldContainer[float]
+    sigma: float
+    def __init__(self, prob: _Optional[float] = ..., hist_eq: _Optional[bool] = ..., inverse: _Optional[bool] = ..., decolorize: _Optional[bool] = ..., gauss_blur: _Optional[bool] = ..., jpeg: _Optional[float] = ..., posterize: _Optional[bool] = ..., erode: _Optional[bool] = ..., saltpepper: _Optional[bool] = ..., saltpepper_param: _Optional[_Union[SaltPepperParameter, _Mapping]] = ..., clahe: _Optional[bool] = ..., convert_to_hsv: _Optional[bool] = ..., convert_to_lab: _Optional[bool] = ..., gaussian_std: _Optional[float] = ..., uniform_range: _Optional[float] = ..., bias: _Optional[float] = ..., noise_type: _Optional[_Union[int, str]] = ..., mean: _Optional[float] = ..., std_var: _Optional[float] = ..., upper: _Optional[float] = ..., lower: _Optional[float] = ..., filler_param: _Optional[_Union[FillerParameter, _Mapping]] = ..., std: _Optional[_Iterable[float]] = ..., sigma: _Optional[float] = ...) -> None: ...
 
 class SaltPepperParameter(_message.Message):
     __slots__ = ("fraction", "value")

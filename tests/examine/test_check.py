@@ -511,6 +511,7 @@ def test_parameters_of_other_types_are_told(tmp_path):
         ("ImResize", "imresize_param"),
         ("Nms", "nms_param"),
         ("MultiStageMeanfield", "multi_stage_meanfield_param"),
+        ("Noise", "noise_param"),
         ("LiftedStructSimilaritySoftmaxLoss", "lifted_struct_sim_softmax_loss_param"),
         ("DeformablePSROIPooling", "deformable_psroi_pooling_param"),
     ],
