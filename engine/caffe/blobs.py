@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,15 @@ class ByName(OrderedDict[str, Entry]):
 
     __copy__ = copy
 
+    def __or__(self, other: Any) -> Any:
+        return self.copy() | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | self.copy()
+
+    def __reduce__(self) -> NoReturn:
+        raise EngineError("blobs of a net cannot be copied or pickled; copy their values: blob.data.copy()")
+
 
 def _stays(entry: str, blob: str) -> EngineError:
     return EngineError(f"{entry} cannot be replaced; write values: {blob}.data[...] = values")
@@ -56,7 +65,7 @@ class NetBlob(Blob):
 
     @property
     def diff(self) -> np.ndarray:
-        return self._net.live.diff(self._name)
+        return self._net.diff(self._name)
 
     @property
     def shape(self) -> Shape:

@@ -20,7 +20,7 @@ from engine.errors import EngineError
 from engine.host.interrupts import whole
 from engine.layers.base import Layer, Parameter
 from engine.layers.python import Python, ShapesChanged
-from engine.layers.python_layer import Shape
+from engine.layers.python_layer import Shape, reshaped
 from engine.net import Counters, Net, NetOptions
 
 Rebuild = Callable[[NetConfig, bool], Net]
@@ -103,6 +103,11 @@ class ChangingNet:
             return self._pending[name]
         return self._now.data(name) if self._shows(name) else self.live.data(name)
 
+    def diff(self, name: str) -> np.ndarray:
+        if name in self._pending:
+            self._apply_pending(strict=False)
+        return self.live.diff(name)
+
     def _shows(self, name: str) -> bool:
         """Whether a fused net has that blob, too."""
         now = self._now
@@ -168,13 +173,14 @@ class ChangingNet:
     # Changes
 
     def reshape_input(self, name: str, shape: Shape) -> None:
-        """From the next reshape() or forward() on. Raises EngineError for a blob of another layer."""
+        """From the next reshape() or forward() on; values stay as reshaped() says. Raises EngineError for a blob of
+        another layer."""
         if shape == self.shape(name):
             return
         inputs = self.input_names()
         if name not in inputs:
             raise EngineError(f"blob '{name}': only inputs ({', '.join(inputs)}) can be reshaped; others follow")
-        self._pending[name] = np.zeros(shape, np.float32)
+        self._pending[name] = reshaped(self.data(name), shape)
 
     def reshape(self) -> None:
         """Gives all blobs the shapes that follow from the inputs'. Raises ConfigErrors of layers that do not fit."""

@@ -101,13 +101,30 @@ class Net:
             (layer, ParamBlobs(ParamBlob(net, layer, index) for index in range(len(parameters))))
             for layer, parameters in net.params_of.items()
         )
-        self.params = ByName(params, "net.params[{}]", "net.params[{}][0]")
-        self.blobs = ByName(((name, NetBlob(net, name)) for name in net.names()), "net.blobs[{}]", "net.blobs[{}]")
-        self.layers = [self._layer_view(layer) for layer in net.layers]
+        self._params_by_layer = ByName(params, "net.params[{}]", "net.params[{}][0]")
+        blobs = ((name, NetBlob(net, name)) for name in net.names())
+        self._blobs_by_name = ByName(blobs, "net.blobs[{}]", "net.blobs[{}]")
+        self._views = [self._layer_view(layer) for layer in net.layers]
         self._layer_names = [layer.name for layer in net.layers]
-        self._blob_names = list(self.blobs)
+        self._blob_names = list(self._blobs_by_name)
+        self._name = net.net.name
 
     # What it is made of
+
+    @property
+    def params(self) -> ByName[ParamBlobs]:
+        """Parameters by the name of the layer."""
+        return self._params_by_layer
+
+    @property
+    def blobs(self) -> ByName[NetBlob]:
+        """By name, in the order in which the net makes them."""
+        return self._blobs_by_name
+
+    @property
+    def layers(self) -> list[LayerView | PythonLayer]:
+        """In the order of the file; of layers written in Python, the user's object."""
+        return self._views
 
     def _layer_view(self, layer: Layer) -> LayerView | PythonLayer:
         return layer.user if isinstance(layer, Python) else LayerView(layer, self.params.get(layer.name, ParamBlobs()))
@@ -119,7 +136,12 @@ class Net:
 
     @property
     def name(self) -> str:
-        return self._net.net.name
+        """What the file calls it, or what a script has called it since; files that are saved have the former."""
+        return self._name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self._name = name
 
     @property
     def inputs(self) -> list[str]:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from engine.errors import EngineError
+
 if TYPE_CHECKING:
     from engine import proto
     from engine.host._core import Tensor
@@ -57,10 +59,22 @@ class Blob:
 
 
 def dims(shape: Sequence) -> Shape:
-    """The shape that reshape(2, 3), reshape((2, 3)) and reshape(*blob.shape) mean."""
-    if len(shape) == 1 and isinstance(shape[0], Sequence | np.ndarray):
-        return tuple(int(dim) for dim in shape[0])
-    return tuple(int(dim) for dim in shape)
+    """The shape that reshape(2, 3), reshape((2, 3)) and reshape(*blob.shape) mean. Raises EngineError for
+    fractions and for what is below 0."""
+    given = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence | np.ndarray) else shape
+    whole = tuple(int(dim) for dim in given)
+    if any(dim != asked or dim < 0 for dim, asked in zip(whole, given)):
+        raise EngineError(f"the axes of a blob are whole numbers from 0 on, got {', '.join(map(str, given))}")
+    return whole
+
+
+def reshaped(values: np.ndarray, shape: Shape) -> np.ndarray:
+    """An array of that shape with the same values one after the other, as many as it holds; zeros if it holds more, as
+    in Caffe, where a larger blob gets other memory."""
+    count = math.prod(shape)
+    if count > values.size:
+        return np.zeros(shape, np.float32)
+    return values.reshape(-1)[:count].reshape(shape).copy()
 
 
 class LayerBlob(Blob):
@@ -119,9 +133,15 @@ class LayerBlob(Blob):
         return cast(np.ndarray, tensor.view()).reshape(self._shape)
 
     def reshape(self, *shape: int) -> None:
+        """Values stay as reshaped() says."""
         wanted = dims(shape)
-        if wanted != self._shape:
-            self._shape, self._loose, self._data, self._diff = wanted, True, None, None
+        if wanted == self._shape:
+            return
+        if self._data is not None or not self._loose:
+            self._data = reshaped(self.data, wanted)
+        if self._diff is not None:
+            self._diff = reshaped(self._diff, wanted) if math.prod(wanted) <= self._diff.size else None
+        self._shape, self._loose = wanted, True
 
 
 class Blobs(list):

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import pickle
 
 import numpy as np
 import pytest
@@ -74,9 +75,21 @@ def test_blobs_cannot_be_replaced(deploy):
         deploy.layer_dict["ip"].blobs[0] = 3
     assert deploy.params["ip"] is ip and deploy.blobs["conv"] is relu
     assert len(ip) == 2 and list(ip[:1]) == [ip[0]]
-    for own in (deploy.params.copy(), copy.copy(deploy.params), dict(deploy.params)):
+    for own in (deploy.params.copy(), copy.copy(deploy.params), dict(deploy.params), deploy.params | {}):
         own["ip"] = 3
         assert deploy.params["ip"] is ip
+    assert list({"x": 1} | deploy.params) == ["x", *deploy.params]
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(EngineError, match=r"cannot be copied or pickled; copy their values"):
+            copied(deploy.params)
+
+
+def test_names_of_a_net_are_read_only_but_its_own(deploy):
+    for name in ("params", "blobs", "layers"):
+        with pytest.raises(AttributeError, match=name):
+            setattr(deploy, name, {})
+    deploy.name = "a script's"
+    assert deploy.name == "a script's" and "a script's" in repr(deploy)
 
 
 def test_what_is_written_into_data_is_used(deploy, images):
@@ -344,6 +357,35 @@ def test_reshape(deploy, images):
     deploy.backward(prob=np.ones((2, 4)))
     with pytest.raises(EngineError, match="only inputs"):
         deploy.blobs["conv"].reshape(1, 1)
+
+
+def test_values_stay_where_an_input_is_reshaped(deploy, images):
+    """As in Caffe, whose blob keeps its memory unless it becomes larger: what was written before a reshape counts."""
+    expected = probabilities(deploy, convolved(deploy, images))
+    blob = deploy.blobs["data"]
+    blob.data[...] = images
+    blob.reshape(1, 3, 6, 6)
+    np.testing.assert_allclose(deploy.forward()["prob"], expected[:1], atol=1e-5)
+    blob.reshape(1, 3, 4, 9)
+    np.testing.assert_array_equal(blob.data, images[:1].reshape(1, 3, 4, 9))
+    blob.reshape(2, 3, 6, 6)
+    assert not blob.data.any()
+
+
+def test_the_gradient_of_an_input_has_its_new_shape(deploy, images):
+    deploy.forward(data=images)
+    deploy.blobs["data"].reshape(1, 3, 6, 6)
+    deploy.blobs["data"].data[...] = images[1:]
+    assert deploy.blobs["data"].diff.shape == (1, 3, 6, 6)
+    np.testing.assert_array_equal(deploy.blobs["data"].data, images[1:])
+
+
+@pytest.mark.parametrize("shape", [(2.5, 3, 6, 6), (-1, 3, 6, 6), ((1, 3, 6, "6"),)])
+def test_axes_are_whole_numbers(shape, deploy):
+    with pytest.raises(EngineError, match="whole numbers from 0 on, got"):
+        deploy.blobs["data"].reshape(*shape)
+    deploy.blobs["data"].reshape(2.0, 3, np.int64(6), 6)  # of scripts for Python 2 that divide
+    assert deploy.blobs["data"].shape == (2, 3, 6, 6)
 
 
 def test_an_array_from_before_a_reshape_is_the_net_s(deploy, images):

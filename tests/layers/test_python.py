@@ -97,6 +97,21 @@ class Pictures(caffe.Layer):
         self.number += 1
 
 
+class Trimmed(caffe.Layer):
+    """Doubles numbers up to the first 0, which a layer that reads until something ends knows only afterwards."""
+
+    def reshape(self, bottom, top):
+        top[0].reshape(bottom[0].count)
+
+    def forward(self, bottom, top):
+        top[0].data[...] = 2 * bottom[0].data
+        top[0].reshape(int(np.argmin(bottom[0].data)))
+
+    def backward(self, top, propagate_down, bottom):
+        bottom[0].diff[...] = 0
+        bottom[0].diff[: top[0].count] = 2 * top[0].diff
+
+
 class Chosen(caffe.Layer):
     """The elements above a half: as many as there are."""
 
@@ -393,6 +408,14 @@ def test_a_layer_in_the_middle_that_changes_size(tmp_path):
     np.testing.assert_array_equal(net.blobs["x"].data, [5, 0, 0, 0])
     net.backward(z=[1, 3])
     np.testing.assert_array_equal(net.blobs["b"].diff, [2, 0, 6, 0])
+
+
+def test_a_top_that_is_reshaped_keeps_what_is_in_it(tmp_path):
+    double = 'layer { name: "after" type: "Power" bottom: "y" top: "z" power_param { scale: 2 } }'
+    (tmp_path / "net.prototxt").write_text(net_text(layer("Trimmed") + double, x=(4,)))
+    net = caffe.Net(str(tmp_path / "net.prototxt"), caffe.TEST)
+    for x in ([1, 2, 3, 0], [4, 0, 5, 6], [7, 8, 0, 9]):
+        np.testing.assert_array_equal(net.forward(x=x)["z"], 4 * np.array(x[: x.index(0)]))
 
 
 def test_errors_name_the_layer_and_show_the_user_s_lines():
