@@ -33,6 +33,7 @@ class FedBySolver:
     ):
         self._feeder, self._start, self._position, self._refusal = feeder, start, position, refusal
         self._count, self._counters = count, None
+        weakref.finalize(self, feeder.close)  # which a script may have started again after the solver's end
 
     def next(self, net: Net, layers: Collection[str]) -> Counters | None:
         """As Inputs'. Raises ConfigError where programs may not run the net."""

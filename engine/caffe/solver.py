@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import functools
 import os
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import cast
+from functools import partial
 
 import numpy as np
 
@@ -37,6 +36,7 @@ from engine.solver.schedules import need_max_iter
 from engine.solver.signals import STOP
 from engine.solver.solver import Solver as EngineSolver
 from engine.solver.update import solver_types, unknown_type
+from engine.solver.weak import weakly
 from engine.watchdog.board import SET_UP
 
 
@@ -67,6 +67,13 @@ class _Solver(EngineSolver):
                     for values, before in statistics:
                         values[...] = before
             raise
+
+    @watched()
+    def start(self) -> None:
+        """Weights are the same everywhere, and data flows."""
+        self.replica.share()
+        if not self.feeder.running:
+            self.feeder.start(self.state.samples_seen)
 
     def _forward(self, micro: int, first_sample: int) -> float:
         while True:
@@ -157,10 +164,10 @@ class Solver:
         if config.message.weights:
             self._solver.load_weights(list(config.message.weights))
         self._callbacks: list[tuple[Callable[[], None], Callable[[], None]]] = []
-        me = weakref.ref(self)  # so that a solver that the script drops is gone
-        self._solver.on_change = lambda change: cast(Solver, me())._follow(change)
+        # Nothing below holds this object, and no net is held by what it holds: a solver that the script drops is gone.
+        self._solver.on_change = weakly(self._follow)
         solver = self._solver
-        fed = FedBySolver(solver.feeder, self._start, lambda: solver.state.samples_seen, count=solver.count_pass)
+        fed = FedBySolver(solver.feeder, solver.start, lambda: solver.state.samples_seen, count=solver.count_pass)
         parts = solver.model_parallel.describe()
         train_config = net_of_solver(config, proto.TRAIN)
         self._train_net = ChangingNet.of_solver(solver.net, train_config, fed, solver.rebuild_net)
@@ -190,13 +197,6 @@ class Solver:
     def param(self, param: proto.SolverParameter) -> None:
         """Takes over base_lr alone: Caffe lets scripts change nothing else of a solver's parameters."""
         self._solver.param.base_lr = param.base_lr
-
-    @watched()
-    def _start(self) -> None:
-        """Weights are the same everywhere, and data flows."""
-        self._solver.replica.share()
-        if not self._solver.feeder.running:
-            self._solver.feeder.start(self._solver.state.samples_seen)
 
     # What was written into arrays goes into a run, and what the run has done comes back.
 
@@ -256,7 +256,7 @@ class Solver:
         self._run(lambda: self._train(iterations))
 
     def _train(self, iterations: int) -> None:
-        self._start()
+        self._solver.start()
         self._solver.run(self._solver.iteration + iterations)
 
     def solve(self, resume_file: str | os.PathLike | None = None) -> None:
@@ -291,7 +291,7 @@ class Solver:
         self._run(self._update)
 
     def _update(self) -> None:
-        self._start()
+        self._solver.start()
         self._solver.apply_update()
 
     def _refuse_async(self, call: str) -> None:
@@ -313,9 +313,8 @@ class Solver:
         mode ASYNC."""
         self._refuse_async("add_callback()")
         self._callbacks.append((on_start, on_gradients_ready))
-        me = weakref.ref(self)
-        self._solver.on_start = lambda: cast(Solver, me())._call_back(0)
-        self._solver.on_gradients = lambda: cast(Solver, me())._call_back(1)
+        call_back = weakly(self._call_back)
+        self._solver.on_start, self._solver.on_gradients = partial(call_back, 0), partial(call_back, 1)
 
     def _call_back(self, which: int) -> None:
         if which == 0:

@@ -40,6 +40,7 @@ from engine.solver.state import TrainingState
 from engine.solver.test_nets import TestNets
 from engine.solver.train_net import build_alike, net_options, parts_of_ranks
 from engine.solver.validate import check_schedules, require_loss, saves, validate
+from engine.solver.weak import weakly
 from engine.watchdog import board
 from engine.weights import SolverState
 
@@ -108,7 +109,8 @@ class Solver:
         self.test_nets = TestNets(
             self.config, world, self.net, self.feeder, options, make_feeder=make_feeder, kernels=self.kernels
         )
-        self.observers = Observers([Display(self._display_is_due), Curve(self._display_is_due), *observers])
+        is_due = weakly(self._display_is_due)
+        self.observers = Observers([Display(is_due), Curve(is_due), *observers])
         self._observed = False  # observers know of the run
         self._restored_at: int | None = None  # of a snapshot with this run's own name, or from after its end
         self._saved_at: int | None = None
@@ -247,7 +249,7 @@ class Solver:
         self.replica.share()
         self.feeder.start(self.state.samples_seen)
         try:
-            self.signals.on_stop = self._say_stop
+            self.signals.on_stop = weakly(self._say_stop)
             self.elastic = elastic.make(self)
             if self.elastic:
                 return self.elastic.outlive(self._train, self._tell_end)

@@ -673,30 +673,97 @@ def test_scripts_end_well(tmp_path):
         assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
-def test_dropped_solvers_and_nets_leave_no_threads(tmp_path):
+@pytest.fixture
+def uncollected():
+    """Meanwhile a cycle of references is freed by nobody."""
     gc.collect()
-    before = threading.active_count()
-    solver = caffe.SGDSolver(write(tmp_path, PLAIN_SGD, digits_net()))
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("more", "norm"),
+    [
+        ("", ""),
+        ("test_iter: 4 test_interval: 2", ""),
+        ('type: "Adam" ema: 0.9 iter_size: 2 clip_gradients: 9', "sync: true"),
+    ],
+    ids=["", "with a test net", "with an average"],
+)
+@pytest.mark.parametrize("solves", [False, True], ids=["step", "solve"])
+def test_a_dropped_solver_is_freed_at_once(more, norm, solves, tmp_path, uncollected):
+    """With its nets, its history, and its threads: a search over rates makes one after the other."""
+    net = digits_net()
+    if norm:  # whose program calls Python to add up over the ranks
+        net = net.replace('type: "ReLU"', f'type: "BatchNorm" batch_norm_param {{ {norm} }}', 1)
+    threads = threading.active_count()
+    text = f'base_lr: 0.05 lr_policy: "fixed" max_iter: 4 snapshot: 3 {more}'
+    solver = caffe.get_solver(write(tmp_path, text, net))
     solver.add_callback(lambda: None, lambda: None)
     solver.step(1)
+    if solves:
+        solver.solve()
+    solver.net.forward()
+    solver.net.backward()
+    assert all(net.forward() for net in solver.test_nets)
+    inner = solver._solver
+    parts = [solver, inner, inner.optimizer, inner.feeder, *(net._net.net for net in (solver.net, *solver.test_nets))]
+    dropped = [weakref.ref(part) for part in parts]
+    del inner, parts
+    assert threading.active_count() > threads
+    del solver
+    assert [part() for part in dropped] == [None] * len(dropped)
+    assert threading.active_count() == threads
+
+
+def test_a_net_outlives_its_solver(tmp_path, uncollected):
+    """It goes on with the batches that its solver would have had; then nothing of it is left, either."""
+    threads = threading.active_count()
+    text = 'base_lr: 0.05 lr_policy: "fixed" random_seed: 3 test_iter: 1 test_interval: 2'
+    solvers = [caffe.SGDSolver(write(tmp_path, text, digits_net())) for _ in range(2)]
+    for each in solvers:
+        each.step(3)
+    nets, tests = zip(*((each.net, each.test_nets[0]) for each in solvers))
+    dropped = weakref.ref(nets[0]._net.net)
+    del each
+    del solvers[0]
+    for _ in range(2):
+        for first, second in (nets, tests):
+            assert first.forward().keys() == second.forward().keys()
+            for name, blob in first.blobs.items():
+                np.testing.assert_array_equal(blob.data, second.blobs[name].data)
+        for net in nets:
+            net.clear_param_diffs()
+            net.backward()
+        np.testing.assert_array_equal(*(net.params["ip1"][0].diff for net in nets))
+    del first, second, blob, net, nets, tests, solvers
+    assert dropped() is None
+    assert threading.active_count() == threads
+
+
+def test_a_net_that_outlives_its_solver_changes_its_shapes(tmp_path):
+    solver = with_input(caffe.SGDSolver(write(tmp_path, PLAIN_SGD, INPUT_NET)))
+    solver.step(2)
+    net, weights = solver.net, solver.net.params["ip"][0].data
+    before = weights.copy()
+    del solver
+    for name, shape in {"data": (3, 5), "label": (3,)}.items():
+        net.blobs[name].reshape(*shape)
+    net.blobs["data"].data[...], net.blobs["label"].data[...] = 1, 2
+    assert np.isfinite(net.forward()["loss"])
+    net.backward()
+    assert tuple(net.blobs["ip"].shape) == (3, 3)
+    np.testing.assert_array_equal(weights, before)
+
+
+def test_a_dropped_net_leaves_no_threads(tmp_path, uncollected):
+    threads = threading.active_count()
     net = caffe.Net(_net_file(tmp_path), caffe.TRAIN)
     net.forward()
-    assert threading.active_count() > before
-    del solver, net
-    gc.collect()
-    assert threading.active_count() == before
-
-
-def test_a_dropped_solver_with_synchronised_norms_is_freed(tmp_path):
-    """Its program calls Python to add up over the ranks."""
-    net = digits_net().replace('type: "ReLU"', 'type: "BatchNorm" batch_norm_param { sync: true }', 1)
-    solver = caffe.SGDSolver(write(tmp_path, PLAIN_SGD, net))
-    solver.step(1)
-    optimizer = weakref.ref(solver._solver.optimizer)
-    del solver
-    gc.collect()
-    gc.collect()  # what the first one frees in C++ had held the rest
-    assert optimizer() is None
+    assert threading.active_count() > threads
+    del net
+    assert threading.active_count() == threads
 
 
 FAILING = """
