@@ -34,7 +34,8 @@ public:
           rows_(input(0)->shape.at(0)),
           row_(input(0)->count() / rows_),
           logs_(size_t(rows_)),
-          losses_(size_t(rows_)) {
+          losses_(size_t(rows_)),
+          pulls_(size_t(rows_)) {
         make_loss();
         distances_ = workspace("distances", plain_layout({rows_, rows_}));
         touch(Pass::forward, {input(0), input(1), distances_});
@@ -71,12 +72,13 @@ public:
         if (!input_gradient(0)) return;
         float* const diff = input(0)->diff->data();
         const double scale = pairs_ ? loss_gradient() / double(pairs_) : 0;
-        std::vector<double> pulls(size_t(rows_), 0.);
 #pragma omp parallel for schedule(dynamic)
-        for (int64_t i = 0; i < rows_; i++)
+        for (int64_t i = 0; i < rows_; i++) {
+            pulls_[i] = 0;
             for (int64_t j = 0; j < rows_; j++)
                 if (j != i && alike(i, j) && logs_[i] != none)
-                    pulls[i] += scale * hinge(i, j) * std::exp(logs_[i] - log_of_sum(logs_[i], logs_[j]));
+                    pulls_[i] += scale * hinge(i, j) * std::exp(logs_[i] - log_of_sum(logs_[i], logs_[j]));
+        }
 #pragma omp parallel for schedule(dynamic)
         for (int64_t i = 0; i < rows_; i++) {
             float* const wanted = diff + i * row_;
@@ -85,7 +87,7 @@ public:
                 const double d = distance(i, j);
                 if (j == i || d == 0) continue;  // where d is 0, it has no direction
                 const double slope =
-                    alike(i, j) ? scale * hinge(i, j) : -(pulls[i] * share(i, d) + pulls[j] * share(j, d));
+                    alike(i, j) ? scale * hinge(i, j) : -(pulls_[i] * share(i, d) + pulls_[j] * share(j, d));
                 const float* const x = input(0)->data();
                 add_difference(x + i * row_, x + j * row_, float(slope / d), wanted, row_);
             }
@@ -118,7 +120,7 @@ private:
     double margin_;
     int64_t rows_, row_;  // N, and the elements of each row
     TensorPtr distances_;
-    std::vector<double> logs_, losses_;  // of the rows
+    std::vector<double> logs_, losses_, pulls_;  // of the rows
     int64_t pairs_ = 0;
 };
 
