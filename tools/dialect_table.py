@@ -130,6 +130,10 @@ fork runs, with other numbers, where its text says nothing else.
   first fork that had it divides by N, as `normalization: BATCH_SIZE` does. Four forks take probabilities; here the
   bottom of the Softmax that makes them is to be given, without the `entropy_param` of one of them, and `engine check`
   tells where its top is.
+- `EuclideanLossHeatmap`: the gradient is the difference of its bottoms, not divided by anything and not multiplied by
+  `loss_weight`, as in Caffe-Heatmap and most forks of it; in RoomNet's it is divided by N. What some leave out of the
+  loss they show, maps of -999, counts here, as it does in their gradient. Forms with other bottoms, for types of rooms
+  and several views, are refused.
 - `LiftedStructSimilaritySoftmaxLoss`: as the code of its paper, of features and labels; a fork with a third bottom, the
   samples that are alike, is refused. Without a pair of one class, or a sample of another, the loss is 0, and samples
   that are the same do not push each other; there the forks have what is not a number.
