@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -192,7 +193,8 @@ class Python(Layer):
         return self.params
 
     def lower(self, builder: Builder) -> None:
-        inputs = builder.plain_bottoms(self)
+        sources = [builder.tensor(blob) for blob in self.bottoms]
+        inputs = [builder.plain(self, tensor) for tensor in sources]
         outputs = builder.op("Python", self, inputs, {"run": self._run})
         params = [builder.parameter(parameter) for parameter in self.params]
         self._copied: list[tuple[LayerBlob, Tensor]] = []
@@ -205,10 +207,14 @@ class Python(Layer):
         self._given = list(zip(self._top, self.loss_weights, [tensor.diff for tensor in outputs], strict=True))
         self._wanted = [(b, t.diff) for b, t in zip(self._bottom, inputs, strict=True) if t.diff is not None]
         self._carried = [(blob, blob.data) for blob in self._top]  # into the tensors, when these have memory
-        self.persistent = [tensor.without_diff() for tensor in outputs]
+        tops = [tensor.without_diff() for tensor in outputs]
+        # Of bottoms that lie in another order, the user's code has copies; what it writes there goes into the blobs.
+        reordered = [pair for pair in zip(inputs, sources, strict=True) if pair[0] is not pair[1]]
+        self._reordered = [(copy, source, np.empty(copy.shape, np.float32)) for copy, source in reordered]
+        self.persistent = tops + [source.without_diff() for _, source in reordered]
         placed = (
             (self._bottom, [tensor.without_diff() for tensor in inputs], self.shapes),
-            (self._top, self.persistent, [blob.shape for blob in self.tops]),
+            (self._top, tops, [blob.shape for blob in self.tops]),
             (self.user.blobs, params, [each.shape for each in self.params]),
         )
         for blobs, tensors, shapes in placed:
@@ -237,11 +243,22 @@ class Python(Layer):
             for blob, bottom in self._copied:
                 blob.data[...] = _values(bottom, blob)
             self._guard("reshape", self.user.reshape, self._bottom, self._top)
-            self._guard("forward", self.user.forward, self._bottom, self._top)
+            with self._written_back():
+                self._guard("forward", self.user.forward, self._bottom, self._top)
             self._check_in_place()
             settled = [blob.settle() for blob in self._top]
             if not all(settled):
                 raise ShapesChanged(self, [blob.shape for blob in self._top])
+
+    @contextmanager
+    def _written_back(self) -> Iterator[None]:
+        """What the user's code writes into copies of bottoms within, readers of the blobs see as well, as in Caffe."""
+        for copy, _, before in self._reordered:
+            before[...] = _array(copy)
+        yield
+        for copy, source, before in self._reordered:
+            if not np.array_equal(_array(copy), before, equal_nan=True):
+                source.set(_array(copy))
 
     def _guard(self, what: str, function: Callable[..., T], *arguments: object) -> T:
         try:
@@ -254,6 +271,11 @@ class Python(Layer):
         return self.error(f"{what} of {param.module}.{param.layer} failed", users_traceback(error, __file__))
 
 
+def _array(tensor: Tensor) -> np.ndarray:
+    """The values of a row-major tensor, in place."""
+    return cast(np.ndarray, tensor.view())
+
+
 def _values(tensor: Tensor, blob: LayerBlob) -> np.ndarray:
-    """Of a row-major tensor of the blob's size, in place."""
-    return cast(np.ndarray, tensor.view()).reshape(blob.shape)
+    """The same in the shape of a blob of its size."""
+    return _array(tensor).reshape(blob.shape)

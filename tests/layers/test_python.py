@@ -97,6 +97,16 @@ class Pictures(caffe.Layer):
         self.number += 1
 
 
+class Writer(caffe.Layer):
+    """Writes into its bottom."""
+
+    def reshape(self, bottom, top):
+        top[0].reshape(1)
+
+    def forward(self, bottom, top):
+        bottom[0].data[...] = -7
+
+
 class Trimmed(caffe.Layer):
     """Doubles numbers up to the first 0, which a layer that reads until something ends knows only afterwards."""
 
@@ -229,6 +239,26 @@ def test_forward_and_gradients():
     net = run(layer("Scale", param_str="1.5"), x=x)
     np.testing.assert_allclose(net.forward()["y"], 3 * x, rtol=1e-6)
     check_gradients(net_text(layer("Scale", param_str="1.5"), x=x.shape), {"x": x})
+
+
+@pytest.mark.parametrize("maker", ["Convolution", "InnerProduct", "Input"])
+def test_what_is_written_into_a_bottom_is_in_the_blob(maker, tmp_path):
+    """In whatever order it lies: for the next reader, for a look at it, and for who has computed it."""
+    text = {
+        "Input": "",
+        "Convolution": 'bottom: "x" convolution_param { num_output: 16 kernel_size: 1 weight_filler { value: 1 } }',
+        "InnerProduct": 'bottom: "x" inner_product_param { num_output: 16 weight_filler { value: 1 } }',
+    }[maker]
+    text = text and f'layer {{ name: "b" type: "{maker}" top: "b" {text} }}'
+    bottom = "b" if text else "x"
+    power = 'layer { name: "%s" type: "Power" bottom: "%s" top: "%s" power_param { scale: 3 } }'
+    text += power % ("p", bottom, "p") + layer("Writer", bottom) + power % ("z", bottom, "z")
+    for phase in (caffe.TEST, caffe.TRAIN):
+        (tmp_path / "net.prototxt").write_text(net_text(text, x=(2, 16, 3, 3)))
+        net = caffe.Net(str(tmp_path / "net.prototxt"), phase)
+        for x in (1, 2):
+            found = net.forward(x=np.full((2, 16, 3, 3), x))
+            assert found["p"].all() and (found["z"] == -21).all() and (net.blobs[bottom].data == -7).all()
 
 
 def test_behind_and_before_blocked_layouts():
