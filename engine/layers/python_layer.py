@@ -153,9 +153,11 @@ class Blobs(list):
 
 
 def users_traceback(error: BaseException, caller: str) -> str:
-    """Lines of the traceback from the user's code on: without `caller`, a file, and the import that led there."""
+    """Lines of the traceback from the user's code on: without `caller`, a file, the import that led there, and what
+    this file raises in the user's place."""
+    others = (caller, __file__, importlib.__file__, "<frozen importlib")
     trace = error.__traceback__
-    while trace and trace.tb_frame.f_code.co_filename.startswith((caller, importlib.__file__, "<frozen importlib")):
+    while trace and trace.tb_frame.f_code.co_filename.startswith(others):
         trace = trace.tb_next
     return "".join(traceback.format_exception(type(error), error, trace)).rstrip()
 
@@ -188,8 +190,8 @@ class PythonLayer:
 
     def forward(self, bottom: list[LayerBlob], top: list[LayerBlob]) -> None:
         """Computes the tops' data."""
-        raise NotImplementedError
+        raise NotImplementedError(f"class {type(self).__name__} has no forward(self, bottom, top)")
 
     def backward(self, top: list[LayerBlob], propagate_down: list[bool], bottom: list[LayerBlob]) -> None:
         """Computes the diff of parameters and of the bottoms whose propagate_down is true."""
-        raise NotImplementedError
+        raise NotImplementedError(f"class {type(self).__name__} has no backward(self, top, propagate_down, bottom)")

@@ -214,6 +214,16 @@ class Faulty(caffe.Layer):
 
     def backward(self, top, propagate_down, bottom):
         raise ZeroDivisionError("in backward")
+
+
+class Lacking(caffe.Layer):
+    def reshape(self, bottom, top):
+        top[0].reshape(*bottom[0].shape)
+
+
+class LackingBackward(Lacking):
+    def forward(self, bottom, top):
+        top[0].data[...] = bottom[0].data
 '''
 
 
@@ -462,6 +472,16 @@ def test_errors_name_the_layer_and_show_the_user_s_lines():
     with pytest.raises(EngineError, match="backward of") as error:
         net.backward()
     assert isinstance(error.value.__cause__, ZeroDivisionError)
+
+
+def test_a_layer_without_the_methods_that_it_needs():
+    x = np.zeros((2, 3), np.float32)
+    failed = "user_layers.Lacking failed\nNotImplementedError: class Lacking has no "
+    with pytest.raises(EngineError, match="forward of " + re.escape(failed + "forward(self, bottom, top)") + "$"):
+        run(layer("Lacking"), x=x)
+    net = run(layer("LackingBackward"), x=x)
+    with pytest.raises(EngineError, match=r"LackingBackward has no backward\(self, top, propagate_down, bottom\)$"):
+        net.backward()
 
 
 def test_names_that_are_not_there(tmp_path):
