@@ -18,6 +18,7 @@ from engine import proto
 from engine.caffe import mode
 from engine.caffe.blobs import ByName, NetBlob, ParamBlob, ParamBlobs
 from engine.caffe.changing import ChangingNet
+from engine.caffe.user_errors import as_raised
 from engine.config import read_net
 from engine.errors import ConfigError, EngineError
 from engine.host.interrupts import whole
@@ -58,9 +59,11 @@ class Net:
     with another net, or other weights loaded or saved after a forward. From then on every blob is kept and nothing is
     fused, as in all other nets; blobs are those of the last forward. Results change by rounding only.
 
-    Raises EngineErrors: ConfigErrors for a file that cannot be built, WeightsError for weights that do not fit.
+    Raises EngineErrors: ConfigErrors for a file that cannot be built, WeightsError for weights that do not fit. What a
+    layer written in Python raises passes through as it is.
     """
 
+    @as_raised
     def __init__(
         self,
         network_file: str | os.PathLike,
@@ -200,6 +203,7 @@ class Net:
 
     # Running
 
+    @as_raised
     @whole()
     def forward(self, blobs: Sequence[str] | None = None, start: str | None = None, end: str | None = None, **inputs):
         """Runs the layers `start` to `end` (names, both included; by default all) on `inputs`, arrays by name.
@@ -215,6 +219,7 @@ class Net:
         self._net.forward(first, last, known, self._call_back if self._callbacks else None)
         return {name: self.blobs[name].data for name in wanted}
 
+    @as_raised
     @whole()
     def backward(self, diffs: Sequence[str] | None = None, start: str | None = None, end: str | None = None, **tops):
         """Runs the layers `start` down to `end` (both included) backward, on `tops`, gradients of outputs by name.
@@ -345,6 +350,7 @@ class Net:
         other shapes."""
         self._net.set_arrays(data, labels)
 
+    @as_raised
     @whole()
     def reshape(self) -> None:
         """Gives all blobs the shapes that follow from the inputs'. Also done by forward(), as far as layers fit. Layers
@@ -353,6 +359,7 @@ class Net:
 
     # Weights
 
+    @as_raised
     @whole()
     def share_with(self, other: Net) -> None:
         """Reads the weights of `other`'s layers of the same names from now on, and changes them there.

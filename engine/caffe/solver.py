@@ -24,6 +24,7 @@ from engine.caffe.changing import ChangingNet
 from engine.caffe.inputs import FedBySolver
 from engine.caffe.net import Net
 from engine.caffe.ranks import close_with, ranks, unwatched, watched
+from engine.caffe.user_errors import as_raised
 from engine.comm.settings import watchdog_seconds
 from engine.config import NetConfig, SolverConfig, net_of_solver, nets_of_solver, read_solver
 from engine.errors import ConfigError
@@ -137,6 +138,7 @@ class _Solver(EngineSolver):
 class Solver:
     """A solver of its file's type. `net` and `test_nets` are caffe.Nets, their blobs and parameters live; `param` is
     the SolverParameter. Raises EngineErrors: ConfigErrors for files that cannot be built, and what training raises.
+    What a layer written in Python raises passes through as it is.
 
     Ctrl-C ends step() and solve() when the iteration is done, or breaks off a test, on all ranks, and raises
     KeyboardInterrupt; solve() takes the last snapshot. A second one ends them at once: that iteration is left out. With
@@ -145,6 +147,7 @@ class Solver:
 
     _type = ""  # of a class that does not go by the file
 
+    @as_raised
     @watched()
     def __init__(self, solver_file: str | os.PathLike):
         allow_modules()  # of nets that the calling program has chosen itself
@@ -207,6 +210,7 @@ class Solver:
         if self._solver.replica.is_shared:
             self._solver.optimizer.take_over_weights()
 
+    @as_raised
     @watched()
     def _run(self, run: Callable[[], object]) -> None:
         """What is to go on after an interrupt or another error. Raises KeyboardInterrupt, on all ranks, at the end of a
@@ -265,6 +269,7 @@ class Solver:
             self.restore(resume_file)
         self._run(self._solver.solve)
 
+    @as_raised
     @whole()
     @watched()
     def snapshot(self) -> None:
@@ -274,6 +279,7 @@ class Solver:
         self._solver.snapshot()
         self._pull()
 
+    @as_raised
     @whole()
     @watched()
     def restore(self, path: str | os.PathLike) -> None:

@@ -47,6 +47,12 @@ class ModuleRefused(ConfigError):
     """A layer whose code nobody has allowed to run; its shapes are known to that code only."""
 
 
+class UserError(ConfigError):
+    """A user's code has raised `raised`, which a program that has called the net gets in place of this."""
+
+    raised: Exception
+
+
 class ShapesChanged(EngineError):
     """A layer has given its tops other shapes than the net was built for. caffe.Net then builds itself again."""
 
@@ -268,7 +274,13 @@ class Python(Layer):
 
     def _failure(self, what: str, error: BaseException) -> EngineError:
         param = self.message.python_param
-        return self.error(f"{what} of {param.module}.{param.layer} failed", users_traceback(error, __file__))
+        text = f"layer '{self.name}' ({self.type}): {what} of {param.module}.{param.layer} failed"
+        details = users_traceback(error, __file__)
+        if not isinstance(error, Exception):  # a SystemExit, which would end this rank alone
+            return ConfigError(text, self.where, details)
+        failure = UserError(text, self.where, details)
+        failure.raised = error
+        return failure
 
 
 def _array(tensor: Tensor) -> np.ndarray:

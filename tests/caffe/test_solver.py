@@ -792,7 +792,7 @@ def test_a_failed_backward_leaves_nobody_waiting(tmp_path, monkeypatch):
     solver = with_input(caffe.SGDSolver(write(tmp_path, PLAIN_SGD, net)))
     before = solver.net.params["ip"][0].data.copy()
     for _ in range(2):
-        with pytest.raises(EngineError, match="ZeroDivisionError"):
+        with pytest.raises(ZeroDivisionError):
             solver.step(1)
     assert solver.iter == 0 and (solver.net.params["ip"][0].data == before).all()
 

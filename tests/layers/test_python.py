@@ -420,11 +420,11 @@ def test_a_layer_that_refuses_the_sizes_of_before(late, tmp_path):
     layers = named("x", layer("Pictures", "")) + named("late", layer("Late", "x", late)) + layer("Sum", "x late")
     path.write_text(layers + 'layer { name: "above" type: "Power" bottom: "y" top: "z" power_param { scale: 2 } }')
     net = caffe.Net(str(path), caffe.TEST)
-    summing, refusal = net.layer_dict["user"], r"layer 'user' \(Python\): reshape of .* failed\n(.*\n)+.*sizes differ"
+    summing = net.layer_dict["user"]
     np.testing.assert_array_equal(net.forward()["z"], np.full((1, 1, 2, 2), 6))
     for number in (1, 2):
         if late:
-            with pytest.raises(EngineError, match=refusal):
+            with pytest.raises(ValueError, match="sizes differ"):
                 net.forward()
             np.testing.assert_array_equal(net.blobs["x"].data, np.full((1, 1, 2 + number, 2), number))
             np.testing.assert_array_equal(net.forward(start="above")["z"], np.full((1, 1, 2, 2), 6))
