@@ -11,6 +11,7 @@ solver.net.params["ip"][0].data  # after the 100 updates
 from __future__ import annotations
 
 import functools
+import operator
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,17 +27,21 @@ from engine.caffe.net import Net
 from engine.caffe.ranks import close_with, ranks, unwatched, watched
 from engine.caffe.user_errors import as_raised
 from engine.comm.settings import watchdog_seconds
+from engine.comm.world import World
 from engine.config import NetConfig, SolverConfig, net_of_solver, nets_of_solver, read_solver
 from engine.errors import ConfigError
 from engine.host.interrupts import undisturbed, whole
+from engine.host.ranks import failing_alike
 from engine.layers.python import ShapesChanged, allow_modules
 from engine.net import Counters
 from engine.net import Net as EngineNet
 from engine.solver.model_parallel import ModelParallel
+from engine.solver.resume import take_prefix
 from engine.solver.schedules import need_max_iter
 from engine.solver.signals import STOP
 from engine.solver.solver import Solver as EngineSolver
 from engine.solver.update import solver_types, unknown_type
+from engine.solver.validate import check_snapshots, saves, saves_on_the_way
 from engine.solver.weak import weakly
 from engine.watchdog.board import SET_UP
 
@@ -159,6 +164,8 @@ class Solver:
         world = ranks()
         config.rank, config.ranks = world.rank, world.size
         world.board.enter(SET_UP)
+        if saves_on_the_way(config.message):
+            _check_snapshots(config, world)
         if world.size > 1:
             world.watch(watchdog_seconds(config.message.comm_param, where=config.where(path="comm_param")))
         if config.message.random_seed < 0 and mode.has_seed():
@@ -180,13 +187,40 @@ class Solver:
             fed = FedBySolver(each.feeder, each.start, lambda each=each: each.samples, _refusal(solver.model_parallel))
             test_net = ChangingNet.of_solver(each.net, net_config, fed, each.rebuild_net, train=self._train_net)
             self._changing.append(test_net)
-        self.net, *self.test_nets = (Net._of_solver(net, parts) for net in self._changing)
+        self._nets = [Net._of_solver(net, parts) for net in self._changing]
+        self._has_prefix = False
         close_with(self, solver.close)
 
     def __repr__(self) -> str:
         solver = self._solver
         of = f"iteration {self.iter} of {solver.param.max_iter}"
         return f"<{solver.param.type}Solver of {solver.config.path}: {of}, net '{self.net.name}'>"
+
+    @property
+    def net(self) -> Net:
+        return self._nets[0]
+
+    @net.setter
+    def net(self, net: object) -> None:
+        raise AttributeError(
+            "solver.net cannot be set: it is the net of the solver's file; solver.net.copy_from(FILE), and what is "
+            "written into solver.net.params[...][i].data, give it other weights",
+            name="net",
+            obj=self,
+        )
+
+    @property
+    def test_nets(self) -> tuple[Net, ...]:
+        return tuple(self._nets[1:])
+
+    @test_nets.setter
+    def test_nets(self, nets: object) -> None:
+        raise AttributeError(
+            "solver.test_nets cannot be set: they are the test nets of the solver's file, and read the weights of "
+            "solver.net",
+            name="test_nets",
+            obj=self,
+        )
 
     @property
     def iter(self) -> int:
@@ -256,15 +290,38 @@ class Solver:
     # Running
 
     def step(self, iterations: int) -> None:
-        """Trains for `iterations`, with the tests and snapshots that fall due. Collective."""
-        self._run(lambda: self._train(iterations))
+        """Trains for `iterations`, with the tests and snapshots that fall due. Collective. Raises TypeError for what is
+        no whole number, EngineError where another process has the snapshot_prefix of snapshots that fall due."""
+        try:
+            count = operator.index(iterations)
+        except TypeError:
+            raise TypeError(f"step() takes a whole number of iterations; got {iterations!r}") from None
+        if saves_on_the_way(self._solver.param):
+            self._take_prefix()
+        self._run(lambda: self._train(count))
+
+    @watched()
+    def _take_prefix(self) -> None:
+        """Collective, before the first iteration of those that lead to a snapshot: raises EngineError now, not there,
+        where it could not be written."""
+        if self._has_prefix:
+            return
+        config, world = self._solver.config, self._solver.world
+        _check_snapshots(config, world)
+        with failing_alike(world):
+            if world.rank == 0:  # which writes
+                take_prefix(config, world)
+        self._has_prefix = True
 
     def _train(self, iterations: int) -> None:
         self._solver.start()
         self._solver.run(self._solver.iteration + iterations)
 
     def solve(self, resume_file: str | os.PathLike | None = None) -> None:
-        """Trains up to max_iter, from `resume_file`, a solverstate, if there is one, and writes the last snapshot."""
+        """Trains up to max_iter, from `resume_file`, a solverstate, if there is one, and writes the last snapshot.
+        Raises EngineError where that, or another, could not be written."""
+        if saves(self._solver.param):
+            self._take_prefix()
         if resume_file:
             self.restore(resume_file)
         self._run(self._solver.solve)
@@ -331,6 +388,13 @@ class Solver:
             for callbacks in self._callbacks:
                 callbacks[which]()
         self._push()
+
+
+def _check_snapshots(config: SolverConfig, world: World) -> None:
+    """Collective. See check_snapshots()."""
+    with failing_alike(world):
+        if world.rank == 0:  # which writes
+            check_snapshots(config.message, config.path, config.where(path="snapshot_prefix"))
 
 
 def _refusal(divided: ModelParallel) -> str:

@@ -52,7 +52,7 @@ def lock_prefix(prefix: str, patience: float = 0) -> bool:
             if time.monotonic() >= end:
                 raise EngineError(
                     f"snapshot_prefix '{prefix}' is in use by {_holder(descriptor)}: stop that run, or give this one "
-                    "another with --set snapshot_prefix=PATH"
+                    "another in its solver's file (engine train: --set snapshot_prefix=PATH)"
                 ) from None
             time.sleep(0.1)
         except OSError as error:

@@ -157,7 +157,12 @@ def require_loss(net: str, has_loss: bool, where: str) -> None:
 
 def saves(param: proto.SolverParameter) -> bool:
     """Whether a run of this solver takes snapshots by itself."""
-    return param.snapshot > 0 or param.snapshot_epoch > 0 or param.snapshot_after_train or bool(param.snapshot_best)
+    return saves_on_the_way(param) or param.snapshot_after_train
+
+
+def saves_on_the_way(param: proto.SolverParameter) -> bool:
+    """Whether it does so before its end."""
+    return param.snapshot > 0 or param.snapshot_epoch > 0 or bool(param.snapshot_best)
 
 
 def check_snapshots(param: proto.SolverParameter, path: str, where: str | None = None) -> None:
@@ -175,7 +180,9 @@ def check_snapshots(param: proto.SolverParameter, path: str, where: str | None =
         return
     if not found:
         raise ConfigError(
-            f"snapshot_prefix '{prefix}': there is no folder {folder}; create it, or --set snapshot_prefix=PATH", where
+            f"snapshot_prefix '{prefix}': there is no folder {folder}; create it, or give another snapshot_prefix in "
+            "the solver's file (engine train: --set snapshot_prefix=PATH)",
+            where,
         )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"snapshot_prefix '{prefix}': folder {folder} cannot be written to", where)

@@ -167,3 +167,47 @@ def test_what_rank_0_cannot_read_or_write_fails_on_all(more, tmp_path):
         f'{text} snapshot_prefix: "{tmp_path}/run/x" net_param {{ {digits_net(8)} }}'
     )
     all_fine(2, FILES.format(folder=tmp_path, other=tmp_path / "other_iter_1.solverstate"))
+
+
+SNAPSHOTS = """
+import os
+import engine.caffe as caffe
+from engine.comm.world import world
+from engine.errors import EngineError
+found = []
+try:
+    caffe.SGDSolver("{folder}/solver.prototxt")
+except EngineError as error:
+    found.append(str(error))
+world().gather(0)
+if caffe.solver_rank() == 0:
+    os.mkdir("{folder}/run")
+world().gather(0)
+solver = caffe.SGDSolver("{folder}/solver.prototxt")
+other = None
+if caffe.solver_rank() == 0:
+    from tests.solver.test_lock import holder
+    other = holder("{folder}/run/x")
+world().gather(0)
+try:
+    solver.step(1)
+except EngineError as error:
+    found.append(str(error))
+if other:
+    other.kill()
+    other.wait()
+solver.step(3)
+assert solver.iter == 3 and "no folder" in found[0] and "in use by process" in found[1], found
+solver = None
+solver = caffe.SGDSolver("{folder}/solver.prototxt")
+solver.step(1)
+print("fine", flush=True)
+"""
+
+
+def test_snapshots_that_rank_0_could_not_write_are_told_on_all(tmp_path):
+    """Before the first step, after which everything goes on; so it does when a solver is dropped."""
+    text = f'base_lr: 0.05 lr_policy: "fixed" snapshot: 2 snapshot_prefix: "{tmp_path}/run/x"'
+    (tmp_path / "solver.prototxt").write_text(f"{text} net_param {{ {digits_net(8)} }}")
+    all_fine(2, SNAPSHOTS.format(folder=tmp_path))
+    assert (tmp_path / "run/x_iter_2.solverstate").exists() and not (tmp_path / "run/.x.lock").exists()

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from tests.layers.harness import needs_bf16
 from tests.mpi import REPO, run_ranks
 from tests.shared import SHARED, needs_shared
 from tests.solver.harness import all_fine, digits_net, make_solver
+from tests.solver.test_lock import holder
 from tests.solver.test_model_parallel import divided
 
 INPUT_NET = """
@@ -582,6 +584,78 @@ def test_snapshot_and_restore(tmp_path):
     assert whole.iter == 6
     np.testing.assert_allclose(whole.net.params["conv"][0].data, solver.net.params["conv"][0].data, atol=1e-6)
     assert (tmp_path / "x_iter_6.caffemodel").exists()
+
+
+@pytest.mark.parametrize("more", ["snapshot: 20", "snapshot_epoch: 1"])
+def test_a_folder_for_snapshots_that_is_missing_is_told_at_once(more, tmp_path):
+    text = INPUT_NET if more.startswith("snapshot:") else digits_net()
+    path = Path(write(tmp_path, f"{PLAIN_SGD} {more}", text))
+    path.write_text(path.read_text().replace(f"{tmp_path}/x", f"{tmp_path}/none/x"))
+    words = (
+        rf"solver\.prototxt.*no folder {tmp_path}/none; create it, or give another snapshot_prefix in the solver's file"
+    )
+    with pytest.raises(ConfigError, match=words):
+        caffe.SGDSolver(path)
+    (tmp_path / "none").mkdir()
+    solver = caffe.SGDSolver(path)
+    (tmp_path / "none").rmdir()
+    with pytest.raises(ConfigError, match=words):
+        solver.step(1)
+    assert solver.iter == 0
+    path.write_text(path.read_text().replace(more, ""))
+    solver = with_input(caffe.SGDSolver(path)) if text == INPUT_NET else caffe.SGDSolver(path)
+    solver.step(1)  # which takes none by itself
+    with pytest.raises(ConfigError, match=words):
+        solver.solve()
+    assert solver.iter == 1
+
+
+def test_a_snapshot_prefix_of_another_process_is_told_at_the_first_step(tmp_path):
+    other = holder(str(tmp_path / "x"))
+    words = f"is in use by process {other.pid} on .* another in its solver's file"
+    try:
+        solver = with_input(caffe.SGDSolver(write(tmp_path, f"{PLAIN_SGD} snapshot: 20", INPUT_NET)))
+        with pytest.raises(EngineError, match=words):
+            solver.step(1)
+        with pytest.raises(EngineError, match=words):
+            solver.solve()
+        assert solver.iter == 0
+        rest = with_input(caffe.SGDSolver(write(tmp_path, PLAIN_SGD, INPUT_NET)))
+        rest.step(1)  # which takes none by itself
+        with pytest.raises(EngineError, match=words):
+            rest.solve()
+        assert rest.iter == 1
+    finally:
+        other.kill()
+        other.wait()
+    solver.step(1)
+    assert solver.iter == 1 and (tmp_path / ".x.lock").read_text().split()[1] == str(os.getpid())
+    del solver
+    assert not (tmp_path / ".x.lock").exists()
+
+
+@pytest.mark.parametrize("count", [2.5, "3", None, np.float32(2)])
+def test_a_number_of_iterations_is_whole(count, tmp_path):
+    solver = with_input(caffe.SGDSolver(write(tmp_path, PLAIN_SGD, INPUT_NET)))
+    words = f"step() takes a whole number of iterations; got {count!r}"
+    with pytest.raises(TypeError, match=rf"^{re.escape(words)}$"):
+        solver.step(count)
+    assert solver.iter == 0
+    solver.step(np.int64(2))
+    assert solver.iter == 2
+
+
+def test_the_nets_of_a_solver_cannot_be_replaced(tmp_path):
+    text = 'base_lr: 0.05 lr_policy: "fixed" max_iter: 6 test_iter: 4 test_interval: 3'
+    solver = caffe.SGDSolver(write(tmp_path, text, digits_net()))
+    net, nets = solver.net, solver.test_nets
+    with pytest.raises(AttributeError, match=r"^solver\.net cannot be set: .*copy_from"):
+        solver.net = nets[0]
+    with pytest.raises(AttributeError, match=r"^solver\.test_nets cannot be set: "):
+        solver.test_nets = [net]
+    with pytest.raises(TypeError):
+        solver.test_nets[0] = net
+    assert solver.net is net and solver.test_nets == nets and len(nets) == 1
 
 
 def test_those_who_watch_are_told_of_a_restore(tmp_path):
