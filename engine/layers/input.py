@@ -29,7 +29,8 @@ class Input(Layer):
             raise self.error(f"expected {wanted} in input_param for {count} tops, got {len(shapes)}")
         for shape in shapes:
             if any(dim <= 0 for dim in shape):
-                raise self.error(f"expected dims above 0, got {shape}")
+                advice = "; where there is nothing, give one dummy row, such as of zeros" if shape[0] == 0 else ""
+                raise self.error(f"expected dims above 0, got {shape}{advice}")
         return shapes if len(shapes) == count else shapes * count
 
     def lower(self, builder: Builder) -> None:

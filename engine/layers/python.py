@@ -14,7 +14,7 @@ import numpy as np
 
 from engine.config.stand_ins import is_module_there
 from engine.config.suggestions import suggestion
-from engine.errors import CODE, ConfigError, EngineError
+from engine.errors import CODE, ConfigError, EngineError, shape_text
 from engine.host.startup import collect_as_ever
 from engine.layers.base import Layer, Parameter, Shape
 from engine.layers.python_layer import Blobs, LayerBlob, PythonLayer, users_traceback
@@ -174,7 +174,7 @@ class Python(Layer):
             self._guard("setup", self.user.setup, self._bottom, self._top)
         if self._computed is None:
             self._guard("reshape", self.user.reshape, self._bottom, self._top)
-        self._check_in_place()
+        self._check_tops()
         return [blob.shape for blob in self._top]
 
     @property
@@ -183,7 +183,15 @@ class Python(Layer):
         bottoms = list(self.message.bottom)
         return [(top, bottoms.index(name)) for top, name in enumerate(self.message.top) if name in bottoms]
 
-    def _check_in_place(self) -> None:
+    def _check_tops(self) -> None:
+        """Before a net is built for them: one that cannot be would ask for it again and again."""
+        for name, blob in zip(self.message.top, self._top):
+            if 0 in blob.shape:
+                raise self.error(
+                    f"top '{name}' would be {shape_text(blob.shape)}, but a blob is never empty here, as it may be in "
+                    "Caffe: where there is nothing, give one dummy row, such as of zeros"
+                )
+            self.check_blob(f"top '{name}'", blob.shape)
         for top, bottom in self._in_place:
             if self._top[top].shape != self.shapes[bottom]:
                 raise self.error(
@@ -251,7 +259,7 @@ class Python(Layer):
             self._guard("reshape", self.user.reshape, self._bottom, self._top)
             with self._written_back():
                 self._guard("forward", self.user.forward, self._bottom, self._top)
-            self._check_in_place()
+            self._check_tops()
             settled = [blob.settle() for blob in self._top]
             if not all(settled):
                 raise ShapesChanged(self, [blob.shape for blob in self._top])

@@ -388,6 +388,16 @@ def test_axes_are_whole_numbers(shape, deploy):
     assert deploy.blobs["data"].shape == (2, 3, 6, 6)
 
 
+def test_a_net_goes_on_after_an_input_without_rows(deploy, images):
+    before = deploy.forward(data=images)["prob"].copy()
+    deploy.blobs["data"].reshape(0, 3, 6, 6)
+    with pytest.raises(ConfigError, match=r"got \(0, 3, 6, 6\); where there is nothing, give one dummy row"):
+        deploy.forward()
+    for rows in (2, 1):
+        deploy.blobs["data"].reshape(rows, 3, 6, 6)
+        np.testing.assert_allclose(deploy.forward(data=images[:rows])["prob"], before[:rows], rtol=1e-5)
+
+
 def test_an_array_from_before_a_reshape_is_the_net_s(deploy, images):
     expected = probabilities(deploy, convolved(deploy, images))
     deploy.blobs["data"].reshape(1, 3, 6, 6)

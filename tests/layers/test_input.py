@@ -30,6 +30,7 @@ def test_values_reach_the_net():
         (["a"], [], "its shape is not given; set it, as with --set"),
         (["a", "b", "c"], [(1,), (2,)], "expected 1 or 3 shapes in input_param for 3 tops, got 2"),
         (["a"], [(2, 0)], "expected dims above 0, got (2, 0)"),
+        (["a"], [(0, 2)], "expected dims above 0, got (0, 2); where there is nothing, give one dummy row"),
     ],
 )
 def test_errors(tops, shapes, message):

@@ -458,6 +458,20 @@ def test_a_top_that_is_reshaped_keeps_what_is_in_it(tmp_path):
         np.testing.assert_array_equal(net.forward(x=x)["z"], 4 * np.array(x[: x.index(0)]))
 
 
+def test_a_top_without_rows(tmp_path):
+    """Caffe runs it; here it is refused once, and the next forward goes on."""
+    path = tmp_path / "net.prototxt"
+    double = 'layer { name: "after" type: "Power" bottom: "y" top: "z" power_param { scale: 2 } }'
+    path.write_text(net_text(layer("Chosen", "x") + double, x=(4,)))
+    net = caffe.Net(str(path), caffe.TEST)
+    for x in ([0, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 0]):
+        if any(x):
+            np.testing.assert_array_equal(net.forward(x=x)["z"], [2] * sum(x))
+            continue
+        with pytest.raises(EngineError, match=r"'user' \(Python\): top 'y' would be 0, .* give one dummy row"):
+            net.forward(x=x)
+
+
 def test_errors_name_the_layer_and_show_the_user_s_lines():
     message = error_of(layer("Faulty", param_str="setup"), x=(2,))
     assert "layer 'user' (Python): setup of user_layers.Faulty failed\n" in message
