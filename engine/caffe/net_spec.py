@@ -22,12 +22,19 @@ from engine.errors import ConfigError
 from engine.layers.registry import layer_types
 
 _LAYER_FIELDS = proto.LayerParameter.DESCRIPTOR.fields_by_name
-# "Convolution" -> "convolution_param", by the type of the field; of several of one type the first.
-_OWN_PARAM = {
-    field.message_type.name.removesuffix("Parameter"): name
-    for name, field in reversed(list(_LAYER_FIELDS.items()))
-    if field.message_type is not None and name.endswith("_param")
-}
+
+
+def param_name_dict() -> dict[str, str]:
+    """{"Convolution": "convolution", ...}: of a layer type, whose parameters are in convolution_param, by the type of
+    that field; of several fields of one type the first."""
+    return {
+        field.message_type.name.removesuffix("Parameter"): name.removesuffix("_param")
+        for name, field in reversed(list(_LAYER_FIELDS.items()))
+        if field.message_type is not None and name.endswith("_param")
+    }
+
+
+_param_names = param_name_dict()  # scripts that know Caffe's private names add to it
 
 
 class Top:
@@ -40,7 +47,7 @@ class Top:
         """The NetParameter of this blob and all that it depends on."""
         return to_proto(self)
 
-    def _to_proto(self, layers: Layers, names: Names, autonames: Counter) -> None:
+    def _to_proto(self, layers: Messages, names: Names, autonames: Counter) -> None:
         self.fn._to_proto(layers, names, autonames)
 
 
@@ -63,7 +70,7 @@ class Function:
             names[thing] = f"{self.type_name}{autonames[self.type_name]}"
         return names[thing]
 
-    def _to_proto(self, layers: Layers, names: Names, autonames: Counter) -> None:
+    def _to_proto(self, layers: Messages, names: Names, autonames: Counter) -> None:
         """Adds the message of this layer and, before it, of those that it depends on."""
         if self in layers:
             return
@@ -81,13 +88,13 @@ class Function:
         layers[self] = message
 
     def _assign(self, message: proto.LayerParameter, field: str, value: object) -> None:
-        own = _OWN_PARAM.get(self.type_name)
+        own = f"{_param_names[self.type_name]}_param" if self.type_name in _param_names else None
         if own and not field.endswith("param") and field in getattr(message, own).DESCRIPTOR.fields_by_name:
-            assign(getattr(message, own), field, value)  # before the layer's field of the same name, as in Caffe
+            assign_proto(getattr(message, own), field, value)  # before the layer's field of the same name, as in Caffe
         elif field in _LAYER_FIELDS:
-            assign(message, field, value)
-        elif self.type_name in _OWN_PARAM:
-            assign(getattr(message, _OWN_PARAM[self.type_name]), field, value)
+            assign_proto(message, field, value)
+        elif own:
+            assign_proto(getattr(message, own), field, value)
         elif self.type_name not in layer_types():
             raise ConfigError(f"unknown layer type '{self.type_name}'{suggestion(self.type_name, layer_types())}")
         else:
@@ -97,11 +104,11 @@ class Function:
             )
 
 
-Layers: TypeAlias = "OrderedDict[Function, proto.LayerParameter]"
+Messages: TypeAlias = "OrderedDict[Function, proto.LayerParameter]"
 Names: TypeAlias = "dict[Top | Function, str]"
 
 
-def assign(message: Any, field: str, value: object) -> None:
+def assign_proto(message: Any, field: str, value: object) -> None:
     """message.field = value, where a dict is a message and a list (or one value) fills a repeated field. Raises
     ConfigError for a field that the message does not have."""
     if field not in message.DESCRIPTOR.fields_by_name:
@@ -125,7 +132,7 @@ def assign(message: Any, field: str, value: object) -> None:
 
 def _fill(message: Any, values: Mapping[str, object]) -> None:
     for field, value in values.items():
-        assign(message, field, value)
+        assign_proto(message, field, value)
 
 
 def to_proto(*tops: Top) -> proto.NetParameter:
@@ -134,15 +141,24 @@ def to_proto(*tops: Top) -> proto.NetParameter:
 
 
 def _net(tops: Iterable[Top | Function], names: Names) -> proto.NetParameter:
-    layers: Layers = OrderedDict()
+    layers: Messages = OrderedDict()
     autonames: Counter = Counter()
     for top in tops:
         top._to_proto(layers, names, autonames)
     return proto.NetParameter(layer=layers.values())
 
 
+class NoBlob(AttributeError, KeyError):
+    """A net that is being written has no blob of that name: a KeyError, as in Caffe, also where an attribute was asked
+    for, and an AttributeError, which hasattr() wants, also where an item was."""
+
+    def __str__(self) -> str:  # KeyError's would quote the message
+        return str(self.args[0])
+
+
 class NetSpec:
-    """A net whose blobs are attributes (n.conv1) or items (n["conv1"]); their names become those of the layers."""
+    """A net whose blobs are attributes (n.conv1) or items (n["conv1"]); their names become those of the layers. Raises
+    NoBlob for one that is not there."""
 
     tops: OrderedDict[str, Top | Function]
 
@@ -156,7 +172,7 @@ class NetSpec:
         try:
             return self.tops[name]
         except KeyError:
-            raise AttributeError(f"the net has no blob '{name}'{suggestion(name, self.tops)}") from None
+            raise NoBlob(f"the net has no blob '{name}'{suggestion(name, self.tops)}") from None
 
     def __delattr__(self, name: str) -> None:
         del self.tops[name]
@@ -174,7 +190,7 @@ class NetSpec:
 
     def update(self, name: str, params: Mapping[str, Any]) -> None:
         """Gives the layer that makes the blob `name` these keyword arguments, too, in place of earlier ones of the same
-        names. Raises AttributeError for a name that is no blob's."""
+        names. Raises NoBlob."""
         top = self[name]
         (top.fn if isinstance(top, Top) else top).params.update(params)
 
@@ -183,7 +199,7 @@ class NetSpec:
         return _net(self.tops.values(), {top: name for name, top in self.tops.items()})
 
 
-class _LayerTypes:
+class Layers:
     """L.Convolution(bottom, ..., field=value): a Top, a tuple of them (ntop above 1), or the Function (ntop=0)."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:  # which of the three, ntop tells
@@ -199,14 +215,14 @@ class _LayerTypes:
         return layer
 
 
-class _Parameters:
+class Parameters:
     """P.Pooling.MAX: values of the enums in the parameters of a layer type."""
 
     def __getattr__(self, name: str) -> Any:
         message = getattr(proto, f"{name}Parameter", None)
         if message is None:
-            raise AttributeError(f"there is no {name}Parameter{suggestion(name, _OWN_PARAM)}")
+            raise AttributeError(f"there is no {name}Parameter{suggestion(name, _param_names)}")
         return message
 
 
-layers, params = _LayerTypes(), _Parameters()
+layers, params = Layers(), Parameters()

@@ -119,6 +119,41 @@ def test_mistakes():
         P.Poling.MAX  # noqa: B018
 
 
+def test_a_blob_that_is_not_there():
+    """Scripts ask for it as they like: Caffe has a KeyError for both ways."""
+    n = caffe.NetSpec()
+    n.data = L.Input(shape=dict(dim=[1, 4]))
+    for error in (KeyError, AttributeError):
+        with pytest.raises(error, match=r"^the net has no blob 'dta'; did you mean 'data'"):
+            n["dta"]
+        with pytest.raises(error, match=r"^the net has no blob 'dta'; did you mean 'data'"):
+            n.dta  # noqa: B018
+    assert hasattr(n, "data") and not hasattr(n, "dta") and getattr(n, "dta", 3) == 3
+
+
+def test_names_of_the_module_that_scripts_import():
+    from engine.caffe.net_spec import Layers, Parameters, assign_proto, param_name_dict
+
+    assert Layers().ReLU(Layers().Input()).fn.type_name == "ReLU" and Parameters().Pooling.AVE == P.Pooling.AVE
+    assert type(L) is Layers and type(P) is Parameters
+    names = param_name_dict()
+    assert (names["Convolution"], names["InnerProduct"], names["Data"]) == ("convolution", "inner_product", "data")
+    message = caffe_pb2.LayerParameter()
+    assign_proto(message, "param", [dict(lr_mult=2), dict(lr_mult=0)])
+    assign_proto(message, "convolution_param", dict(kernel_size=3, weight_filler=dict(type="xavier")))
+    assign_proto(message, "name", "conv")
+    assert [spec.lr_mult for spec in message.param] == [2, 0] and message.name == "conv"
+    assert message.convolution_param.weight_filler.type == "xavier" and message.convolution_param.kernel_size == [3]
+
+
+def test_parameters_that_a_script_gives_to_a_type(monkeypatch):
+    """As those for segmentation do."""
+    monkeypatch.setitem(caffe.net_spec._param_names, "Deconvolution", "convolution")
+    up = L.Deconvolution(L.Input(shape=dict(dim=[1, 4, 8, 8])), num_output=4, kernel_size=4, stride=2, name="up")
+    param = up.to_proto().layer[1].convolution_param
+    assert (param.num_output, param.kernel_size, param.stride) == (4, [4], [2])
+
+
 def test_a_keyword_that_both_the_layer_and_its_parameters_have():
     """engine=P.Pooling.CAFFE stands in many scripts: the type's own message comes first, as in Caffe."""
     n = caffe.NetSpec()
