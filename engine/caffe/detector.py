@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NoReturn
 
 import numpy as np
 
 from engine.caffe.classifier import image_transformer
 from engine.caffe.io import load_image, resize_image
 from engine.caffe.net import Net
+from engine.errors import EngineError
 from engine.proto import TEST
 
 
@@ -52,6 +54,13 @@ class Detector(Net):
         for each, prediction in zip(found, predictions):
             each["prediction"] = prediction.squeeze()
         return found
+
+    def detect_selective_search(self, image_fnames: Iterable[str]) -> NoReturn:
+        """Raises EngineError: what Caffe's calls for the windows is a program for MATLAB."""
+        raise EngineError(
+            "detect_selective_search() needs selective search, a program for MATLAB, which engine does not run: find "
+            "windows (ymin, xmin, ymax, xmax) by other means, and give them to detect_windows([(file, windows)])"
+        )
 
     def crop(self, im: np.ndarray, window: Sequence[float]) -> np.ndarray:
         """The window of an image (h, w, channels), with its context in the size of the net's input."""

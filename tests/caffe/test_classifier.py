@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 import engine.caffe as caffe
-from engine.errors import ConfigError
+from engine.errors import ConfigError, EngineError
 from tests.caffe.nets import write
 
 MEANS = """
@@ -61,6 +61,14 @@ def test_context_around_a_window(files):
     np.testing.assert_allclose(corner[0], 0.25)  # above the image: the mean
     np.testing.assert_allclose(corner[:, 0], 0.25)
     np.testing.assert_allclose(corner[1:, 1:], 1)
+
+
+def test_selective_search_is_refused(tmp_path):
+    model = write(tmp_path, MEANS)
+    weights = str(tmp_path / "means.caffemodel")
+    caffe.Net(model, caffe.TEST).save(weights)
+    with pytest.raises(EngineError, match=r"a program for MATLAB, .* give them to detect_windows"):
+        caffe.Detector(model, weights).detect_selective_search(["x.jpg"])
 
 
 @pytest.mark.parametrize("kind", [caffe.Classifier, caffe.Detector])
