@@ -15,7 +15,7 @@ own_cores()  # before libgomp is loaded, which may bind this thread to fewer
 # ruff: noqa: E402
 import engine.caffe.solver
 import engine.layers
-from engine.caffe import coord_map, draw, io, net_spec, proto
+from engine.caffe import classifier, coord_map, detector, draw, io, net_spec, proto
 from engine.caffe.classifier import Classifier
 from engine.caffe.detector import Detector
 from engine.caffe.mode import (
@@ -39,18 +39,17 @@ from engine.proto import TEST, TRAIN
 from engine.report.log import log, set_up
 
 __version__ = "1.0.0"  # of the interface: BVLC's last release
+_caffe = pycaffe = sys.modules[__name__]  # modules of Caffe's, all of whose names are here
 
 
 def install() -> None:
     """Registers this package as `caffe`, for scripts and modules that import that."""
-    package = importlib.import_module(__name__)
-    sys.modules.setdefault("caffe", package)
+    sys.modules.setdefault("caffe", pycaffe)
     for name in ("classifier", "coord_map", "detector", "draw", "io", "net_spec", "proto"):
         sys.modules.setdefault(f"caffe.{name}", importlib.import_module(f"{__name__}.{name}"))
     sys.modules.setdefault("caffe.proto.caffe_pb2", proto.caffe_pb2)
     for name in ("_caffe", "pycaffe"):
-        sys.modules.setdefault(f"caffe.{name}", package)
-        setattr(package, name, package)  # for `import caffe.pycaffe as pycaffe`
+        sys.modules.setdefault(f"caffe.{name}", pycaffe)
 
 
 before_import(install)
@@ -107,7 +106,9 @@ __all__ = [
     "SGDSolver",
     "Solver",
     "Timer",
+    "classifier",
     "coord_map",
+    "detector",
     "draw",
     "get_solver",
     "has_nccl",
@@ -120,6 +121,7 @@ __all__ = [
     "net_spec",
     "params",
     "proto",
+    "pycaffe",
     "set_device",
     "set_mode_cpu",
     "set_mode_gpu",

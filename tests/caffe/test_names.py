@@ -17,6 +17,8 @@ assert caffe.proto.caffe_pb2.Phase.Name(1) == "TEST"
 assert caffe.layers.Convolution(caffe.layers.Input(), num_output=2).to_proto().layer[1].name == "Convolution1"
 assert caffe.params.Pooling.MAX == 0
 assert caffe.io.Transformer and caffe.Net and caffe.SGDSolver and caffe.Classifier and caffe.coord_map.crop
+assert caffe.classifier.Classifier is caffe.Classifier and caffe.detector.Detector is caffe.Detector
+assert caffe.pycaffe.Net is caffe._caffe.Net is caffe.Net and caffe.pycaffe.SGDSolver is caffe.SGDSolver
 caffe.set_mode_cpu(); caffe.set_random_seed(3); caffe.init_log(); caffe.log("a line")
 """
 IMPORTS = {
