@@ -311,6 +311,7 @@ class Solver:
         with failing_alike(world):
             if world.rank == 0:  # which writes
                 take_prefix(config, world)
+                self._solver.snapshots.lock()  # of which it then is, too, where another solver of this script has it
         self._has_prefix = True
 
     def _train(self, iterations: int) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -113,7 +115,7 @@ class Snapshots:
         with failing_alike(self._world):  # nobody runs ahead of a snapshot that fails
             if self._world.rank == 0:
                 net, content = self._optimizer.net, hashlib.sha256()
-                lock_prefix(self.prefix())
+                self.lock()
                 log(f"Snapshotting to {_kind(model)} file {model}")
                 weights.write_caffemodel(model, net.message, net.weights_by_layer(whole), content)
                 log(f"Snapshotting solver state to {_kind(path)} file {path}")
@@ -143,7 +145,7 @@ class Snapshots:
             whole = sharding.whole_weights() if sharding else self._model_parallel.weights()
         with failing_alike(self._world):
             if self._world.rank == 0:
-                lock_prefix(self.prefix())
+                self.lock()
                 with average.in_use() if average else nullcontext():
                     weights.write_caffemodel(path, net.message, net.weights_by_layer(whole))
         return self.kept.add_best(path, iteration)
@@ -166,7 +168,7 @@ class Snapshots:
         state.ema = average.decay
         with failing_alike(self._world):
             if self._world.rank == 0:
-                lock_prefix(self.prefix())
+                self.lock()
                 path = model.with_name(model.name.replace(".caffemodel", "_ema.caffemodel"))
                 log(f"Snapshotting the average of the weights to {_kind(path)} file {path}")
                 with average.in_use():
@@ -261,14 +263,26 @@ class Snapshots:
         self.kept.prefix = self.prefix()  # in which %# or %* may stand
         if self._world.rank == 0 and saves(self._param):
             try:
-                lock_prefix(self.prefix(), RESTART_SECONDS)
+                self.lock(RESTART_SECONDS)
             except EngineError as error:
                 warn(str(error))
 
+    def lock(self, patience: float = 0) -> None:
+        """Of the rank that writes: see lock_prefix()."""
+        lock_prefix(self.prefix(), patience)
+        _holders.add(self)
+
     def close(self) -> None:
-        """Lets other runs have the snapshot_prefix."""
-        if self._world.rank == 0:
-            unlock_prefix(self.prefix())
+        """Lets other runs have the snapshot_prefix, unless another solver of this process still has it."""
+        if self._world.rank != 0:
+            return
+        _holders.discard(self)
+        mine = os.path.abspath(self.prefix())
+        if not any(os.path.abspath(each.prefix()) == mine for each in _holders):
+            unlock_prefix(mine)
+
+
+_holders: weakref.WeakSet[Snapshots] = weakref.WeakSet()  # whose snapshot_prefix is locked for them
 
 
 def _kind(path: Path) -> str:

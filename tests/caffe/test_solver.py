@@ -634,6 +634,17 @@ def test_a_snapshot_prefix_of_another_process_is_told_at_the_first_step(tmp_path
     assert not (tmp_path / ".x.lock").exists()
 
 
+def test_a_snapshot_prefix_is_kept_as_long_as_one_solver_has_it(tmp_path):
+    path = write(tmp_path, f"{PLAIN_SGD} snapshot: 20", INPUT_NET)
+    first, second = (with_input(caffe.SGDSolver(path)) for _ in range(2))
+    first.step(1)
+    second.step(1)
+    del first
+    assert (tmp_path / ".x.lock").exists()
+    del second
+    assert not (tmp_path / ".x.lock").exists()
+
+
 @pytest.mark.parametrize("count", [2.5, "3", None, np.float32(2)])
 def test_a_number_of_iterations_is_whole(count, tmp_path):
     solver = with_input(caffe.SGDSolver(write(tmp_path, PLAIN_SGD, INPUT_NET)))
