@@ -1,5 +1,6 @@
 """tools/bench/chaos.py, a few events of it: run `python tools/bench/chaos.py --events 1000` for many."""
 
+import os
 import subprocess
 import sys
 
@@ -7,11 +8,15 @@ import pytest
 
 from tests.mpi import REPO, mpiexec
 
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a disk that is soon full")
+
 
 @pytest.mark.slow
 @pytest.mark.mpi
-def test_a_few_events(tmp_path):
+@pytest.mark.parametrize("only", [[], pytest.param(["--only", "fill_disk"], marks=needs_root)], ids=["", "fill_disk"])
+def test_a_few_events(only, tmp_path):
     mpiexec()
-    command = [sys.executable, "tools/bench/chaos.py", "--events", "6", "--iterations", "40", "--keep", str(tmp_path)]
+    events = ["--events", "6", "--iterations", "40", "--keep", str(tmp_path)]
+    command = [sys.executable, "tools/bench/chaos.py", *events, *only]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0 and "6 events, 0 with a fault" in done.stdout, done.stdout + done.stderr

@@ -218,15 +218,15 @@ def a_run(folder: Path, options: argparse.Namespace, name: str, ranks: int) -> R
 def story(folder: Path, options: argparse.Namespace, quiet: Quiet, names: list[str], count: int) -> list[Seen]:
     """One training, disturbed so many times, and completed."""
     folder.mkdir()
-    on_disk = "fill_disk" in names and random.random() < 0.3
+    others = [name for name in names if name != "fill_disk"]
+    on_disk = "fill_disk" in names and (not others or random.random() < 0.3)
     if on_disk:
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "chaos", folder], check=True)
-    names = [name for name in names if on_disk or name != "fill_disk"]
     numbers = [options.ranks] if options.ranks else random.choice([[1], [2], [4], [1, 2, 4], [1, 2, 4]])
     used, seen = set(), []
     try:
         while len(seen) < count and not (folder / f"net_iter_{options.iterations}.solverstate").exists():
-            name = random.choice([*names, "fill_disk"] if on_disk else names)
+            name = random.choice([*names, "fill_disk"] if on_disk else others)
             run = a_run(folder, options, name, random.choice(numbers))
             used.add(run.ranks)
             found = disturb(run, name, random.uniform(0, 0.9 * quiet.seconds[run.ranks]))
