@@ -14,7 +14,6 @@ class Lattice {
 public:
     static constexpr int corners = dimensions + 1;  // of the simplex around a point
     static constexpr int lanes = 8;                 // planes that are filtered together
-    static constexpr int64_t most_points = INT32_MAX / corners;
 
     explicit Lattice(int64_t points) : points_(points), entries_(points * corners) {}
 

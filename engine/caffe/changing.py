@@ -20,7 +20,7 @@ from engine.errors import EngineError
 from engine.host.interrupts import whole
 from engine.layers.base import Layer, Parameter
 from engine.layers.python import Python, ShapesChanged
-from engine.layers.python_layer import Shape, reshaped
+from engine.layers.python_layer import Memory, Shape
 from engine.net import Counters, Net, NetOptions
 
 Rebuild = Callable[[NetConfig, bool], Net]
@@ -43,6 +43,7 @@ class ChangingNet:
         self._now = now  # read once where it matters: another thread may set it meanwhile
         self._config, self._inputs, self._rebuild = config, inputs, rebuild
         self._pending: dict[str, np.ndarray] = {}  # inputs of another shape than the net's: name -> values
+        self._memory: dict[str, Memory] = {}  # of inputs that were reshaped
         self._looking = threading.RLock()
 
     @classmethod
@@ -173,14 +174,14 @@ class ChangingNet:
     # Changes
 
     def reshape_input(self, name: str, shape: Shape) -> None:
-        """From the next reshape() or forward() on; values stay as reshaped() says. Raises EngineError for a blob of
-        another layer."""
+        """From the next reshape() or forward() on; values stay, see Memory. Raises EngineError for a blob of another
+        layer."""
         if shape == self.shape(name):
             return
         inputs = self.input_names()
         if name not in inputs:
             raise EngineError(f"blob '{name}': only inputs ({', '.join(inputs)}) can be reshaped; others follow")
-        self._pending[name] = reshaped(self.data(name), shape)
+        self._pending[name] = self._memory.setdefault(name, Memory()).reshaped(self.data(name), shape)
 
     def reshape(self) -> None:
         """Gives all blobs the shapes that follow from the inputs'. Raises ConfigErrors of layers that do not fit."""

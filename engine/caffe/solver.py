@@ -291,7 +291,8 @@ class Solver:
 
     def step(self, iterations: int) -> None:
         """Trains for `iterations`, with the tests and snapshots that fall due. Collective. Raises TypeError for what is
-        no whole number, EngineError where another process has the snapshot_prefix of snapshots that fall due."""
+        no whole number, EngineError where another process has the snapshot_prefix of a solver that takes snapshots,
+        whether or not one falls due yet: scripts step one by one, and would lose what they have trained till then."""
         try:
             count = operator.index(iterations)
         except TypeError:

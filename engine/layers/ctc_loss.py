@@ -62,8 +62,7 @@ class CTCLoss(LossLayer):
         for name in ("blank_index", "blank_label", "alphabet_size", "time_step"):
             if name not in self.fields and self.message.ctc_loss_param.HasField(name):
                 raise self.error(f"{name} is of another type; expected {', '.join(self.fields)}")
-        for field, _ in self.message.loss_param.ListFields():
-            raise self.error(f"{field.name} has no effect here; take it out of loss_param")
+        self.refuse_loss_param()
 
     def attributes(self) -> Attributes:
         return super().attributes() | {"blank": self.blank, "shift": self.shift, "time": self.time}

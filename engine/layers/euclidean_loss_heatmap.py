@@ -39,8 +39,7 @@ class EuclideanLossHeatmap(PairLoss):
                 f"expected pictures as its third bottom, got {self.shapes[2]}: types of rooms, as in RoomNet's fork, "
                 "are not supported"
             )
-        for field, _ in self.message.loss_param.ListFields():
-            raise self.error(f"{field.name} has no effect here; take it out of loss_param")
+        self.refuse_loss_param()
         return super().infer()
 
     def lower(self, builder: Builder) -> None:

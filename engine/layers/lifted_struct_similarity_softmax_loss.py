@@ -21,8 +21,7 @@ class LiftedStructSimilaritySoftmaxLoss(LossLayer):
         features, labels = self.shapes
         if math.prod(labels) != features[0]:
             raise self.error(f"expected features (N, ...) and N labels, got {features} and {labels}")
-        for field, _ in self.message.loss_param.ListFields():
-            raise self.error(f"{field.name} has no effect here; take it out of loss_param")
+        self.refuse_loss_param()
         return [()]
 
     def attributes(self) -> Attributes:

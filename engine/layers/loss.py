@@ -36,6 +36,12 @@ class LossLayer(Layer):
             raise self.error(f"expected bottoms with the same first axis, got {predictions} and {targets}")
         return [()]
 
+    def refuse_loss_param(self) -> None:
+        """Of a type that reads none of its fields."""
+        for field, _ in self.message.loss_param.ListFields():
+            name = "normalization (or normalize)" if field.name == "normalization" else field.name
+            raise self.error(f"{name} has no effect here; take it out of loss_param")
+
     def attributes(self) -> Attributes:
         weight = 0.0 if self.tops[0].gradient_is_set else self.loss_weights[0]  # or it would count twice
         return {"loss_weight": float(weight)}

@@ -68,18 +68,26 @@ def dims(shape: Sequence) -> Shape:
     return whole
 
 
-def reshaped(values: np.ndarray, shape: Shape) -> np.ndarray:
-    """An array of that shape with the same values one after the other, as many as it holds; zeros if it holds more, as
-    in Caffe, where a larger blob gets other memory."""
-    count = math.prod(shape)
-    if count > values.size:
-        return np.zeros(shape, np.float32)
-    return values.reshape(-1)[:count].reshape(shape).copy()
+class Memory:
+    """What a blob that is reshaped has its values in: as in Caffe they stay, one after the other, and come back when it
+    has been smaller for a while. Only where it becomes larger than ever it has other memory, of zeros."""
+
+    def __init__(self):
+        self._values = np.empty(0, np.float32)
+
+    def reshaped(self, values: np.ndarray, shape: Shape) -> np.ndarray:
+        """The array of that shape. values: the blob's so far, where the script has found or put them."""
+        count = math.prod(shape)
+        if not np.may_share_memory(values, self._values):
+            self._values = np.array(values, np.float32).reshape(-1)
+        if count > self._values.size:
+            self._values = np.zeros(count, np.float32)
+        return self._values[:count].reshape(shape)
 
 
 class LayerBlob(Blob):
     """A bottom, top or parameter of a layer written in Python: an array of its own until the net is built, then the
-    tensor that the executor works on. After a reshape() to what was not planned it is loose, an array of its own again.
+    tensor that the executor works on. After a reshape() to another count it is loose, an array of its own again.
     """
 
     def __init__(self, shape: Sequence[int] = (), diff: float = 0.0):
@@ -88,6 +96,7 @@ class LayerBlob(Blob):
         self._planned = self._shape
         self._tensor: Tensor | None = None
         self._loose = True
+        self._memory = Memory()
         self._data: np.ndarray | None = None
         self._diff: np.ndarray | None = None
 
@@ -133,15 +142,23 @@ class LayerBlob(Blob):
         return cast(np.ndarray, tensor.view()).reshape(self._shape)
 
     def reshape(self, *shape: int) -> None:
-        """Values stay as reshaped() says."""
+        """Values stay, see Memory; those of another count are loose."""
         wanted = dims(shape)
         if wanted == self._shape:
             return
-        if self._data is not None or not self._loose:
-            self._data = reshaped(self.data, wanted)
-        if self._diff is not None:
-            self._diff = reshaped(self._diff, wanted) if math.prod(wanted) <= self._diff.size else None
-        self._shape, self._loose = wanted, True
+        same = math.prod(wanted) == self.count
+        self._diff = self._diff.reshape(wanted) if self._diff is not None and same else None
+        if self._loose or not same:
+            if self._data is not None or not self._loose:
+                self._data = self._memory.reshaped(self.data, wanted)
+            self._loose = True
+        self._shape = wanted
+
+    def return_to_plan(self) -> None:
+        """As the layer above gives a blob its shape in Caffe, before each forward: whatever the user's code has made of
+        it since."""
+        if self._loose or self._shape != self._planned:
+            self.place(cast("Tensor", self._tensor), self._planned)
 
 
 class Blobs(list):

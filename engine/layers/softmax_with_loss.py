@@ -47,7 +47,7 @@ class SoftmaxWithLoss(SoftmaxLossBase):
         if param.weight_by_label_freqs and not weights:
             raise self.error("weight_by_label_freqs needs class_weighting, a weight for each class")
         if param.class_weighting and not param.HasField("weight_by_label_freqs"):
-            raise self.error("class_weighting has no effect without weight_by_label_freqs: true; add it")
+            raise self.error("class_weighting needs weight_by_label_freqs: true; add that or take it out")
         if param.weight_by_label_freqs and self.message.softmax_param.class_weight:
             raise self.error("expected class_weighting or class_weight, got both: take one out")
         if weights and len(weights) != classes:

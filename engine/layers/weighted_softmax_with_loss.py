@@ -40,7 +40,7 @@ class WeightedSoftmaxWithLoss(SoftmaxWithLoss):
         weights = super().class_weights
         if not param.HasField("pos_mult"):
             if param.HasField("pos_cid"):
-                raise self.error("pos_cid has no effect without pos_mult; add it")
+                raise self.error("pos_cid has no effect without pos_mult; add that or take it out")
             return weights
         if weights:
             raise self.error("expected pos_mult or a weight for each class, got both")

@@ -360,7 +360,7 @@ def test_reshape(deploy, images):
 
 
 def test_values_stay_where_an_input_is_reshaped(deploy, images):
-    """As in Caffe, whose blob keeps its memory unless it becomes larger: what was written before a reshape counts."""
+    """As in Caffe, whose blob keeps its memory unless it becomes larger than ever: what was written counts."""
     expected = probabilities(deploy, convolved(deploy, images))
     blob = deploy.blobs["data"]
     blob.data[...] = images
@@ -368,7 +368,11 @@ def test_values_stay_where_an_input_is_reshaped(deploy, images):
     np.testing.assert_allclose(deploy.forward()["prob"], expected[:1], atol=1e-5)
     blob.reshape(1, 3, 4, 9)
     np.testing.assert_array_equal(blob.data, images[:1].reshape(1, 3, 4, 9))
+    blob.data[...] = 0
     blob.reshape(2, 3, 6, 6)
+    np.testing.assert_allclose(deploy.forward()["prob"][1], expected[1], atol=1e-5)
+    assert not blob.data[0].any()
+    blob.reshape(3, 3, 6, 6)
     assert not blob.data.any()
 
 

@@ -247,4 +247,4 @@ def test_loss_param(field):
     text = layer("CtcLoss", f"}} loss_param {{ {field}", "x l")
     message = error_of(text, x=(5, 2, 4), l=(2, 3))
     name = field.partition(":")[0]
-    assert f"layer 'layer' (CtcLoss): {name} has no effect here; take it out of loss_param" in message
+    assert f"layer 'layer' (CtcLoss): {name}" in message and "has no effect here; take it out of loss_param" in message

@@ -55,5 +55,5 @@ def test_errors():
     rooms = error_of(layer(bottoms=("x", "t", "r")), x=(2, 3, 4, 5), t=(2, 3, 4, 5), r=(2, 1, 1, 1))
     assert "expected pictures as its third bottom, got (2, 1, 1, 1): types of rooms" in rooms
     normalised = layer(params="loss_param { normalization: FULL }")
-    message = "normalization has no effect here; take it out of loss_param"
+    message = "normalization (or normalize) has no effect here; take it out of loss_param"
     assert message in error_of(normalised, x=(2, 3, 4, 5), t=(2, 3, 4, 5))

@@ -98,13 +98,37 @@ class Pictures(caffe.Layer):
 
 
 class Writer(caffe.Layer):
-    """Writes into its bottom."""
+    """Writes into its bottom, in what `param_str` says."""
 
     def reshape(self, bottom, top):
         top[0].reshape(1)
+        if self.param_str == "reshape":
+            bottom[0].data[...] = -7
 
     def forward(self, bottom, top):
-        bottom[0].data[...] = -7
+        if self.param_str == "forward":
+            bottom[0].data[...] = -7
+
+
+class Flat(caffe.Layer):
+    """Twice its bottom, which it has as rows, from `param_str` on: "reshape", "forward", or "there and back"."""
+
+    def reshape(self, bottom, top):
+        top[0].reshape(bottom[0].num, bottom[0].count // bottom[0].num)
+        if self.param_str == "reshape":
+            bottom[0].reshape(*top[0].shape)
+
+    def forward(self, bottom, top):
+        shape = bottom[0].shape
+        if self.param_str == "forward":
+            bottom[0].reshape(*top[0].shape)
+        if self.param_str == "there and back":
+            bottom[0].reshape(1)
+            bottom[0].reshape(*shape)
+        top[0].data[...] = 2 * bottom[0].data.reshape(top[0].shape)
+
+    def backward(self, top, propagate_down, bottom):
+        bottom[0].diff[...] = 2 * top[0].diff.reshape(bottom[0].shape)
 
 
 class Trimmed(caffe.Layer):
@@ -251,18 +275,26 @@ def test_forward_and_gradients():
     check_gradients(net_text(layer("Scale", param_str="1.5"), x=x.shape), {"x": x})
 
 
+# Of 16 channels, in oneDNN's own order.
+CONVOLUTION = (
+    'layer { name: "b" type: "Convolution" bottom: "x" top: "b" '
+    "convolution_param { num_output: 16 kernel_size: 1 weight_filler { value: 1 } } }"
+)
+
+
+@pytest.mark.parametrize("when", ["reshape", "forward"])
 @pytest.mark.parametrize("maker", ["Convolution", "InnerProduct", "Input"])
-def test_what_is_written_into_a_bottom_is_in_the_blob(maker, tmp_path):
+def test_what_is_written_into_a_bottom_is_in_the_blob(maker, when, tmp_path):
     """In whatever order it lies: for the next reader, for a look at it, and for who has computed it."""
     text = {
         "Input": "",
-        "Convolution": 'bottom: "x" convolution_param { num_output: 16 kernel_size: 1 weight_filler { value: 1 } }',
-        "InnerProduct": 'bottom: "x" inner_product_param { num_output: 16 weight_filler { value: 1 } }',
+        "Convolution": CONVOLUTION,
+        "InnerProduct": 'layer { name: "b" type: "InnerProduct" bottom: "x" top: "b" inner_product_param '
+        "{ num_output: 16 weight_filler { value: 1 } } }",
     }[maker]
-    text = text and f'layer {{ name: "b" type: "{maker}" top: "b" {text} }}'
     bottom = "b" if text else "x"
     power = 'layer { name: "%s" type: "Power" bottom: "%s" top: "%s" power_param { scale: 3 } }'
-    text += power % ("p", bottom, "p") + layer("Writer", bottom) + power % ("z", bottom, "z")
+    text += power % ("p", bottom, "p") + layer("Writer", bottom, when) + power % ("z", bottom, "z")
     for phase in (caffe.TEST, caffe.TRAIN):
         (tmp_path / "net.prototxt").write_text(net_text(text, x=(2, 16, 3, 3)))
         net = caffe.Net(str(tmp_path / "net.prototxt"), phase)
@@ -448,6 +480,19 @@ def test_a_layer_in_the_middle_that_changes_size(tmp_path):
     np.testing.assert_array_equal(net.blobs["x"].data, [5, 0, 0, 0])
     net.backward(z=[1, 3])
     np.testing.assert_array_equal(net.blobs["b"].diff, [2, 0, 6, 0])
+
+
+@pytest.mark.parametrize("when", ["reshape", "forward", "there and back"])
+@pytest.mark.parametrize("below", ["", CONVOLUTION])
+def test_a_bottom_that_is_reshaped_is_the_next_batch_s_too(when, below, tmp_path):
+    text = net_text(below + layer("Flat", "b" if below else "x", param_str=when), x=(2, 16, 1, 2))
+    (tmp_path / "net.prototxt").write_text("force_backward: true " + text)
+    net = caffe.Net(str(tmp_path / "net.prototxt"), caffe.TRAIN)
+    factor = 32 if below else 2
+    for x in (1, 2, 3):
+        y = net.forward(x=np.full((2, 16, 1, 2), x))["y"]
+        np.testing.assert_array_equal(y, np.full((2, 32), factor * x))
+        np.testing.assert_array_equal(net.backward(y=np.ones_like(y))["x"], np.full((2, 16, 1, 2), factor))
 
 
 def test_a_top_that_is_reshaped_keeps_what_is_in_it(tmp_path):

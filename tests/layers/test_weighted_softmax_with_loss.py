@@ -97,6 +97,6 @@ def test_errors():
     plain = of_class.replace("WeightedSoftmaxWithLoss", "SoftmaxWithLoss")
     assert "pos_mult is for WeightedSoftmaxWithLoss; take it out of softmax_param" in error_of(plain, **shapes)
     alone = layer("softmax_param { pos_cid: 2 }", False)
-    assert "pos_cid has no effect without pos_mult; add it" in error_of(alone, **shapes)
+    assert "pos_cid has no effect without pos_mult; add that or take it out" in error_of(alone, **shapes)
     negative = layer("softmax_param { pos_mult: -2 }", False)
     assert "expected weights of classes of 0 or more, got -2" in error_of(negative, **shapes)
