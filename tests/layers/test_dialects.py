@@ -263,7 +263,7 @@ def test_weights_of_classes_that_are_switched_off():
     "params, words",
     [
         ("loss_param { weight_by_label_freqs: true }", "weight_by_label_freqs needs class_weighting"),
-        (f"loss_param {{ class_weighting: {WEIGHTS} }}", "class_weighting needs weight_by_label_freqs: true; add that or take it out"),
+        (f"loss_param {{ class_weighting: {WEIGHTS} }}", "needs weight_by_label_freqs: true; add that or take it out"),
         (f"{SEGNETS} softmax_param {{ class_weight: {WEIGHTS} }}", "class_weighting or class_weight, got both"),
         ("softmax_param { class_weight: 1 }", "expected a weight for each of 4 classes, got 1"),
         ("softmax_param { class_weight: [1, 2, 3, -1] }", "expected weights of classes of 0 or more, got -1"),
