@@ -317,9 +317,9 @@ class Layer:
         """Floating-point operations of one forward pass (a multiply-add counts two)."""
         return sum(math.prod(top.shape) for top in self.tops)
 
-    def error(self, message: str, details: str = "") -> ConfigError:
-        """Returns the exception to raise. details: further lines."""
-        return ConfigError(f"layer '{self.name}' ({self.type}): {message}", self.where, details)
+    def error(self, message: str, details: str = "", kind: type[ConfigError] = ConfigError) -> ConfigError:
+        """Returns the exception to raise, of that `kind`. details: further lines."""
+        return kind(f"layer '{self.name}' ({self.type}): {message}", self.where, details)
 
     def check_above_zero(self, param: SizedParam, *fields: str) -> None:
         """Raises ConfigError for a field of the layer's parameters that is 0, or not there."""

@@ -118,11 +118,10 @@ class Python(Layer):
         if not _consent:
             if not is_module_there(param.module, self._folder):
                 raise self._absent()
-            raise ModuleRefused(
-                f"layer '{self.name}' ({self.type}): its shapes are known to its author's code only, module "
-                f"'{param.module}', which is not imported unasked; where the net runs, --python_layers or "
-                "ENGINE_PYTHON_LAYERS=1 allow it, if you trust it",
-                self.where,
+            raise self.error(
+                f"its shapes are known to its author's code only, module '{param.module}', which is not imported "
+                "unasked; where the net runs, --python_layers or ENGINE_PYTHON_LAYERS=1 allow it, if you trust it",
+                kind=ModuleRefused,
             )
         collect_as_ever()
         for prepare in _before_import:
@@ -284,11 +283,10 @@ class Python(Layer):
 
     def _failure(self, what: str, error: BaseException) -> EngineError:
         param = self.message.python_param
-        text = f"layer '{self.name}' ({self.type}): {what} of {param.module}.{param.layer} failed"
-        details = users_traceback(error, __file__)
+        said = f"{what} of {param.module}.{param.layer} failed", users_traceback(error, __file__)
         if not isinstance(error, Exception):  # a SystemExit, which would end this rank alone
-            return ConfigError(text, self.where, details)
-        failure = UserError(text, self.where, details)
+            return self.error(*said)
+        failure = cast(UserError, self.error(*said, kind=UserError))
         failure.raised = error
         return failure
 
