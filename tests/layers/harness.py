@@ -34,6 +34,22 @@ def passes_on(isa: str, file: str, tests: str) -> bool:
     return done.returncode == 0
 
 
+def digests_by_threads(module: str, counts: str) -> set[bytes]:
+    """What digest() of a module of tests gives with each of these numbers of threads, of one figure each."""
+    code = f"from {module} import digest; print(digest())"
+    return {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "OMP_NUM_THREADS": threads},
+            cwd=REPO,
+            stdout=subprocess.PIPE,
+            check=True,
+            timeout=120,
+        ).stdout
+        for threads in counts
+    }
+
+
 def net_text(layer: str, **shapes: tuple[int, ...]) -> str:
     """A net of one Input layer for each of `shapes`, by name, in front of the text of a layer."""
     text = "force_backward: true\n"

@@ -1,15 +1,11 @@
 """One big picture: threads share strips of its positions."""
 
 import hashlib
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
-from tests.layers.harness import inputs, run, set_top_diff
-from tests.mpi import REPO
+from tests.layers.harness import digests_by_threads, inputs, run, set_top_diff
 
 POSITIONS, CLASSES = (37, 61), 5
 RANDOM = np.random.default_rng(41)
@@ -91,16 +87,4 @@ def digest():
 
 
 def test_results_do_not_depend_on_the_number_of_threads():
-    code = "from tests.layers.test_big_pictures import digest; print(digest())"
-    found = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "OMP_NUM_THREADS": threads},
-            cwd=REPO,
-            stdout=subprocess.PIPE,
-            check=True,
-            timeout=120,
-        ).stdout
-        for threads in "123"
-    }
-    assert len(found) == 1
+    assert len(digests_by_threads("tests.layers.test_big_pictures", "123")) == 1

@@ -1,13 +1,18 @@
 import hashlib
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
-from tests.layers.harness import check_gradients, error_of, inputs, make_net, net_text, run, set_top_diff
-from tests.mpi import REPO
+from tests.layers.harness import (
+    check_gradients,
+    digests_by_threads,
+    error_of,
+    inputs,
+    make_net,
+    net_text,
+    run,
+    set_top_diff,
+)
 
 RANDOM = np.random.default_rng(41)
 # A row at a multiple of theta_alpha lies on faces of simplices, where rounding decides: the first here is row 237.
@@ -171,19 +176,7 @@ def digest():
 
 
 def test_results_do_not_depend_on_the_number_of_threads():
-    code = "from tests.layers.test_multi_stage_meanfield import digest; print(digest())"
-    found = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "OMP_NUM_THREADS": threads},
-            cwd=REPO,
-            stdout=subprocess.PIPE,
-            check=True,
-            timeout=120,
-        ).stdout
-        for threads in "127"
-    }
-    assert len(found) == 1
+    assert len(digests_by_threads("tests.layers.test_multi_stage_meanfield", "127")) == 1
 
 
 def test_errors():
