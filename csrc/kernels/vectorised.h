@@ -6,6 +6,7 @@
 #if defined(__x86_64__)
 // The C library has them for vectors, too, of errors below 4 ulp, which its header tells -ffast-math only.
 extern "C" {
+__attribute__((simd("notinbranch"), const)) float cosf(float) noexcept;
 __attribute__((simd("notinbranch"), const)) float expf(float) noexcept;
 __attribute__((simd("notinbranch"), const)) float logf(float) noexcept;
 __attribute__((simd("notinbranch"), const)) float powf(float, float) noexcept;

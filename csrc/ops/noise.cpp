@@ -10,10 +10,6 @@
 #include "op.h"
 #include "ops/common/channel_layout.h"
 
-#if defined(__x86_64__)
-extern "C" __attribute__((simd("notinbranch"), const)) float cosf(float) noexcept;  // as those of vectorised.h
-#endif
-
 namespace engine {
 namespace {
 
