@@ -11,6 +11,8 @@ from engine.host.cores import CROWDED_SPIN_COUNT
 
 # Before anything loads libgomp: several tests run at a time, each of which takes the cores for its own.
 os.environ.setdefault("GOMP_SPINCOUNT", CROWDED_SPIN_COUNT)
+# The thread that OpenBLAS starts with NumPy spins for a while: a fifth of the processor time in which a command starts.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Else each of the thousands of processes that tests start would compile all modules, and draw the curve of its run.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
