@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import shutil
 import stat
 import sys
@@ -154,7 +153,7 @@ def _is_stream(path: Path) -> bool:
 
 def unfinished(path: Path, kind: str) -> Path:
     """A name beside `path` that nobody else has: processes of other hosts and containers may have this one's number."""
-    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.{kind}")
+    return path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.{kind}")
 
 
 def take_in(file: BinaryIO, digest: _Hash) -> None:

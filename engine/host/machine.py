@@ -1,4 +1,7 @@
-"""What the machine and the system say of themselves and of this process: psutil's answers, and two that it lacks."""
+"""What the machine and the system say of themselves and of this process: psutil's answers, and two that it lacks.
+
+psutil is imported when it is asked: that takes longer than all else here, and most processes do not ask.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,18 @@ import platform
 import time
 from pathlib import Path
 
-import psutil
-
 
 def memory() -> int:
     """Returns the bytes of the machine's memory; see available_memory() of memory.py, too."""
+    import psutil
+
     return psutil.virtual_memory().total
 
 
 def interrupt_seconds() -> float:
     """Returns the seconds that all cores together have spent on interrupts since the machine was started."""
+    import psutil
+
     times = psutil.cpu_times()
     return times.irq + times.softirq
 

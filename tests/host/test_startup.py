@@ -18,9 +18,9 @@ sys.argv = ["engine", "--version"]
 main()
 """
 PROGRAM = """
-assert gc.isenabled() and gc.get_threshold()[0] == 60_000
+assert gc.isenabled() and gc.get_threshold()[0] == 100_000
 Cycle()
-many = [[] for _ in range(70_000)]
+many = [[] for _ in range(110_000)]
 print("looked", flush=True)
 assert gc.get_threshold() == usual
 Cycle()
