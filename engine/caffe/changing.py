@@ -30,7 +30,8 @@ AroundLayer = Callable[[str, int], None]  # when, such as "before_forward", and 
 class ChangingNet:
     """Runs as a FusedNet as long as that will do, else as a LiveNet (`live`).
 
-    config: what that is built from. rebuild: of a solver, which builds its nets itself.
+    config: what that is built from. rebuild: of a solver, which builds its nets itself. `input_names`: of the blobs of
+    Input layers.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class ChangingNet:
     ):
         self._now = now  # read once where it matters: another thread may set it meanwhile
         self._config, self._inputs, self._rebuild = config, inputs, rebuild
+        self.input_names = [top.name for layer in now.layers if layer.type == "Input" for top in layer.tops]
         self._pending: dict[str, np.ndarray] = {}  # inputs of another shape than the net's: name -> values
         self._memory: dict[str, Memory] = {}  # of inputs that were reshaped
         self._looking = threading.RLock()
@@ -92,10 +94,6 @@ class ChangingNet:
         """Of its blobs."""
         return self._now.names()
 
-    def input_names(self) -> list[str]:
-        """Of the blobs of Input layers."""
-        return [top.name for layer in self.layers if layer.type == "Input" for top in layer.tops]
-
     def shape(self, name: str) -> Shape:
         return self._pending[name].shape if name in self._pending else self._now.shape(name)
 
@@ -135,7 +133,7 @@ class ChangingNet:
             self._look_inside()
         self._apply_pending(strict=False)
         now = self._now
-        counters = self._inputs.next(now.net, [layer.name for layer in self.layers[first : last + 1]])
+        counters = self._inputs.next(now.net, now.layers[first : last + 1])
         if isinstance(now, FusedNet):
             now.forward()
         elif call_back:
@@ -178,9 +176,9 @@ class ChangingNet:
         layer."""
         if shape == self.shape(name):
             return
-        inputs = self.input_names()
-        if name not in inputs:
-            raise EngineError(f"blob '{name}': only inputs ({', '.join(inputs)}) can be reshaped; others follow")
+        if name not in self.input_names:
+            inputs = ", ".join(self.input_names)
+            raise EngineError(f"blob '{name}': only inputs ({inputs}) can be reshaped; others follow")
         self._pending[name] = self._memory.setdefault(name, Memory()).reshaped(self.data(name), shape)
 
     def reshape(self) -> None:

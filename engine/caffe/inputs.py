@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import numpy as np
@@ -14,7 +14,7 @@ from engine.config import NetConfig
 from engine.data.feeder import Feeder
 from engine.data.prefetch import Batch
 from engine.errors import ConfigError, DataError
-from engine.layers.base import Shape
+from engine.layers.base import Layer, Shape
 from engine.net import Counters, Net
 
 
@@ -35,7 +35,7 @@ class FedBySolver:
         self._count, self._counters = count, None
         weakref.finalize(self, feeder.close)  # which a script may have started again after the solver's end
 
-    def next(self, net: Net, layers: Collection[str]) -> Counters | None:
+    def next(self, net: Net, layers: Sequence[Layer]) -> Counters | None:
         """As Inputs'. Raises ConfigError where programs may not run the net."""
         if self._refusal:
             raise ConfigError(self._refusal)
@@ -78,7 +78,7 @@ class Inputs:
         self._feeder.stop()
         self._empty.discard(layer)
 
-    def next(self, net: Net, layers: Collection[str]) -> None:
+    def next(self, net: Net, layers: Sequence[Layer]) -> None:
         """The next batch of every data layer, if the first of them is among `layers`. Returns from what a pass through
         them counts its randomness; None: from the passes of the net. Raises DataError for a MemoryData layer that has
         nothing yet."""
@@ -94,9 +94,10 @@ class Inputs:
                 np.copyto(net.fed[top], values.reshape(top.shape))
 
 
-def _includes_first(feeder: Feeder, net: Net, layers: Collection[str]) -> bool:
+def _includes_first(feeder: Feeder, net: Net, layers: Sequence[Layer]) -> bool:
     """Of the data layers, which go on together; of a net without any, the first layer."""
-    return next(iter(feeder.batch_sizes), net.written[0].name) in layers
+    name = next(iter(feeder.batch_sizes), net.written[0].name)
+    return any(layer.name == name for layer in layers)
 
 
 def _memory_layer(net: Net) -> str:

@@ -149,7 +149,7 @@ class Net:
     @property
     def inputs(self) -> list[str]:
         """Names of the blobs of Input layers."""
-        return self._net.input_names()
+        return list(self._net.input_names)
 
     @property
     def outputs(self) -> list[str]:
