@@ -12,7 +12,7 @@ import pytest
 from engine.comm.world import World
 from engine.config import read_solver
 from engine.solver import stages
-from engine.solver.global_batch import other_batch
+from engine.solver.global_batch import batch_warnings
 from engine.solver.resolve import resolve
 from engine.solver.schedules import LearningRate, WeightDecay
 from engine.solver.validate import check_schedules, validate
@@ -208,8 +208,8 @@ def test_recipes_in_iterations_tell_their_global_batch(path):
     """And half of the ranks, with the net's 16 images each, are told what it would take."""
     ranks, size = next(each for name, each in IN_ITERATIONS.items() if path.stem.startswith(name))
     config = read_solver(path)
-    assert list(other_batch(config, ranks * size, ranks)) == []
-    (told,) = other_batch(config, ranks // 2 * 16, ranks // 2)
+    assert list(batch_warnings(config, ranks * size, ranks)) == []
+    (told,) = batch_warnings(config, ranks // 2 * 16, ranks // 2)
     setting = f"--set 'layer[data@TRAIN].data_param.batch_size={2 * size}'"
     assert f" = {ranks // 2} ranks x 16 x iter_size 1; {setting} or " in told
 

@@ -21,7 +21,13 @@ from engine.graph.model_parallel import model_parts
 from engine.solver.adversarial_param import describe, of_discriminator
 from engine.solver.calendar import Calendar
 from engine.solver.elastic_param import require_ranks
-from engine.solver.global_batch import data_layers, other_batch, product_text, shared_states, unshared_data
+from engine.solver.global_batch import (
+    batch_warnings,
+    data_layers,
+    product_text,
+    python_data_warnings,
+    recurrent_warnings,
+)
 from engine.solver.goals import check_goals
 from engine.solver.outline import Outline
 from engine.solver.resolve import in_epochs, resolve
@@ -169,7 +175,7 @@ def _add_outline(config: SolverConfig, source: SourceShapes, report: FileReport)
     """What the solver's numbers come to on so many ranks."""
     param, layers = config.message, data_layers(config)
     recurrent = [name for net in report.nets for name in net.recurrent]
-    for told in (*shared_states(param, recurrent), *unshared_data(config, report.ranks)):
+    for told in (*recurrent_warnings(param, recurrent), *python_data_warnings(config, report.ranks)):
         report.note(f"{config.path}: {told}")
     each, iter_size = batch_size_of(layers[0]) if layers else 1, max(1, param.iter_size)
     if not (layers or report.nets):
@@ -189,7 +195,7 @@ def _add_outline(config: SolverConfig, source: SourceShapes, report: FileReport)
     if not found:
         return
     report.outline = Outline(param, *found, size)
-    for told in other_batch(config, batch, report.ranks):
+    for told in batch_warnings(config, batch, report.ranks):
         report.note(told)
     for doubt in report.outline.doubts():
         report.note(f"{config.path}: {doubt}")

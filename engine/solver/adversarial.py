@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 def solver_of(config: SolverConfig, *arguments, **options) -> Solver:
-    """The Solver, or its AdversarialSolver, that a solver's text asks for; arguments as theirs."""
+    """Makes the solver that a solver's text asks for: an AdversarialSolver where it has `adversarial`, else a Solver.
+
+    Takes the arguments of Solver and raises what it raises."""
     kind = AdversarialSolver if config.message.HasField("adversarial") else Solver
     return kind(config, *arguments, **options)
 
@@ -31,9 +33,9 @@ def solver_of(config: SolverConfig, *arguments, **options) -> Solver:
 class AdversarialSolver(Solver):
     """Trains the two nets of a solver with `adversarial`.
 
-    self.net is the joint net of wiring.py, and self.optimizer updates the generator: a step is the Solver's own. In the
-    middle of its forward, when the samples are made, the discriminator learns from them: its net reads the joint net's
-    blobs, its Optimizer reduces and updates as every other does while its backward runs.
+    self.net is the joint net of wiring.py, and self.optimizer updates the generator in the Solver's own step. In the
+    middle of that step's forward, when the generator has made its samples, the discriminator learns from them: its net
+    reads copies of the joint net's blobs, and its own Optimizer reduces and updates while its backward runs.
     """
 
     def _train_config(self) -> NetConfig:
@@ -50,7 +52,8 @@ class AdversarialSolver(Solver):
         return net
 
     def _connect(self, net: Net) -> None:
-        """The joint net's blobs that each input of the discriminator is in turn; the layers before and after them."""
+        """Finds the blobs of the joint net that are fed to each input of the discriminator, real ones and made ones,
+        and the two halves of the joint net: the layers that make samples, and the layers that judge them."""
         meeting = next(i for i, layer in enumerate(net.graph.layers) if layer.name == MEETING)
         self._making, self._judging = slice(0, meeting), slice(meeting, None)
         message, bottoms = net.graph.layers[meeting].message, net.graph.layers[meeting].bottoms
@@ -63,11 +66,12 @@ class AdversarialSolver(Solver):
             for real in (True, False)
         }
         self._scored = self.discriminator.blobs[LOSS].tensor
-        # What the scores of the last real and made samples lost, on this rank, once the discriminator has had a turn.
+        # The discriminator's last loss on this rank, on real samples (True) and on made ones; empty before its first
+        # turn.
         self.judged: dict[bool, float] = {}
 
     def _other_optimizers(self) -> list[Optimizer]:
-        """The discriminator's, which counts its own updates."""
+        """Returns the discriminator's optimizer, whose state counts the discriminator's own updates."""
         param, place = of_discriminator(self.param), self.config.place("adversarial.discriminator_solver")
         self.opponent = Optimizer(self.discriminator, param, self.world, where=place, number=board.DISCRIMINATOR)
         self.opponent_state = TrainingState.new(1)
@@ -75,7 +79,7 @@ class AdversarialSolver(Solver):
 
     @property
     def samples_per_iteration(self) -> int:
-        """Of all ranks: each update of the discriminator takes a batch, and the generator the last of them."""
+        """Samples of all ranks: each update of the discriminator takes a batch, and the generator the last of these."""
         return super().samples_per_iteration * self.param.adversarial.discriminator_steps
 
     def _samples_of(self, iterations: int) -> int:
@@ -87,19 +91,19 @@ class AdversarialSolver(Solver):
 
     def restore(self, path: str) -> None:
         super().restore(path)
-        self.judged.clear()  # of other samples
+        self.judged.clear()  # these losses were of other samples
         state = self.opponent_state
         state.iteration = updates_of_discriminator(self.param, self.iteration)
         if state.iteration:
             state.last_rate = self.opponent.rate(state.iteration - 1)
 
     def _forward(self, micro: int, first_sample: int) -> float:
-        """The samples are made; where it is the discriminator's turn, it learns, more than once from further batches;
-        then it judges the last samples, for the generator. Returns the generator's loss."""
+        """Makes samples, teaches the discriminator if this is its turn (for each further update with a further batch),
+        and lets it judge the last samples. Returns the generator's loss. Raises NumericalError."""
         adversarial = self.param.adversarial
         if self.iteration % adversarial.generator_steps:
             return super()._forward(micro, first_sample)
-        # Passes that make samples, in all stages: one in each of the generator's other iterations, too.
+        # Passes that have made samples so far, in all stages: iterations without the discriminator have one, too.
         before = self.first_sample // self.calendar.batch + self.iteration * adversarial.discriminator_steps
         for turn in range(adversarial.discriminator_steps):
             if turn:
@@ -118,7 +122,7 @@ class AdversarialSolver(Solver):
         return loss
 
     def _teach(self, counters: Counters) -> None:
-        """One update of the discriminator: the mean of a pass on what is real and one on what is made."""
+        """Updates the discriminator once, by the mean gradient of a pass on real samples and one on made samples."""
         program = self.discriminator.program
         self.world.board.net(board.DISCRIMINATOR)
         self._judge(True, counters)
@@ -133,7 +137,7 @@ class AdversarialSolver(Solver):
         self.world.board.net(0)
 
     def _judge(self, real: bool, counters: Counters) -> None:
-        """Forward of the discriminator. Raises NumericalError."""
+        """Runs the discriminator's forward on real or made samples and keeps its loss. Raises NumericalError."""
         net = self.discriminator
         for blob, given in self._met[real]:
             self.net.tensors[blob].convert(net.tensors[given])
@@ -143,8 +147,8 @@ class AdversarialSolver(Solver):
         self._require_finite(loss, self.opponent)
 
     def _figures(self) -> Figures:
-        """With what the discriminator's scores lose, as means over the ranks; not before its first turn of a run that
-        goes on between two of them."""
+        """Returns the Solver's figures and the discriminator's losses, as means over the ranks. A run that goes on from
+        a snapshot has no such losses before the discriminator's first turn."""
         figures = super()._figures()
         names = {"discriminator_loss_real": True, "discriminator_loss_made": False}
         outputs = {name: np.array([self.judged[real]]) for name, real in names.items() if real in self.judged}

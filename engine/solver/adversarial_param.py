@@ -1,4 +1,4 @@
-"""The fields of `adversarial`: what is wrong with them, and what solver they make for the discriminator."""
+"""The fields of `adversarial`: checks them, and makes the discriminator's solver of them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from engine.errors import Complaint
 from engine.solver.resolve import LENGTHS, in_epochs, is_given
 from engine.solver.update import find_rule
 
-# What discriminator_solver may have: the fields of an update.
-OF_UPDATES = frozenset(
+# The fields that discriminator_solver may have: those of an update.
+UPDATE_FIELDS = frozenset(
     "type base_lr lr_policy gamma power stepsize stepvalue momentum momentum2 rms_decay delta weight_decay "
     "regularization_type decoupled_weight_decay clip_gradients clamp_weights_lower clamp_weights_upper "
     "warmup_iter warmup_start_lr warmup_policy policy_after_warmup min_lr max_iter".split()
 )
-# What a solver of one net may have, and these do not: none of it is counted or saved for two.
-OF_ONE_NET = ("batch_growth", "ema", "memory_budget_mb")
+# Fields that only a solver of one net may have: what they ask for is not counted or saved for two nets.
+ONE_NET_ONLY = ("batch_growth", "ema", "memory_budget_mb")
 
 
 def complaints(param: proto.SolverParameter) -> Iterator[Complaint]:
-    """What is wrong with a solver's `adversarial` by itself."""
+    """Yields what is wrong with a solver's `adversarial`, as far as the solver alone can tell."""
     if not param.HasField("adversarial"):
         return
     adversarial = param.adversarial
@@ -58,15 +58,16 @@ def complaints(param: proto.SolverParameter) -> Iterator[Complaint]:
             "adversarial.loss_weight",
             f"adversarial.loss_weight: expected more than 0, got {adversarial.loss_weight:g}",
         )
-    yield from _of_the_other(param)
-    yield from _of_one_net(param)
+    yield from _discriminator_complaints(param)
+    yield from _one_net_complaints(param)
 
 
-def _of_the_other(param: proto.SolverParameter) -> Iterator[Complaint]:
-    """discriminator_solver, and the bounds without which WASSERSTEIN has no least loss."""
+def _discriminator_complaints(param: proto.SolverParameter) -> Iterator[Complaint]:
+    """Checks discriminator_solver, and that it bounds the weights for WASSERSTEIN, whose loss has no minimum without
+    bounds."""
     field, adversarial = "adversarial.discriminator_solver", param.adversarial
     given = {each.name for each, _ in adversarial.discriminator_solver.ListFields()}
-    for name in sorted(given - OF_UPDATES):
+    for name in sorted(given - UPDATE_FIELDS):
         yield f"{field}.{name}", f"discriminator_solver has {name}; expected fields of its updates, such as base_lr"
     if adversarial.loss == proto.AdversarialLossParameter.WASSERSTEIN:
         merged = of_discriminator(param)
@@ -78,8 +79,9 @@ def _of_the_other(param: proto.SolverParameter) -> Iterator[Complaint]:
             )
 
 
-def _of_one_net(param: proto.SolverParameter) -> Iterator[Complaint]:
-    for name in OF_ONE_NET:
+def _one_net_complaints(param: proto.SolverParameter) -> Iterator[Complaint]:
+    """Yields the fields that do not go with a second net."""
+    for name in ONE_NET_ONLY:
         if param.HasField(name) and getattr(param, name):
             yield name, f"{name} does not go with adversarial; take it out"
     if param.iter_size > 1:
@@ -113,21 +115,22 @@ def describe(param: proto.SolverParameter) -> str:
 
 
 def of_discriminator(param: proto.SolverParameter) -> proto.SolverParameter:
-    """The solver of the discriminator's updates: the solver's own fields, and what discriminator_solver has instead.
-    It counts its own updates, so max_iter is theirs; each is the mean of two passes, whose sum has twice the limit of
-    clip_gradients."""
+    """Returns the solver of the discriminator's updates: the fields of `param`, overridden by discriminator_solver.
+
+    It counts the discriminator's updates, so max_iter is a number of these. An update is the mean of two passes
+    (iter_size 2), and clip_gradients limits their sum, so its limit is twice that of the text."""
     result, other = type(param)(), param.adversarial.discriminator_solver
     result.CopyFrom(param)
-    for field, _ in other.ListFields():  # a list takes the place of the other's
+    for field, _ in other.ListFields():  # or MergeFrom() would append lists to the solver's own
         result.ClearField(field.name)
-    for epochs, iterations in LENGTHS.items():  # which say the same thing
+    for epochs, iterations in LENGTHS.items():  # two fields for one thing: iterations replace the solver's epochs
         if is_given(other, iterations):
             result.ClearField(epochs)
     if param.HasField("max_iter") and not other.HasField("max_iter"):
         result.max_iter = updates_of_discriminator(param, param.max_iter)
     result.MergeFrom(other)
     rule = find_rule(result)
-    if rule and "momentum" not in rule.constants:  # the solver's own is for a type that has one
+    if rule and "momentum" not in rule.constants:  # the solver's momentum is meant for its own type
         result.ClearField("momentum_policy")
         if not other.HasField("momentum"):
             result.ClearField("momentum")
@@ -139,6 +142,8 @@ def of_discriminator(param: proto.SolverParameter) -> proto.SolverParameter:
 
 
 def updates_of_discriminator(param: proto.SolverParameter, iteration: int) -> int:
-    """In so many iterations of the generator: the discriminator's turn comes first."""
+    """Returns how many updates of the discriminator belong to the first `iteration` iterations of the generator.
+
+    The discriminator's turn comes before the generator's, so a begun round counts as a whole one."""
     steps = param.adversarial
     return -(-iteration // max(1, steps.generator_steps)) * steps.discriminator_steps

@@ -1,4 +1,4 @@
-"""Checks that all ranks still have bit-identical weights and optimizer state, which are never sent again."""
+"""Checks that all ranks still have bit-identical weights and optimizer state: after the start these are never sent."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ DIGEST_BYTES = 8
 def check_drift(
     world: World, net: Net, weights: np.ndarray, histories: Mapping[str, np.ndarray], iteration: int
 ) -> None:
-    """Collective, when no update is under way; costs about a second for each GB of weights and state.
+    """Compares digests of weights and histories over the ranks. Takes about a second for each GB.
 
-    weights, histories: the arenas, float32; histories by what they hold. Raises CommError, on every rank, that names
-    the first blob that differs in the order of the file, and the ranks that have other values than most.
+    Collective, when no update is under way. weights: the arena, float32. histories: arenas of the same layout, by what
+    they hold. Raises CommError on every rank; it names the first blob, in the order of the file, that differs, and the
+    ranks whose values are not those of the majority.
     """
     if world.size == 1:
         return
@@ -45,7 +46,10 @@ def check_drift(
 
 
 def _describe(names: list[str], parts: list[int], digests: list[bytes]) -> str | None:
-    """digests: of each rank, DIGEST_BYTES for each name. Of a parameter in parts, every parts-th rank has the same."""
+    """Returns which ranks differ in the first blob that differs; None if none does.
+
+    names: of the blobs. parts: for each name, in how many parts ranks hold it: every parts-th rank has the same part.
+    digests: of each rank, DIGEST_BYTES for each name."""
     for index, name in enumerate(names):
         for part in range(parts[index]):
             members = range(part, len(digests), parts[index])

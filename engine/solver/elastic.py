@@ -1,8 +1,8 @@
 """`comm_param { elastic { } }`: when ranks die, the others go on from what they have in memory.
 
-Every few iterations each rank keeps a copy of the weights and the optimizer's state, of which all ranks have the same.
-After a death the ranks that are left go back to the newest copy that all of them have: of the broken iteration some
-have updated more than others. The iterations since then are trained again, with the samples divided anew.
+Every few iterations each rank copies its weights and optimizer state, which are the same on all ranks. When ranks die
+in an iteration, some of the others have made more of its updates than others have; so all that are left go back to the
+newest copy that all of them have, divide the samples anew, and train the iterations since then again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def refuse(solver: Solver) -> None:
-    """Raises ConfigError where what a rank has would be lost with it."""
+    """Raises ConfigError for comm_param.elastic where a rank holds something that no other rank has."""
     lost = "model_parallel, of which each rank holds a part" if solver.model_parallel else ""
     if any(reader.owners is not None for feeder in solver.feeders for reader in feeder.readers.values()):
         lost = "data of which each rank has a source of its own (%# or stage_part)"
@@ -40,9 +40,11 @@ def refuse(solver: Solver) -> None:
 
 
 def make(solver: Solver) -> Elastic | None:
-    """Collective. What outlives ranks of this run; None if its solver does not ask for it, or nothing can, which is
-    logged. Raises ConfigError where fewer ranks were started than it wants, CommError where some of the stage before
-    have died in its end."""
+    """Collective. Returns what lets a run outlive its ranks; None if the solver does not ask for it, or if this MPI
+    cannot do it, for which a warning says why.
+
+    Raises ConfigError if fewer ranks were started than min_ranks, CommError if fewer are left: of several stages, an
+    earlier one may have lost some."""
     param, size = solver.param.comm_param, solver.world.size
     if not param.HasField("elastic"):
         return None
@@ -63,22 +65,25 @@ def make(solver: Solver) -> Elastic | None:
 
 
 class _Copy:
-    """Of everything that an iteration begins with, in memory that is taken once."""
+    """A copy of everything that an iteration begins with, in memory that is allocated once. iteration: which it begins;
+    -1 if the copy is empty."""
 
     def __init__(self, solver: Solver):
         self._arrays = [np.empty_like(array) for array in solver.replica.arrays()]
         self.iteration = -1
 
     def take(self, solver: Solver) -> None:
+        """Copies what the solver has now."""
         for mine, live in zip(self._arrays, solver.replica.arrays(), strict=True):
             np.copyto(mine, live)
         self.iteration, self._state = solver.iteration, solver.state.copy()
         self._test_samples = solver.test_nets.samples
         self._average_begun = solver.average is not None and solver.average.begun
 
-    def give(self, solver: Solver) -> None:
+    def restore(self, solver: Solver) -> None:
+        """Gives the solver back what it had when it was copied."""
         if solver.average:
-            solver.average.catch_up()  # or it would take in later what comes here
+            solver.average.catch_up()  # or it would later take in the weights that are restored here
             solver.average.begun = self._average_begun
         for mine, live in zip(self._arrays, solver.replica.arrays(), strict=True):
             np.copyto(live, mine)
@@ -87,20 +92,22 @@ class _Copy:
 
 
 class Elastic:
-    """keep() after every iteration, and outlive() around all of them."""
+    """Lets a solver go on without the ranks that die: outlive() runs the training, keep() follows each iteration."""
 
     def __init__(self, solver: Solver):
         self._solver, self._param = solver, solver.param.comm_param.elastic
         self._iter_size = max(1, solver.param.iter_size)
         self._micro_batches = self._iter_size * solver.world.size  # of all ranks, while none has died
-        self._number, self._left = solver.world.rank, list(range(solver.world.size))  # as they were numbered at first
+        # World numbers the ranks anew after a death. These are the first numbers: this rank's, and those that are left.
+        self._number, self._left = solver.world.rank, list(range(solver.world.size))
         total = sum(array.nbytes for array in solver.replica.arrays())
         require_memory(2 * total, "the copies of comm_param.elastic", "without it, a rank that dies ends the run")
-        # Two: where one rank has taken the newest, another may have died or failed before it could.
+        # Two, the newest last: a death may keep some ranks from taking the newest copy, so that all must go back
+        # to the one before.
         self._copies = [_Copy(solver), _Copy(solver)]
 
     def keep(self) -> None:
-        """A copy, if one is due."""
+        """Takes a copy if one is due after the last iteration (keep_every)."""
         solver = self._solver
         if solver.iteration % self._param.keep_every == 0:
             self._take_copy()
@@ -114,9 +121,10 @@ class Elastic:
         self._copies[-1].take(solver)
 
     def outlive(self, train: Callable[[], bool], end: Callable[[bool], None]) -> bool:
-        """Returns what train() does, which is called again after ranks have died. Then end(that) tells of it, again
-        where it could not on some rank, or the rank that speaks for all has died. Raises CommError where too few are
-        left."""
+        """Runs train(), again after each death, then end() with what train() returned, which is returned here.
+
+        end() tells users how the run ended. It is called again if a rank dies in it, and if rank 0, which writes the
+        log, has died. Raises CommError if fewer ranks are left than min_ranks."""
         world, finished = self._solver.world, False
 
         def run() -> None:
@@ -125,21 +133,22 @@ class Elastic:
 
         self._take_copy()
         while not self._by_all(run):
-            with self._solver.signals:  # which end the run when it goes on
+            with self._solver.signals:  # a signal that comes now ends the run after its next iteration
                 self._go_on()
         if world.has_lost_ranks:
-            self._leave_behind()
+            self._drop_dead_ranks()
         speaker, told = -1, False
         while not told or speaker != self._left[0]:
             speaker = self._left[0]
             told = self._by_all(partial(end, finished))
             if not told or world.has_lost_ranks:
-                self._leave_behind()
+                self._drop_dead_ranks()
         world.end_with_the_first()
         return finished
 
     def _by_all(self, work: Callable[[], None]) -> bool:
-        """Collective. Whether all ranks that are left have come to the end of work(): all of them are told the same."""
+        """Collective. Runs work(). Returns, the same on all ranks that are left, whether all of them have finished it.
+        Raises CommError where it fails though no rank has died."""
         world, well = self._solver.world, True
         try:
             work()
@@ -151,6 +160,7 @@ class Elastic:
         return world.consents(well)
 
     def _go_on(self) -> None:
+        """Collective. Brings the ranks that are left back to a common copy, and warns of what that changes."""
         solver, world, begin = self._solver, self._solver.world, time.monotonic()
         reached, before = solver.iteration, self._left
         self._regroup(self._restore)
@@ -163,8 +173,9 @@ class Elastic:
             f"({time.monotonic() - begin:.2f} s)"
         )
 
-    def _leave_behind(self) -> None:
-        """Who has died where all others have come to the end: what follows begins without them."""
+    def _drop_dead_ranks(self) -> None:
+        """Collective, where ranks have died after the last iteration: the others go on without them, from where they
+        are."""
 
         def rejoin() -> None:
             self._solver.optimizer.rejoin()
@@ -173,8 +184,9 @@ class Elastic:
         self._regroup(rejoin)
 
     def _regroup(self, rejoin: Callable[[], None]) -> None:
-        """Collective over the ranks that are left, of which another may die meanwhile. rejoin: makes what they have
-        together anew."""
+        """Collective over the ranks that are left. Makes a new world of them, again if another dies meanwhile.
+
+        rejoin: makes what depends on the world anew, such as channels; called in each attempt."""
         solver, world, before = self._solver, self._solver.world, self._left
 
         def regroup() -> None:
@@ -187,10 +199,11 @@ class Elastic:
         while not self._by_all(regroup):
             pass
         if world.rank == 0 and self._number != before[0]:
-            set_up(0)  # it speaks for all now
+            set_up(0)  # rank 0 has died: this rank writes the log now
 
     def _restore(self) -> None:
-        """Collective. Back to the newest copy that all have."""
+        """Collective. Goes back to the newest copy that all ranks have, and divides the global batch among the ranks
+        that are left. Raises CommError if these are fewer than min_ranks."""
         solver, world = self._solver, self._solver.world
         if world.size < self._param.min_ranks:
             raise CommError(
@@ -199,7 +212,7 @@ class Elastic:
             )
         found = world.gather(self._copies[-1].iteration)
         newest = world.broadcast_object(min(found) if found else 0)
-        if self._copies[-1].iteration != newest:  # which will be trained in other samples
+        if self._copies[-1].iteration != newest:  # this rank's own newest is of an iteration that is trained again
             self._copies.reverse()
             self._copies[0].iteration = -1
         assert self._copies[-1].iteration == newest
@@ -210,7 +223,7 @@ class Elastic:
         batch = round(solver.global_batch * division.share)
         solver.calendar = replace(solver.calendar, batch=batch, begun=newest, before=before)
         solver.optimizer.rate_share = rate_share(solver.given, batch, solver.global_batch)
-        self._copies[-1].give(solver)
+        self._copies[-1].restore(solver)
         for feeder in solver.feeders:
             feeder.regroup()
         solver.feeder.start(solver.state.samples_seen)

@@ -1,4 +1,4 @@
-"""`comm_param { elastic { } }`: what a solver may not ask for besides, and how a global batch is divided."""
+"""`comm_param { elastic { } }`: which fields do not go with it, and how the ranks that are left share the batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Batch = proto.ElasticParameter.Batch
 
 
 def complaints(param: proto.SolverParameter) -> Iterator[Complaint]:
-    """What is wrong with comm_param.elastic."""
+    """Yields what is wrong with comm_param.elastic, and what does not go with it."""
     comm, elastic = param.comm_param, param.comm_param.elastic
     if not comm.HasField("elastic"):
         return
@@ -36,7 +36,7 @@ def complaints(param: proto.SolverParameter) -> Iterator[Complaint]:
 
 
 def require_ranks(param: proto.SolverParameter, started: int, place: Callable[[str], str | None]) -> None:
-    """Raises ConfigError, with the field's place, where comm_param.elastic wants more ranks than are started."""
+    """Raises ConfigError, with the field's place, if min_ranks is more than the number of ranks that were started."""
     elastic, field = param.comm_param.elastic, "comm_param.elastic.min_ranks"
     if param.comm_param.HasField("elastic") and elastic.min_ranks > started:
         raise ConfigError(
@@ -46,15 +46,18 @@ def require_ranks(param: proto.SolverParameter, started: int, place: Callable[[s
 
 @dataclass(frozen=True)
 class Division:
-    """iter_size: of each rank. share: what all ranks together take of the full global batch."""
+    """How a global batch is divided. iter_size: of each rank. share: the fraction of the full global batch that all
+    ranks take together."""
 
     iter_size: int
     share: float
 
 
 def divide_micro_batches(micro_batches: int, ranks: int, batch: int, iter_size: int) -> Division:
-    """micro_batches: in the full global batch, of which the solver's iter_size are a rank's. batch: what is to become
-    of it, as a number of Batch."""
+    """Returns the Division among `ranks` ranks.
+
+    micro_batches: in the full global batch. batch: a value of Batch. With HOLD each rank gets its share of these
+    micro-batches, rounded down, and at least one; with SHRINK it keeps `iter_size`."""
     if batch == Batch.HOLD:
         iter_size = max(1, micro_batches // ranks)
     return Division(iter_size, iter_size * ranks / micro_batches)

@@ -1,4 +1,4 @@
-"""The average of the weights over a run (`ema`), which tests score and snapshots hold beside the weights."""
+"""The average of the weights over a run (`ema`): tests score it, and snapshots hold it beside the weights."""
 
 from __future__ import annotations
 
@@ -16,22 +16,29 @@ if TYPE_CHECKING:
     from engine.net import Net
     from engine.solver.sharding import Sharding
 
-_CHUNK = 2**14  # floats: what is computed on the way stays in a cache, and needs no fresh pages
-_EARLY = 9  # of the first updates, the average keeps n / (n + _EARLY): what training began with is soon forgotten
+_CHUNK = 2**14  # floats that are computed at once: intermediate values stay in a cache, and need no fresh pages
+_EARLY = 9  # early on, update n keeps n / (n + _EARLY) of the average: the initial weights are soon forgotten
 
 
 class WeightAverage:
     """An exponential moving average of a net's weights, and of BatchNorm's statistics.
 
-    Statistics are taken in at the end of a step, weights when the updates of the step are over: catch_up(), which the
-    next step calls before its backward. `weights` is laid out as the net's arena. Where each rank keeps a share of the
-    weights in float32, which the net has rounded, a rank keeps that share of the average up to date: gather() before
-    anybody looks. is_rescaled: forward changes weights, so that they are to be taken in before it, when tests and
-    snapshots see them.
+    The end of a step adds the statistics to the average: step(). The weights are added when their updates are over:
+    catch_up(), which the next step calls before its backward.
+
+    With sharded updates in BF16 the net's weights are rounded, and each rank has the float32 weights of its shares
+    alone. It then keeps those shares of the average up to date, and gather() completes the others before a test or a
+    snapshot.
+
+    Attributes:
+        weights: the average, float32, laid out as the net's arena.
+        begun: whether there is an average yet: from the end of the first iteration on.
+        is_rescaled: a layer's forward changes weights. The average is to take them in before the next forward, as
+            tests and snapshots see them.
     """
 
     def __init__(self, net: Net, weights: np.ndarray, decay: float, sharding: Sharding | None = None):
-        """weights: the net's arena, float32. decay: what an update keeps of the average."""
+        """weights: the net's arena, float32. decay: the fraction of the average that an update keeps."""
         self.net, self.decay = net, decay
         self.history = History(net, ["the average of the weights"])
         (self.weights,) = self.history.arrays
@@ -39,19 +46,19 @@ class WeightAverage:
         self._sharding = sharding if sharding and sharding.weights.masters is not None else None
         self._tensors = {each: net.tensor_of[each] for each in net.graph.params if each.statistics}
         self._statistics = {each: np.zeros_like(tensor.get()) for each, tensor in self._tensors.items()}
-        self._due: np.float32 | None = None  # the share of the weights that are to be taken in
+        self._due: np.float32 | None = None  # the fraction of the live weights that catch_up() is to add
         self.begun = False
         self.is_rescaled = any(layer.rescales_weights for layer in net.graph.layers)
 
     def step(self, iteration: int) -> None:
-        """After the backward pass of an iteration, with the first of which the average begins: see `begun`."""
-        share = np.float32(1 - min(self.decay, iteration / (iteration + _EARLY)))
+        """Adds the statistics after the backward of an iteration, and leaves the weights to catch_up()."""
+        fraction = np.float32(1 - min(self.decay, iteration / (iteration + _EARLY)))
         for parameter, average in self._statistics.items():
-            _approach(average, self._tensors[parameter].get(), share)
-        self._due, self.begun = share, True
+            _approach(average, self._tensors[parameter].get(), fraction)
+        self._due, self.begun = fraction, True
 
     def catch_up(self) -> None:
-        """When no update is under way."""
+        """Adds the weights of the last step, if that is not done yet. No update may be under way."""
         if self._due is None:
             return
         with undisturbed():
@@ -62,19 +69,20 @@ class WeightAverage:
             self._due = None
 
     def _pairs(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Views of what this rank keeps up to date, and of what that approaches."""
+        """Returns (average, live weights): views of the ranges that this rank keeps up to date."""
         if self._sharding is None:
             return [(self.weights, self._live)]
         return self._sharding.beside_masters(self.weights)
 
     def gather(self) -> None:
-        """Collective, after catch_up(): `weights` are whole on all ranks."""
+        """Collective, after catch_up(). Completes `weights` on all ranks, where each has had its shares alone."""
         if self._sharding:
             self._sharding.complete(self.weights)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Meanwhile the net has the average in place of its weights, if there is one yet; call catch_up() before."""
+        """Lets the net use the average in place of its weights inside the context, if there is an average yet. Call
+        catch_up() before."""
         if self.begun:
             with undisturbed():
                 self._swap()
@@ -97,17 +105,18 @@ class WeightAverage:
             self._statistics[parameter] = kept
 
     def statistics(self) -> list[np.ndarray]:
-        """Of BatchNorm, each rank's own, to be averaged over the ranks."""
+        """Returns the averages of BatchNorm's statistics; each rank has its own, to be averaged over the ranks."""
         return list(self._statistics.values())
 
     # Snapshots
 
     def start_over(self, iteration: int) -> None:
-        """On every rank, when rank 0 has read a snapshot of an iteration: what was due is of weights that are gone."""
+        """Drops what catch_up() was to add, after a snapshot of `iteration` has been read: those weights are gone."""
         self.begun, self._due = iteration > 0, None
 
     def to_blobs(self, wholes: dict[Parameter, np.ndarray]) -> list[np.ndarray]:
-        """As History.to_blobs(). wholes: of the parameters that this rank has a part of."""
+        """Returns one array for each parameter, as History.to_blobs() does. wholes: the whole averages of the
+        parameters of which this rank holds a part."""
         blobs = self.history.to_blobs([wholes])
         for index, parameter in enumerate(self.net.graph.params):
             if parameter in self._statistics:
@@ -115,7 +124,8 @@ class WeightAverage:
         return blobs
 
     def take(self, values: Mapping[Parameter, np.ndarray] | None) -> None:
-        """values: of a snapshot, by parameter; None: it has none, and the average begins with the net's weights."""
+        """Takes over the average of a snapshot. values: it, by parameter; None if the snapshot has none: then the
+        average begins with the net's weights."""
         if values is None:
             self.weights[:] = self._live
         else:
@@ -125,8 +135,9 @@ class WeightAverage:
             average[:] = found.reshape(average.shape)
 
 
-def _approach(average: np.ndarray, values: np.ndarray, share: np.float32) -> None:
-    if share == 1:  # of the first update: whatever stood there, no bit of it stays
+def _approach(average: np.ndarray, values: np.ndarray, fraction: np.float32) -> None:
+    """Moves the average towards the values by this fraction of the distance."""
+    if fraction == 1:  # the first update: the sum below would leave rounding errors, or a NaN that stood there
         average[...] = values
     else:
-        average += share * (values - average)
+        average += fraction * (values - average)

@@ -1,4 +1,4 @@
-"""Where a loss or a weight is not finite: names the layer and suggests a remedy."""
+"""Names the layer to blame for a loss or a weight that is not finite, and suggests a remedy."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ ADVICE = "Lower base_lr or warm up, or set clip_gradients"
 
 
 def blame_loss(loss: float, iteration: int, net: Net, describe: Callable[[tuple[str, int] | None], str]) -> NoReturn:
-    """After a forward whose loss is not finite, when no update is under way. describe: Feeder.describe_batch(). Raises
-    NumericalError naming iteration and layer: that of the data, where these are not finite. Another one is found by
-    another forward: not where all ranks would have to take part, or a user's layers would run once more, which may have
-    the next picture by then, of another shape."""
+    """Raises NumericalError that names the iteration, and the first layer whose output is not finite.
+
+    Called after a forward whose loss is not finite, when no update is under way. describe: Feeder.describe_batch(). If
+    the data are finite, the layer is found by another forward. That would not do with model parallelism, for which all
+    ranks would have to take part, nor with a user's Python layers, which may have read the next picture, of another
+    shape: there the error names no layer."""
     _check_data(loss, iteration, net, describe)
     batch, advice = describe(None), ADVICE if iteration else FIRST
     if net.runs_python or any(placed.parameter.parts > 1 for placed in net.parameters):
@@ -34,7 +36,8 @@ def blame_loss(loss: float, iteration: int, net: Net, describe: Callable[[tuple[
 
 
 def _check_data(loss: float, iteration: int, net: Net, describe: Callable[[tuple[str, int] | None], str]) -> None:
-    """Raises NumericalError where what the net was fed is not finite, for a layer that cannot compute with it."""
+    """Raises NumericalError if the net was fed numbers that are not finite, and a layer reads them that does not take
+    NaN."""
     makers, readers = {top: layer for layer in net.graph.layers for top in layer.tops}, net.graph.readers()
 
     def may_be_nan(blob: Blob) -> bool:
@@ -57,8 +60,9 @@ def _check_data(loss: float, iteration: int, net: Net, describe: Callable[[tuple
 
 
 def check_weights(weights: np.ndarray, iteration: int, net: Net) -> None:
-    """The loss does not always tell: convolutions with a ReLU6 make 0 of NaN. weights: the arena, float32. Raises
-    NumericalError naming a parameter."""
+    """Raises NumericalError that names a parameter which is not finite. weights: the arena, float32.
+
+    The loss does not always show it: convolutions with a ReLU6 turn NaN into 0."""
     if np.isfinite(weights).all():
         return
     bad = next(placed for placed in net.parameters if not np.isfinite(placed.tensor.get()).all())

@@ -1,5 +1,5 @@
-"""How many samples an iteration of all ranks has, how to keep that number on another number of ranks, and what to say
-where it is not what a solver is meant for."""
+"""The global batch, the samples of an iteration over all ranks: keeps it on another number of ranks, and warns where it
+is not what a solver is meant for."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def hold_global_batch(config: SolverConfig, world: World, snapshot: Snapshot) -> None:
-    """Changes iter_size and the train net's batch_size so that an iteration has the samples that it had.
+    """Changes iter_size and the train net's batch_size so that an iteration has as many samples as in the snapshot.
 
-    Raises ConfigError, with the numbers, where they do not allow it.
+    Raises ConfigError, with the numbers, if this number of ranks cannot divide them.
     """
     layers = data_layers(config)
     batch = batch_size_of(layers[0]) if layers else 1
@@ -48,7 +48,7 @@ def hold_global_batch(config: SolverConfig, world: World, snapshot: Snapshot) ->
         return
     scale_batch(config, size, batch)
     set_iter_size(config.message, new_steps)
-    if not layers:  # how many rows a batch has only the net will tell
+    if not layers:  # only the built net knows how many rows a batch has
         log(f"iter_size {steps} -> {new_steps}: {before} batches in an iteration, as before")
         return
     log(
@@ -67,8 +67,8 @@ def hold_global_batch(config: SolverConfig, world: World, snapshot: Snapshot) ->
 
 
 def scale_batch(config: SolverConfig, size: int, batch: int) -> None:
-    """Multiplies what says in the train net how many samples a batch has by size / batch, which must give whole
-    numbers: the batch_size of data layers, and of those that make indicators of as many sequences."""
+    """Multiplies the batch_size of data layers, and of ContinuationIndicator layers, by size / batch, which must give
+    whole numbers."""
     for layer in data_layers(config):
         set_batch_size(layer, batch_size_of(layer) * size // batch)
     for layer in _indicators(config):
@@ -81,25 +81,25 @@ def _indicators(config: SolverConfig) -> list[proto.LayerParameter]:
 
 
 def _train_layers(config: SolverConfig) -> Iterator[proto.LayerParameter]:
-    """Those of the train net that its state keeps."""
+    """Returns the layers of the train net that its phase and stages keep."""
     train = net_of_solver(config, proto.TRAIN)
     return (train.message.layer[index] for index in kept_layers(train))
 
 
 def _slices(config: SolverConfig) -> set[int]:
-    """How many samples the BatchNorm layers of the train net take statistics from; 0: all of a batch."""
+    """Returns how many samples the BatchNorm layers of the train net take statistics from; 0: all of a batch."""
     params = (layer.batch_norm_param for layer in _train_layers(config) if layer.type == "BatchNorm")
     whole = net_of_solver(config, proto.TRAIN).message.bn_stats_batch_size
     return {param.stats_batch_size or whole for param in params if not param.use_global_stats}
 
 
 def _multiple(layers: Sequence[proto.LayerParameter], slices: Collection[int], sequences: Collection[int]) -> int:
-    """What must divide the first data layer's batch_size: mix_param takes pairs, BatchNorm whole slices, and the
-    batch_size of another data layer, or of indicators of sequences, changes by the same factor."""
+    """Returns the number of which the first data layer's batch_size must stay a multiple: mix_param takes pairs of
+    samples, BatchNorm whole slices, and every other batch_size changes by the same factor and must stay whole."""
     if not layers:
         return 1
     batch = batch_size_of(layers[0])
-    found = [math.gcd(size, batch) for size in slices if size]  # a batch may be that of several data layers together
+    found = [math.gcd(size, batch) for size in slices if size]  # a slice may span the samples of several data layers
     for layer in layers:
         unit = batch * (2 if layer.transform_param.HasField("mix_param") else 1)
         found.append(unit // math.gcd(unit, batch_size_of(layer)))
@@ -108,7 +108,7 @@ def _multiple(layers: Sequence[proto.LayerParameter], slices: Collection[int], s
 
 
 def data_batch(config: SolverConfig) -> int:
-    """Samples of one rank in an iteration, as the files have it."""
+    """Returns the samples of one rank in an iteration, by the batch_size and iter_size of the files."""
     layers = data_layers(config)
     return (batch_size_of(layers[0]) if layers else 1) * max(1, config.message.iter_size)
 
@@ -116,8 +116,11 @@ def data_batch(config: SolverConfig) -> int:
 def divide_batch(
     total: int, ranks: int, batch: int, steps: int, adjustable: bool = True, multiple: int = 1
 ) -> tuple[int, int]:
-    """(batch_size, iter_size) of each of `ranks` ranks, of which the product is their share of `total` samples: with
-    the batch_size that is nearest to `batch` from below, and that `multiple` divides. Raises ConfigError."""
+    """Returns (batch_size, iter_size) for each of `ranks` ranks, whose product is total / ranks samples.
+
+    batch, steps: the batch_size and iter_size of the files. adjustable: whether batch_size may change; then it is the
+    largest multiple of `multiple` that is not above `batch` and divides a rank's samples. Raises ConfigError if there
+    is none."""
     if ranks * batch * steps == total:
         return batch, steps
     step = multiple if adjustable else batch
@@ -140,37 +143,38 @@ def divide_batch(
 
 
 def _batch_size(total: int, ranks: int, batch: int, step: int) -> int:
-    """Of each of `ranks` ranks: the multiple of `step` that is nearest to `batch` from below, 0 where none from the
-    half of it on divides their share."""
+    """Returns the largest multiple of `step`, at most `batch`, that divides the samples of each of `ranks` ranks; 0 if
+    there is none, or if it is below half of `batch` though a rank has more samples than that."""
     each, rest = divmod(total, ranks)
     size = max((size for size in range(step, min(batch, each) + 1, step) if each % size == 0), default=0)
     return 0 if rest or (each > batch and 2 * size < batch) else size
 
 
 def set_iter_size(param: proto.SolverParameter, steps: int) -> None:
-    """Of a solver; gradients are clipped as before, for the limit is one of the sum over micro-batches, as in Caffe."""
+    """Sets iter_size, and changes clip_gradients with it: as in Caffe, that limits the sum over the micro-batches, and
+    the limit of their mean is to stay."""
     if param.clip_gradients > 0:
         param.clip_gradients *= steps / max(1, param.iter_size)
     param.iter_size = steps
 
 
 def data_layers(config: SolverConfig) -> list[proto.LayerParameter]:
-    """Those of the train net that have a batch_size, in its phase."""
+    """Returns the layers of the train net that read data in batches of a batch_size."""
     found = []
     for layer in _train_layers(config):
         if layer.bottom:
             continue
         try:
             batch_size_of(layer)
-        except ConfigError:  # DummyData and its kin
+        except ConfigError:  # a layer without bottoms and without a batch_size, such as DummyData
             continue
         found.append(layer)
     return found
 
 
-def other_batch(config: SolverConfig, batch: int, ranks: int) -> Iterator[str]:
-    """A warning where global_batch, which the numbers of a solver are meant for, is not the run's, and what would make
-    it so. None without a data layer, which tells the batch. batch: samples in the first iteration of all ranks."""
+def batch_warnings(config: SolverConfig, batch: int, ranks: int) -> Iterator[str]:
+    """Warns if the run's global batch is not the one that the solver is meant for (global_batch), with what would make
+    it so. batch: samples in the first iteration, over all ranks; known only with a data layer."""
     param, layers = config.message, data_layers(config)
     wanted, steps = param.global_batch, max(1, param.iter_size)
     if not param.HasField("global_batch") or wanted == batch or not layers:
@@ -179,7 +183,7 @@ def other_batch(config: SolverConfig, batch: int, ranks: int) -> Iterator[str]:
     sized = [*layers, *_indicators(config)]
     if all(settings := [_batch_size_setting(layer, Fraction(wanted, batch)) for layer in sized]):
         ways.append(" ".join(settings))
-    # Gradients are clipped in their sum over micro-batches, and adversarial refuses iter_size.
+    # clip_gradients limits the sum over micro-batches, which another iter_size changes; adversarial refuses iter_size.
     if wanted * steps % batch == 0 and param.clip_gradients <= 0 and not param.HasField("adversarial"):
         ways.append(f"--set iter_size={wanted * steps // batch}")
     if wanted * ranks % batch == 0:
@@ -191,10 +195,12 @@ def other_batch(config: SolverConfig, batch: int, ranks: int) -> Iterator[str]:
     )
 
 
-def shared_states(param: proto.SolverParameter, recurrent: Sequence[str]) -> Iterator[str]:
-    """A warning, if it is due: of recurrent layers, which have one state of each sequence of a batch. With several
-    micro-batches in an iteration these go through it one after the other, where ranks have states of their own.
-    recurrent: names of the train net's layers that go on from batch to batch."""
+def recurrent_warnings(param: proto.SolverParameter, recurrent: Sequence[str]) -> Iterator[str]:
+    """Warns if the micro-batches of an iteration share the states of recurrent layers.
+
+    Such a layer has one state for each sequence of a batch. The micro-batches of a rank go through that state one after
+    the other, while each rank has states of its own. recurrent: names of the train net's layers that carry states from
+    batch to batch."""
     elastic = param.comm_param.HasField("elastic") and param.comm_param.elastic.batch == proto.ElasticParameter.HOLD
     asked = {"iter_size": param.iter_size > 1, "batch_growth": param.HasField("batch_growth"), "elastic": elastic}
     causes = [field for field, is_there in asked.items() if is_there]
@@ -206,8 +212,8 @@ def shared_states(param: proto.SolverParameter, recurrent: Sequence[str]) -> Ite
         )
 
 
-def unshared_data(config: SolverConfig, ranks: int) -> Iterator[str]:
-    """A warning of each Python layer of the train net that reads data, which ranks do not share."""
+def python_data_warnings(config: SolverConfig, ranks: int) -> Iterator[str]:
+    """Warns of each Python layer of the train net that reads data: the engine does not divide these among ranks."""
     for layer in _train_layers(config) if ranks > 1 else ():
         if layer.type == "Python" and not layer.bottom:
             yield (
@@ -217,7 +223,7 @@ def unshared_data(config: SolverConfig, ranks: int) -> Iterator[str]:
 
 
 def _batch_size_setting(layer: proto.LayerParameter, factor: Fraction) -> str:
-    """The option that multiplies a layer's batch_size, "" where that gives no whole number."""
+    """Returns the option that multiplies a layer's batch_size by a factor; "" if that gives no whole number."""
     size = layer.continuation_indicator_param.batch_size or batch_size_of(layer)
     message = next((field.name for field, value in layer.ListFields() if getattr(value, "batch_size", 0) == size), "")
     whole = message and (size * factor).denominator == 1
@@ -225,7 +231,7 @@ def _batch_size_setting(layer: proto.LayerParameter, factor: Fraction) -> str:
 
 
 def product_text(ranks: int, batch: int, steps: int) -> str:
-    """As messages show what makes a global batch: "4 ranks x 32 x iter_size 1"."""
+    """Returns how messages show a global batch: "4 ranks x 32 x iter_size 1"."""
     return f"{_ranks(ranks)} x {batch} x iter_size {steps}"
 
 

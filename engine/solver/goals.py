@@ -1,5 +1,5 @@
-"""What test outputs decide in a run: which weights are the best so far (`snapshot_best`), and that nothing is gained
-any more (`early_stopping`)."""
+"""What the outputs of tests decide in a run: which weights are the best so far (`snapshot_best`), and when to stop
+because nothing is gained any more (`early_stopping`)."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ if TYPE_CHECKING:
 
 
 class Goal:
-    """An output of a test net that is to become as high as it can, or as low; as text, what snapshots call it.
+    """An output of a test net that is to become as high, or as low, as it can. str() is its name in snapshots.
 
-    field: of the solver, that names it. index: of the first test net that has it and is tested.
+    field: the solver's field that names the output. index: of the first test net that has it and is tested.
     """
 
     def __init__(
         self, field: str, output: str, best_is: int | None, tested: Sequence[Graph], left_out: Collection[int]
     ):
-        """tested: the test nets. left_out: the numbers of those with a test_iter of 0. Raises ConfigError, without a
-        place, where none of them has the output, or where it has several values."""
+        """best_is: LOWEST, HIGHEST, or None: then losses are best at their lowest, other outputs at their highest.
+        tested: the test nets. left_out: the indices of those with a test_iter of 0. Raises ConfigError, without a
+        place, if none of the others has the output, or if it has several values."""
         self.field, self.output = field, output
         outputs = [[blob.name for blob in graph.outputs] for graph in tested]
         having = [index for index, names in enumerate(outputs) if output in names]
@@ -58,7 +59,7 @@ class Goal:
         return f"{'highest' if self.sign > 0 else 'lowest'} {self.output} of test net #{self.index}"
 
     def value(self, records: Sequence[TestRecord]) -> float:
-        """Of a test of all nets. Raises ConfigError for an output of several values."""
+        """Returns the goal's value in a test of all nets. Raises ConfigError if the output has several values."""
         record = next(each for each in records if each.index == self.index)
         found = np.ravel(record.outputs[self.output])
         if found.size != 1:
@@ -66,12 +67,12 @@ class Goal:
         return float(found[0])
 
     def gains(self, value: float, best: float | None, by: float = 0.0) -> bool:
-        """Whether a value is better by more than `by` than the best so far. NaN is never better."""
+        """Tells whether a value is better, by more than `by`, than the best so far. NaN is never better."""
         return not np.isnan(value) and (best is None or self.sign * (value - best) > by)
 
 
 def _is_another(goal: Goal | None, before: str | None) -> bool:
-    """Whether a snapshot's values are of another goal than this run has, which is logged."""
+    """Tells, and logs, that a snapshot's values are of another goal than this run's."""
     if goal is None or before in (None, str(goal)):  # an old state does not name its goal
         return False
     log(f"{goal.field} goes by the {goal}, and the snapshot by the {before}: what is best is sought anew")
@@ -79,7 +80,8 @@ def _is_another(goal: Goal | None, before: str | None) -> bool:
 
 
 def _least_values(graph: Graph, output: str) -> int:
-    """Of an output in a test, as far as its shape tells: it may be averaged over the samples of a batch."""
+    """Returns how many values an output has at least in a test: one that has a value for each sample of a batch may be
+    averaged over them."""
     shape = next(blob.shape for blob in graph.outputs if blob.name == output)
     if output in detectors_of(graph):
         return 1
@@ -87,7 +89,7 @@ def _least_values(graph: Graph, output: str) -> int:
 
 
 class Goals:
-    """What a solver's tests decide. Every rank has the same, since a test's outputs are the same bits on all."""
+    """Judges a solver's tests. All ranks come to the same decision, since a test's outputs are the same bits on all."""
 
     def __init__(
         self,
@@ -95,7 +97,7 @@ class Goals:
         tested: Sequence[Graph],
         place: Callable[[str], str | None] = lambda field: None,
     ):
-        """tested: the test nets. Raises ConfigError, with the field's place, where none has an output that is named."""
+        """tested: the test nets. Raises ConfigError, with the field's place, if none of them has a named output."""
         self._place = place
         self.best = self._goal("snapshot_best", param, tested)
         self.stopping = self._goal("early_stopping", param, tested)
@@ -112,19 +114,20 @@ class Goals:
             raise ConfigError(str(error), self._place(field)) from None
 
     def take_up(self, state: GoalsState) -> None:
-        """From a snapshot: forgets values of another goal than this run's, with which its own cannot be compared."""
+        """Takes up a snapshot's state: forgets values of another goal than this run's, which cannot be compared."""
         new_best = _is_another(self.best, state.best_goal)
         if new_best:
             state.best_value = state.best_iteration = state.best_goal = None
         if new_stopping := _is_another(self.stopping, state.stopping_goal):
             state.stopping_value = state.tests_without_gain = state.stopping_goal = None
-        # Of a test that is repeated, early_stopping would count again what it has seen.
+        # The test of the snapshot's iteration is repeated. It counts for a new goal; early_stopping, if it goes on,
+        # must not count it again.
         if new_stopping or (new_best and not self.stopping):
             state.last_judged = None
 
     def judge(self, state: GoalsState, iteration: int, records: Sequence[TestRecord]) -> bool:
-        """After a test of all nets: whether its weights are the best so far. A test that a resumed run repeats counts
-        once. Raises ConfigError for an output of several values."""
+        """Judges a test of all nets. Returns whether its weights are the best so far. A test that a resumed run repeats
+        counts once. Raises ConfigError for an output of several values."""
         if state.last_judged == iteration or not (self.best or self.stopping):
             return False
         state.last_judged = iteration
@@ -145,12 +148,12 @@ class Goals:
         except ConfigError as error:
             raise ConfigError(str(error), self._place(goal.field)) from None
 
-    def are_lost(self, state: GoalsState) -> bool:
-        """Whether early_stopping's patience is over."""
+    def is_patience_over(self, state: GoalsState) -> bool:
+        """Tells whether early_stopping has seen `patience` tests in a row without a gain."""
         return bool(self.stopping) and (state.tests_without_gain or 0) >= self._patience
 
     def describe_stop(self, state: GoalsState) -> str:
-        """Why the run ends."""
+        """Returns the log's line on why early_stopping ends the run."""
         assert self.stopping
         by = f" by more than {self._min_delta:g}" if self._min_delta else ""
         best = "nothing" if state.stopping_value is None else f"{state.stopping_value:.6g}"
@@ -159,8 +162,8 @@ class Goals:
 
 
 def check_goals(config: SolverConfig) -> None:
-    """Before a run: raises ConfigError where a solver goes by an output that none of its test nets has. A test net that
-    does not build is for others to tell of."""
+    """Raises ConfigError, before a run, if no test net has an output that the solver goes by. Says nothing if a test
+    net cannot be built: other checks tell why."""
     param, tested = config.message, []
     if not any(wanted(param, field) for field in ("snapshot_best", "early_stopping")):
         return
@@ -175,8 +178,8 @@ def check_goals(config: SolverConfig) -> None:
 
 
 def wanted(param: proto.SolverParameter, field: str) -> tuple[str, int | None] | None:
-    """What snapshot_best or early_stopping wants: the output, and which of its values is the best one, if it says so;
-    None if it is not given."""
+    """Returns what a field, snapshot_best or early_stopping, asks for: the output's name, and LOWEST, HIGHEST or None
+    if the text does not say which value is best. None if the field is not given."""
     best = param.snapshot_best_is if param.HasField("snapshot_best_is") else None
     if field == "snapshot_best":
         return (param.snapshot_best, best) if param.snapshot_best else None
@@ -191,7 +194,7 @@ def wanted(param: proto.SolverParameter, field: str) -> tuple[str, int | None] |
 
 
 def complaints(param: proto.SolverParameter, tested: bool) -> Iterator[Complaint]:
-    """What is wrong with the fields by themselves. tested: whether a run of this solver tests."""
+    """Yields what is wrong with the fields, as far as the solver alone can tell. tested: whether its runs test."""
     asked = param.early_stopping
     if param.HasField("early_stopping"):
         if not (asked.output or param.snapshot_best):

@@ -1,4 +1,4 @@
-"""The optimizer state (momentum and the like): arenas with the offsets and layouts of the weights'."""
+"""The optimizer state (momentum and the like), in arenas with the offsets and layouts of the weight arena."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ if TYPE_CHECKING:
 
 
 class History:
-    """An arena for each of `names`, which tell what it holds (one for SGD, two for Adam and AdaDelta), zero at first.
-    `arrays` are their float32 views for the updater, `named` the same by name.
+    """One arena for each of `names`, zero at first. A name tells what its arena holds: SGD has one, Adam and AdaDelta
+    two. The arrays of all parameters for one name are called a set.
 
-    sharding: every rank holds its shares only; take() and wholes() are collective then.
+    With a sharding every rank holds its shares only, and take() and wholes() are collective.
+
+    Attributes:
+        arrays: float32 views of the arenas, for the updater.
+        named: the same arrays by name.
     """
 
     def __init__(self, net: Net, names: Sequence[str], sharding: Sharding | None = None):
@@ -37,9 +41,10 @@ class History:
         self._tensors = [{} if sharding else tensors_in(arena, net) for arena in self._arenas]
 
     def to_blobs(self, wholes: Sequence[Mapping[Parameter, np.ndarray]] = ()) -> list[np.ndarray]:
-        """One array for each parameter of the net in the file's order, set after set: BVLC's SolverState.history.
-        Parameters that do not learn have zeros, as Caffe writes them. wholes: for each set, of what this rank has a
-        part or a share of."""
+        """Returns one array for each parameter in the file's order, set after set: Caffe's SolverState.history.
+
+        Parameters that do not learn have zeros, as Caffe writes them. wholes: for each set, the whole arrays of the
+        parameters of which this rank holds a part or a share."""
         blobs = []
         for number, tensors in enumerate(self._tensors):
             for parameter in self.net.own_params():
@@ -54,8 +59,8 @@ class History:
         return blobs
 
     def fit(self, blobs: Sequence[np.ndarray], source: str) -> list[dict[Parameter, np.ndarray]]:
-        """Arrays in the order of to_blobs(), by parameter, set after set. Raises WeightsError where their number or
-        size is not this net's."""
+        """Sorts arrays in the order of to_blobs() by set and parameter. Raises WeightsError if their number or sizes do
+        not fit this net."""
         params = self.net.own_params()
         if len(blobs) != len(params) * len(self._tensors):
             raise WeightsError(
@@ -74,7 +79,8 @@ class History:
         return sets
 
     def take(self, sets: Sequence[Mapping[Parameter, np.ndarray]] | None) -> None:
-        """sets: of fit(); None on ranks that get their shares from rank 0."""
+        """Takes over the values of a snapshot. sets: what fit() returned; None on ranks that get their shares from
+        rank 0."""
         if sets is None:
             assert self._sharding
             for array in self.arrays:
@@ -88,16 +94,17 @@ class History:
                 tensor.set(np.ascontiguousarray(mine, np.float32).ravel())
 
     def wholes(self) -> list[dict[Parameter, np.ndarray]]:
-        """Of sharded updates, each set's whole arrays on rank 0; {} elsewhere, and where a rank holds the whole."""
+        """Returns each set's whole arrays on rank 0, gathered from the shares of all ranks. A set is {} on other ranks,
+        and where updates are not sharded."""
         return [self._sharding.gather(array) if self._sharding else {} for array in self.arrays]
 
     def values(self, number: int, placed: Placed) -> np.ndarray:
-        """What this rank holds of a parameter's history in one set, row-major."""
+        """Returns what this rank holds of a parameter's history, in set `number`, row-major."""
         return self._tensors[number][placed.parameter].get()
 
 
 def tensors_in(arena: Arena, net: Net) -> dict[Parameter, Tensor]:
-    """Tensors in an arena that is laid out as the net's weights."""
+    """Returns a tensor for each parameter, placed in an arena that is laid out as the net's weights."""
     found = {}
     for placed in net.parameters:
         found[placed.parameter] = placed.tensor.like(placed.name)

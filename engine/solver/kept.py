@@ -1,7 +1,7 @@
-"""Which of its snapshots a run keeps (`snapshot_keep`), and the file of its best weights (`snapshot_best`).
+"""Keeps the newest snapshots of a run (`snapshot_keep`) and the file of its best weights (`snapshot_best`).
 
-Only what this run has written, or the run that it goes on from, is ever removed, and never what a later stage begins
-with.
+It removes only files that this run has written, or the run from which it goes on, and none with which a later stage
+begins.
 """
 
 from __future__ import annotations
@@ -18,23 +18,22 @@ from engine.weights import SolverState
 if TYPE_CHECKING:
     from engine.comm.world import World
 
-SUFFIXES = ("", ".h5")  # a run may go on in the other format
+SUFFIXES = ("", ".h5")  # files may have either, as a run may go on in the other format
 
 
 class KeptSnapshots:
-    """Alike on all ranks; the files are rank 0's."""
+    """Knows which snapshots there are: the same on all ranks, while rank 0 alone touches files."""
 
     def __init__(self, prefix: str, keep: int, needed: Iterable[str], world: World):
-        """keep: so many snapshots; 0: all. needed: files that later stages begin with. world: whose rank 0
-        removes files."""
+        """keep: how many snapshots are kept; 0: all. needed: files with which later stages begin."""
         self.prefix, self._keep, self._world = prefix, keep, world
         self._needed = {os.path.abspath(path) for path in needed}
         self.iterations: list[int] = []  # of the snapshots, ascending
         self._bests: set[int] = set()  # iterations of the files of best weights
-        self._saved_best: int | None = None  # what the last snapshot names
+        self._saved_best: int | None = None  # the iteration of the best weights by the last snapshot's state
 
     def restore(self, path: str, state: SolverState) -> None:
-        """From a snapshot. One of another prefix is another run's."""
+        """Takes over what a snapshot's state knows, unless its path has another prefix: then it is another run's."""
         own = {os.path.abspath(f"{self.prefix}_iter_{state.iteration}.solverstate{suffix}") for suffix in SUFFIXES}
         if os.path.abspath(path) not in own:
             return
@@ -44,14 +43,15 @@ class KeptSnapshots:
             self._bests.add(state.best_iteration)
 
     def add(self, iteration: int, best: int | None) -> list[str]:
-        """After a snapshot is whole, which names `best`. Returns the weights that have been removed."""
+        """Notes a snapshot that is whole and removes old ones. best: the iteration of the best weights by its state.
+        Returns the files of weights that have been removed."""
         self.iterations = sorted({*self.iterations, iteration})
         self._saved_best = best
         removed = []
         for each in self._old():
-            if each == iteration:  # a run that has gone back
+            if each == iteration:  # in a run that has gone back, the snapshot just written may be among the oldest
                 continue
-            # The state goes first: nothing goes on from one without its weights.
+            # The state first: if the removal stops halfway, no state is left without its weights.
             states = [f"{self.prefix}_iter_{each}.solverstate{suffix}" for suffix in SUFFIXES]
             self._remove([*states, *self._models(each)])
             self.iterations.remove(each)
@@ -59,11 +59,12 @@ class KeptSnapshots:
         return removed + self._prune_bests(best)
 
     def others(self, iteration: int) -> list[int]:
-        """The iterations of the snapshots that are there beside that of `iteration`, before it is written."""
+        """Returns the iterations of the snapshots that are kept beside that of `iteration`, which is to be written."""
         old = self._old()
         return [each for each in self.iterations if each != iteration and each not in old]
 
     def _old(self) -> list[int]:
+        """Returns the iterations of the snapshots that are to be removed."""
         old = self.iterations[: -self._keep] if self._keep else []
         return [each for each in old if not self._needed & set(map(os.path.abspath, self._models(each)))]
 
@@ -72,14 +73,15 @@ class KeptSnapshots:
         return [f"{stem}{kind}.caffemodel{suffix}" for kind in ("", "_ema") for suffix in SUFFIXES]
 
     def add_best(self, path: Path, iteration: int) -> list[str]:
-        """After a file of best weights is whole. Returns the files that have been removed."""
+        """Notes a file of best weights that is whole, and removes older ones. Returns the files removed."""
         self._bests.add(iteration)
         if self._world.rank == 0:
             self.link_best(path)
         return self._prune_bests(iteration)
 
     def _prune_bests(self, best: int | None) -> list[str]:
-        """Removes all but the best, and that to which a run that goes on from the last snapshot would come back."""
+        """Removes all files of best weights but those of `best` and those that the last snapshot names: a run that goes
+        on from it needs them. Returns the files removed."""
         removed = []
         for each in sorted(self._bests - {best, self._saved_best}):
             files = [f"{self.prefix}_iter_{each}_best.caffemodel{suffix}" for suffix in SUFFIXES]

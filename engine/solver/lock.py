@@ -1,4 +1,4 @@
-"""A snapshot_prefix belongs to one run: a second one would remove what the first is writing, and mix its files."""
+"""Locks a snapshot_prefix for one run: a second run would remove what the first is writing, and mix up their files."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from engine.errors import EngineError
 from engine.files import reason
 from engine.report.log import warn
 
-RESTART_SECONDS = 10.0  # in which what has died, or is ending, gives its lock back
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # of file systems without flock
+RESTART_SECONDS = 10.0  # within which a run that has died, or is ending, gives its lock back
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # what file systems without flock answer
 _REMOVE = "; it is another user's: if that run has ended, remove the file"
 _MOST_BYTES = 200  # of what a lock's file says
 _held: dict[str, int] = {}  # absolute prefix -> descriptor of the file that is locked
 
 
 def lock_prefix(prefix: str, patience: float = 0) -> bool:
-    """Keeps other runs off the files of a snapshot_prefix until this process ends or unlock_prefix(). The system gives
-    the lock back whatever ends the process, so that the file of a run that was killed stops nobody, another user in the
-    same folder neither.
+    """Keeps other runs off the files of a snapshot_prefix until this process ends or calls unlock_prefix().
+
+    The system releases the lock whatever ends the process, so the lock file of a killed run stops nobody, not even
+    another user of the folder. Does nothing if this process has the lock already.
 
     Args:
-        prefix: of the files' names. Does nothing where this process has it already.
+        prefix: the snapshot_prefix.
         patience: seconds to wait for a run that is about to end.
 
-    Returns False, after a warning, where the file system has no locks.
-    Raises EngineError that names the other run's host and process, or says why the lock's file cannot be opened.
+    Returns False, after a warning, if the file system has no locks; else True.
+    Raises EngineError that names the other run's host and process, or says why the lock file cannot be opened.
     """
     key, path = os.path.abspath(prefix), _file_of(prefix)
     end = time.monotonic() + patience
@@ -68,11 +69,11 @@ def lock_prefix(prefix: str, patience: float = 0) -> bool:
 
 
 def unlock_prefix(prefix: str) -> None:
-    """Gives a snapshot_prefix back; nothing if this process does not have it."""
+    """Releases the lock of a snapshot_prefix. Does nothing if this process does not have it."""
     descriptor = _held.pop(os.path.abspath(prefix), None)
     if descriptor is not None:
         with contextlib.suppress(OSError):
-            _file_of(prefix).unlink()  # while it is locked: who opened it meanwhile sees that it is another now
+            _file_of(prefix).unlink()  # while it is locked: a run that has it open sees by _is_still() that it is gone
         os.close(descriptor)
 
 
@@ -82,14 +83,14 @@ def _file_of(prefix: str) -> Path:
 
 
 def _open(path: Path) -> tuple[int, bool]:
-    """A descriptor of the lock's file, and whether it is another user's, of which this one may only read who has it."""
+    """Opens the lock file. Returns its descriptor, and whether it is another user's file, which can only be read."""
     flags, is_others = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, False
     try:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o644)
         except PermissionError:
             is_others = path.exists()
-            if not is_others:  # it is the folder that cannot be written
+            if not is_others:  # the folder cannot be written to
                 raise
             descriptor = os.open(path, os.O_RDONLY | flags)
     except (OSError, ValueError) as error:
@@ -102,14 +103,14 @@ def _open(path: Path) -> tuple[int, bool]:
 
 
 def _is_still(descriptor: int, path: Path) -> bool:
-    """Whether the file has not been removed since it was opened, by the run that had it."""
+    """Tells whether `path` is still the file that was opened: the run that had the lock may have removed it."""
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
     return False
 
 
 def _sign(descriptor: int) -> None:
-    """Writes who has the lock, for the others' message."""
+    """Writes into the lock file who has the lock, for the error of other runs."""
     with contextlib.suppress(OSError):  # a full disk
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{socket.gethostname()} {os.getpid()} {time.ctime()}\n".encode(), 0)
@@ -124,8 +125,8 @@ def _holder(descriptor: int) -> str:
     return f"process {process} on {host}, since {since.strip()}"
 
 
-def _forget() -> None:
-    """Of a process that a layer has forked: it would hold the lock longer than the run."""
+def _forsake_all() -> None:
+    """Gives up the locks in a process that a layer has forked, which would hold them longer than the run."""
     for descriptor in _held.values():
         os.close(descriptor)
     _held.clear()
@@ -137,4 +138,4 @@ def _unlock_all() -> None:
         unlock_prefix(prefix)
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_forsake_all)

@@ -1,4 +1,4 @@
-"""Model parallelism in the solver: the parts of a layer that ranks hold, gathered for snapshots and test nets."""
+"""Model parallelism in the solver: gathers the parts of layers that ranks hold, for snapshots and test nets."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 
 class ModelParallel:
-    """The parameters of a net of which this rank holds a part. All methods are collective; with none they do
-    nothing."""
+    """The parameters of a net that ranks hold in parts. False if there are none: then the methods do nothing.
+
+    divided: those parameters, in backward's order."""
 
     def __init__(self, net: Net, world: World):
         self.net, self.world = net, world
@@ -31,16 +32,16 @@ class ModelParallel:
         return bool(self.divided)
 
     def describe(self) -> str:
-        """ "fc6, fc7 in 2 parts", for the log."""
+        """Returns what the log says, such as "fc6, fc7 in 2 parts"."""
         layers: dict[int, list[str]] = {}
-        for placed in reversed(self.divided):  # of backward's order
+        for placed in reversed(self.divided):  # in forward's order
             names = layers.setdefault(placed.parameter.parts, [])
             if placed.parameter.layer not in names:
                 names.append(placed.parameter.layer)
         return "; ".join(f"{', '.join(names)} in {parts} parts" for parts, names in layers.items())
 
     def refuse(self, param: proto.SolverParameter, where: Callable[[str], str]) -> None:
-        """Raises ConfigError for what needs the norm of all gradients, which no rank has."""
+        """Raises ConfigError for fields that need the norm of all gradients, which no rank has."""
         for field in ("clip_gradients", "local_lr_auto", "larc"):
             if self.divided and getattr(param, field) > 0:
                 raise ConfigError(
@@ -48,7 +49,9 @@ class ModelParallel:
                 )
 
     def gather(self, values_of: Callable[[Placed], np.ndarray]) -> dict[Parameter, np.ndarray]:
-        """Whole arrays of this rank's parts, on rank 0; {} elsewhere."""
+        """Collective. Returns the whole arrays of the divided parameters on rank 0; {} on other ranks.
+
+        values_of: returns this rank's part of a parameter's values."""
         found = {}
         for placed in self.divided:
             parameter = placed.parameter
@@ -59,15 +62,16 @@ class ModelParallel:
         return found
 
     def weights(self) -> dict[Parameter, np.ndarray]:
+        """Collective. Returns the whole weights of the divided parameters on rank 0; {} on other ranks."""
         return self.gather(lambda placed: placed.tensor.get())
 
     def histories(self, history: History) -> list[dict[Parameter, np.ndarray]]:
-        """Of each set of the optimizer's arrays."""
+        """Collective. Returns the same of each set of the history."""
         return [self.gather(partial(history.values, number)) for number in range(len(history.arrays))]
 
     @contextmanager
     def kept(self, arenas: list[np.ndarray]) -> Iterator[None]:
-        """Whatever is written to the arenas meanwhile, the parts are then as they were."""
+        """Restores this rank's parts at the end of the context, whatever was written to the arenas inside it."""
         ranges = [slice(placed.offset, placed.offset + placed.count) for placed in self.divided]
         before = [[arena[part].copy() for part in ranges] for arena in arenas]
         yield
@@ -76,7 +80,7 @@ class ModelParallel:
                 arena[part] = value
 
     def copy_to(self, net: Net) -> None:
-        """Whole weights into a net that is not divided, on every rank."""
+        """Collective. Copies the whole weights into a net that is not divided, on every rank."""
         whole = self.weights()
         tensors = {(p.layer, p.index): tensor for p, tensor in net.tensor_of.items()}
         for placed in self.divided:

@@ -1,4 +1,5 @@
-"""Training in which ranks do not wait for each other in every iteration: what a solver may not ask for besides."""
+"""The modes in which ranks do not wait for each other in every iteration (LOCAL, ASYNC): refuses what does not go with
+them."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ if TYPE_CHECKING:
     from engine.net import Net
 
 Mode = proto.CommParameter.Mode
-# The fields of each mode, with the least that they may be.
+# The fields of each mode, with their least values.
 FIELDS = {"LOCAL": {"sync_every": 1, "sync_start": 0}, "ASYNC": {"max_staleness": 0, "staleness_lr": 0}}
-# What needs all ranks, or the whole of the parameters, at once.
+# The fields that need all ranks, or all parameters, at once, and why mode ASYNC cannot give them that.
 NOT_ASYNC = {
     "comm_param.algorithm": "gradients go to the rank that updates them",
     "comm_param.priority": "buckets are sent in the order of backward",
@@ -28,7 +29,7 @@ NOT_ASYNC = {
 
 
 def complaints(param: proto.SolverParameter) -> Iterator[Complaint]:
-    """What is wrong with comm_param."""
+    """Yields what is wrong with the mode of comm_param, and what does not go with it."""
     comm = param.comm_param
     mode = Mode.Name(comm.mode)
     for owner, fields in FIELDS.items():
@@ -52,10 +53,11 @@ def complaints(param: proto.SolverParameter) -> Iterator[Complaint]:
             f"comm_param.compression: BF16 does not go together with mode: {mode}, {reason}: take one of them out",
         )
     if mode == "ASYNC":
-        yield from _of_async(param)
+        yield from _async_complaints(param)
 
 
-def _of_async(param: proto.SolverParameter) -> Iterator[Complaint]:
+def _async_complaints(param: proto.SolverParameter) -> Iterator[Complaint]:
+    """Yields what does not go with mode ASYNC."""
     for field, reason in NOT_ASYNC.items():
         message = param.comm_param if field.startswith("comm_param.") else param
         name = field.rpartition(".")[2]
@@ -73,7 +75,7 @@ def _of_async(param: proto.SolverParameter) -> Iterator[Complaint]:
 
 
 def require_sync(config: SolverConfig, why: str) -> None:
-    """Raises ConfigError for a solver of another mode. why: what ranks that do not wait would come to."""
+    """Raises ConfigError for a solver of another mode than SYNC. why: the end of the message's sentence "MODE ..."."""
     if mode := config.message.comm_param.mode:
         raise ConfigError(
             f"comm_param.mode: {Mode.Name(mode)} {why}; --set comm_param.mode=SYNC", config.place("comm_param.mode")
@@ -81,7 +83,7 @@ def require_sync(config: SolverConfig, why: str) -> None:
 
 
 def refuse(net: Net, param: proto.SolverParameter, place: Callable[[str], str]) -> None:
-    """Raises ConfigError for a net of which the ranks compute layers together."""
+    """Raises ConfigError if the ranks compute layers of the net together, and the mode lets them run apart."""
     mode = param.comm_param.mode
     if mode == proto.CommParameter.SYNC:
         return

@@ -1,4 +1,4 @@
-"""What a step does to parameters: everybody who trains uses this, the loop, Caffe's interface, `engine time`."""
+"""The Optimizer: what a step does to parameters. The training loop, Caffe's interface and `engine time` all use it."""
 
 from __future__ import annotations
 
@@ -42,8 +42,11 @@ class Optimizer:
         with optimizer.update(state, samples):
             net.program.backward()            # its buckets are reduced and applied meanwhile
 
-    After it the next forward waits, parameter by parameter, for the updates under way; `wait` before anybody else looks
-    at weights. weights, gradients: the arenas, float32, as views.
+    Updates may still be under way then. The next forward waits for them, parameter by parameter; anybody else who looks
+    at weights must call wait() before.
+
+    Attributes:
+        weights, gradients: float32 views of the net's arenas.
     """
 
     def __init__(
@@ -56,16 +59,23 @@ class Optimizer:
         sources: Sequence[str] = (),
         number: int = 0,
     ):
-        """param: counts in iterations. where: the place of its lr_policy; sources: of the net's data, for the watchdog;
-        number: of the net, as for Board.net().
-        Raises ConfigError for rates or rules that are unknown, CommError if ranks disagree about buckets."""
+        """Collective.
+
+        Args:
+            param: the solver, which counts in iterations by now (resolve()).
+            where: the place of its lr_policy, for errors.
+            sources: names of the net's data sources, for the watchdog.
+            number: of the net, as for Board.net().
+
+        Raises ConfigError for unknown policies or update rules, CommError if ranks disagree about buckets.
+        """
         from engine.host import _core
 
         self.net, self.param, self.world = net, param, world
         self.rate, self.weight_decay = LearningRate(param, where), WeightDecay(param, where)
         self.momentum = Momentum(param, where)
         self.growth = BatchGrowth(param)
-        self.iter_size = self.micro_batches(0)  # of the last update
+        self.iter_size = self.micro_batches(0)  # micro-batches of the last update
         self._sources, self._number = sources, number
         settings = settings_of(world, param.comm_param)
         self.buckets: list[Bucket] = buckets_for(net, settings)
@@ -75,18 +85,20 @@ class Optimizer:
         self.gradients = np.asarray(net.gradients, np.float32)[: net.arena_size]
         self.weights = np.asarray(net.weights, np.float32)[: net.arena_size]
         self._decay, self._momentum = self.weight_decay(0), param.momentum
-        self.rate_share = 1.0  # of the rate: smaller where ranks have died, and the global batch with them
+        self.rate_share = 1.0  # the fraction of the rate that is used: below 1 where deaths have shrunk the batch
         self.threads = _core.threads()
         self.strategy = self._make_strategy(settings)
         self._asynchronous = self.strategy if isinstance(self.strategy, Asynchronous) else None
         if self._asynchronous:
             self._asynchronous.step_of = self._step_of
-        # On the main thread, between ops: a stream of its own, beside those of the servers.
+        # Sums between ops, on the main thread, need a channel of their own beside those of the servers.
         self._sync_channel = world.channel() if net.synchronised else None
         self.attach(net)
 
     def _make_strategy(self, settings: CommSettings, residual: np.ndarray | None = None) -> Strategy:
-        """Collective. With an updater and a ready queue of self.buckets. residual: of the strategy before, if any."""
+        """Collective. Makes the strategy, with an updater and a ready queue for self.buckets.
+
+        residual: what the strategy before it has left over from rounding gradients, if there was one."""
         from engine.host import _core
 
         sharded = self.sharding.weights if self.sharding else None
@@ -110,7 +122,7 @@ class Optimizer:
         )
 
     def communicate(self, settings: CommSettings) -> None:
-        """Collective, between two updates. Reduces the gradients of those to come in another way; updates are not to be
+        """Collective, between two updates. Reduces gradients in another way from now on. Updates must not be
         sharded."""
         assert self.sharding is None
         before = self.strategy
@@ -122,11 +134,11 @@ class Optimizer:
         self.attach(self.net)
 
     def forsake(self) -> None:
-        """After World.revoke(): what is under way is lost. Returns when nothing touches the arenas any more."""
+        """Gives up the updates under way, after World.revoke(). Returns when nothing touches the arenas any more."""
         self.strategy.forsake()
 
     def rejoin(self) -> None:
-        """Collective, after World.shrink(): the ranks that are left reduce gradients, in the same buckets."""
+        """Collective, after World.shrink(). Makes the ranks that are left reduce gradients, in the same buckets."""
         before = self.strategy
         self.strategy = self._make_strategy(before.settings)
         self.strategy.keep_gradients = before.keep_gradients
@@ -135,42 +147,45 @@ class Optimizer:
         self.attach(self.net)
 
     def attach(self, net: Net) -> None:
-        """Connects a net's program to the ready queue, the board and the sums over ranks (synchronised BatchNorm).
+        """Connects a net's program to the ready queue, to the watchdog's board, and to the sums over ranks that
+        synchronised BatchNorm takes.
+
         net: the one that this was made for, or the same in other shapes, with the same parameters."""
         self.net = net
         net.program.set_queue(self.queue, gates(net, buckets_of(self.buckets)))
         net.set_board(self.world.board, self._number, self._sources, [bucket.name for bucket in self.buckets])
         if self._sync_channel is not None:
-            # Not a method of this optimizer, which has the net: a program in C++ that held it would be freed by nobody.
+            # Not a method of this optimizer: the program would hold the optimizer, which holds the program's net, and
+            # Python does not find cycles through C++, so that neither would ever be freed.
             net.program.set_ranks(self.world.size, partial(_add_up, self.world.board, self._sync_channel))
 
-    def weights_are_read(self) -> None:
-        """After the net's weights were read from a file: training is to begin with all of them."""
+    def begin_with_weights(self) -> None:
+        """Makes training begin with the net's weights, after they were read from a file."""
         if self.sharding:
             self.sharding.begun = False
 
     def take_over_weights(self) -> None:
-        """When the net's weights, which somebody may have set, are the same on all ranks: goes on from them."""
+        """Goes on from the net's weights, of which somebody may have set some. They are the same on all ranks."""
         if self.sharding:
             self.sharding.take_over()
 
     def keep_gradients(self) -> None:
-        """From now on the arena holds the reduced gradients after an update, for those who look at them."""
+        """Makes updates from now on leave the reduced gradients in the arena, for those who look at them."""
         self.strategy.keep_gradients = True
 
     # The step
 
     @contextmanager
     def update(self, state: TrainingState, samples: int, average: WeightAverage | None = None) -> Iterator[float]:
-        """The update of one iteration, around the backward pass that completes its gradients: yields its rate. Then the
-        state has advanced by so many samples over all ranks, and the average of the weights, if any, by a step.
+        """Wraps the backward pass that completes an iteration's gradients, and updates by them. Yields the rate.
 
-        An error inside leaves the iteration out, on one rank; with several it ends the servers' wait for gradients that
-        will not come.
+        At its end `state` advances by an iteration of `samples` samples over all ranks, and `average`, if given, by a
+        step. An error inside leaves the iteration out where there is one rank. With several it ends the servers' wait
+        for gradients that will not come, and training cannot go on.
         """
         try:
             yield self.begin(state)
-            # Of several ranks this one may wait for the others, and an interrupt ends the run wherever it comes.
+            # With several ranks this one may wait for the others here, and must stay interruptible: the run ends then.
             with undisturbed() if self.world.size == 1 else nullcontext():
                 self.finish()
                 state.advance(samples)
@@ -184,8 +199,8 @@ class Optimizer:
             raise
 
     def abandon(self, reason: str) -> None:
-        """After an error, of which the reason tells: nobody waits any more for what is not in the weights yet. One rank
-        may go on, several may not."""
+        """Ends, after an error, all waiting for updates that are not in the weights yet. reason: the error, for those
+        who call next. A single rank may go on with its next iteration, several ranks may not."""
         self.strategy.abandon(reason)
 
     def begin(self, state: TrainingState) -> float:
@@ -197,24 +212,25 @@ class Optimizer:
             correction = rate / state.last_rate
         state.last_rate = rate
         self.iter_size = self.micro_batches(state.iteration)
-        # Of the sum over micro-batches, as in Caffe: with more of them the limit of their mean stays.
+        # As in Caffe this limits the sum over micro-batches. It grows with their number: the limit of the mean stays.
         clip = max(0.0, self.param.clip_gradients) * self.growth(state.iteration)
         if self.sharding:
             self.sharding.begin()
-        if self.in_step:  # else its server makes updates of iterations of its own
+        if self.in_step:  # else the server sets these, for the iteration of each update that it makes: _step_of()
             self._follow_decay(state.iteration)
             self._follow_momentum(state.iteration, rate)
         self.strategy.start(Step(state.iteration, rate, self.iter_size, clip, correction))
         return rate
 
     def next_iteration(self, iteration: int, until: int, stop: bool) -> int | None:
-        """See Asynchronous.next_iteration(), for which these weights are to be trained."""
+        """Sees that the masters hold the weights, then returns Asynchronous.next_iteration()."""
         assert self._asynchronous and self.sharding
         self.sharding.begin()
         return self._asynchronous.next_iteration(iteration, until, stop)
 
     def _step_of(self, updater: Updater, iteration: int) -> Step:
-        """In the server's thread: the constants of an iteration, of rates that do not read the loss."""
+        """Returns the numbers of an iteration, and gives the updater its decay and momentum. Called in the server's
+        thread in mode ASYNC, in which no rate reads the loss."""
         rate = self.rate(iteration, None, PlateauState())
         momentum, correction = self.momentum(iteration, rate), 1.0
         updater.set_weight_decay(self.weight_decay(iteration))
@@ -225,14 +241,14 @@ class Optimizer:
         return Step(iteration, rate, self.micro_batches(iteration), 0.0, correction)
 
     def micro_batches(self, iteration: int) -> int:
-        """Of an iteration of one rank: iter_size, as it has grown."""
+        """Returns how many micro-batches an iteration has on each rank: iter_size, times the growth of the batch."""
         return max(1, self.param.iter_size) * self.growth(iteration)
 
     def _follow_decay(self, iteration: int) -> None:
         decay = self.weight_decay(iteration)
         if decay != self._decay:
             self._decay = decay
-            self.strategy.wait_all()  # for servers that use the one before
+            self.strategy.wait_all()  # servers may still update with the decay before
             self.strategy.updater.set_weight_decay(decay)
 
     def _follow_momentum(self, iteration: int, rate: float) -> None:
@@ -244,12 +260,13 @@ class Optimizer:
             self.strategy.updater.set_local_ratio(local_ratio(self.param, momentum))
 
     def release(self) -> None:
-        """Marks all buckets ready at once, in the order in which backward would have, for gradients that are there."""
+        """Marks all buckets ready, in backward's order, when all gradients are complete."""
         for bucket in self.buckets:
             self.queue.ready(bucket.index)
 
     def finish(self) -> None:
-        """After backward: what strategies without servers do. Raises CommError if gradients are missing."""
+        """Lets strategies without servers reduce and update, after backward. Raises CommError if gradients are
+        missing."""
         self.strategy.backward_done()
 
     def wait(self) -> None:
@@ -257,37 +274,37 @@ class Optimizer:
         self.strategy.wait_all()
 
     def start_over(self) -> None:
-        """Before a restore, after which iterations may come again."""
+        """Waits for all updates and forgets the iterations made: after a restore they may come again."""
         self.wait()
         self.strategy.start_over()
 
     def settle(self) -> None:
-        """Collective. The same, and weights and history are the same on all ranks, also where these update by
-        themselves: then their average."""
+        """Collective. Waits as wait() does, and makes weights and history the same on all ranks: their average, where
+        ranks have updated by themselves."""
         self.strategy.settle()
 
     def meets(self, iteration: int) -> bool:
-        """Whether the ranks wait for each other in it."""
+        """Tells whether the ranks wait for each other in an iteration."""
         return self.strategy.meets(iteration)
 
     @property
     def in_step(self) -> bool:
-        """Whether all ranks make the same iterations, together: in all modes but ASYNC."""
+        """Whether all ranks make every iteration, at the same time: in all modes but ASYNC."""
         return self._asynchronous is None
 
     @property
     def apart(self) -> bool:
-        """Whether ranks have updated weights by themselves since these were last the same."""
+        """Whether ranks have updated weights by themselves since weights were last the same on all."""
         return self.strategy.apart
 
     @property
     def is_local(self) -> bool:
-        """Whether ranks ever do."""
+        """Whether ranks ever update weights by themselves: in mode LOCAL."""
         return self.strategy.local is not None
 
     def meet(self, state: TrainingState) -> str:
-        """Collective, where ranks are not in step: when next_iteration() is None. The state is in the iteration that
-        all have come to. Returns what the log has to say about staleness, on rank 0."""
+        """Collective, in mode ASYNC, when next_iteration() has returned None. Sets the state's iteration to the one
+        that all ranks have come to. Returns the log's line about staleness on rank 0."""
         assert self._asynchronous
         self._asynchronous.settle()
         state.iteration = self._asynchronous.settled
@@ -296,47 +313,49 @@ class Optimizer:
     # What observers are told
 
     def values(self, iteration: int) -> ValuesRecord:
-        """After an iteration whose gradients were kept: what is learned on this rank. Waits for the update."""
+        """Returns the weights and mean gradients of this rank after an iteration, for which keep_gradients() was
+        called. Waits for the update. With sharded updates there are no gradients: each rank has reduced other ones."""
         self.wait()
-        share = self.strategy.ranks * self.iter_size
+        terms = self.strategy.ranks * self.iter_size  # of which the gradients are sums
         weights, gradients = {}, {}
         for parameter in self.net.graph.params:
             tensor = self.net.tensor_of[parameter]
             if tensor.diff is not None and not parameter.statistics:
                 name = f"{parameter.layer}/{parameter.index}"
                 weights[name] = tensor.get()
-                if not self.sharding:  # of which each rank has reduced another share
-                    gradients[name] = tensor.diff.get() / share
+                if not self.sharding:
+                    gradients[name] = tensor.diff.get() / terms
         return ValuesRecord(iteration, weights, gradients)
 
     def trace(self, on: bool) -> None:
-        """Keep the events of buckets from now on, or stop."""
+        """Begins to record the events of buckets, or stops it."""
         self.strategy.record(on)
 
     def events(self) -> tuple[Event, ...]:
-        """What has been reduced and updated since the last call, while traced."""
+        """Returns the recorded events, when buckets were reduced and updated, since the last call."""
         return tuple(self.strategy.events())
 
     def waited_by_bucket(self) -> tuple[int, ...]:
-        """Nanoseconds that forward has waited for each bucket so far."""
+        """Returns how many nanoseconds forward has waited for each bucket so far."""
         return tuple(self.queue.waited_ns(bucket.index) for bucket in self.buckets)
 
     def waited_ns(self) -> int:
-        """Exposed communication so far: how long the solver's thread has waited for reduced gradients."""
+        """Returns the exposed communication so far: nanoseconds that the solver's thread has waited for gradients."""
         return self.strategy.waited_ns()
 
     def describe(self) -> str:
-        """How gradients are reduced, for the log."""
+        """Returns how gradients are reduced, for the log."""
         return self.strategy.describe()
 
     def close(self) -> None:
-        """Ends servers and channels. Not for a run that failed: that one aborts."""
+        """Ends servers and channels. Not to be called in a run that failed: that one aborts."""
         self.strategy.close()
         if self._sync_channel is not None:
             self._sync_channel.close()
 
 
 def _add_up(board: Board, channel: Channel, values: np.ndarray) -> None:
-    """Over the ranks, in the middle of forward and backward: the watchdog is to know that this one waits."""
+    """Sums values over the ranks, in place, in the middle of forward or backward. The board shows meanwhile that this
+    rank waits."""
     with board.waiting():
         channel.allreduce(values)

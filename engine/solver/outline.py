@@ -1,4 +1,5 @@
-"""What the numbers of a solver come to on so many ranks, and where they contradict its own rules.
+"""The outline of a run: the rates, batches and lengths that a solver's numbers make on so many ranks, and doubts where
+these numbers contradict each other.
 
 The log of a run begins with it; `engine check` shows and draws it.
 """
@@ -6,7 +7,7 @@ The log of a run begins with it; `engine check` shows and draws it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -27,13 +28,13 @@ if TYPE_CHECKING:
     from engine import proto
     from engine.solver.calendar import Calendar
 
-MOST_STEPS = 8  # of a number that a line lists
+MOST_STEPS = 8  # how many values of a number a line lists at most
 LARGEST_SCALING = 64  # of base_lr without layer-wise rates, by Codreanu et al. 2017, section V.C: 6.4 for 0.1
 
 
 @dataclass(frozen=True)
 class Point:
-    """The numbers of one iteration. rate: None where only the run itself will tell it (plateau)."""
+    """The numbers of one iteration. rate: None if it depends on losses that only the run will know (plateau)."""
 
     iteration: int
     rate: float | None
@@ -44,16 +45,17 @@ class Point:
 
 @dataclass
 class Outline:
-    """given: the solver as its file has it; param, calendar: what resolve() makes of it."""
+    """given: the solver as its file has it. param, calendar: what resolve() made of it. size: samples of the source, 0
+    if it is not known."""
 
     given: proto.SolverParameter
     param: proto.SolverParameter
     calendar: Calendar
-    size: int = field(default=0)  # of the source, as far as it is known
+    size: int = 0
 
     @cached_property
     def points(self) -> list[Point]:
-        """Enough iterations for a curve, those at which something jumps among them."""
+        """The numbers at enough iterations for a curve, also at those around which they jump."""
         rate, decay, growth = LearningRate(self.param), WeightDecay(self.param), BatchGrowth(self.param)
         warmup, correct, momentum_of = self.param.warmup_iter, self.param.momentum_correction, Momentum(self.param)
 
@@ -68,7 +70,7 @@ class Outline:
             momentum = momentum_of(iteration, now)
             before = rate_at(iteration - 1) if correct and iteration else None
             if now and before:
-                momentum *= now / before  # what SGD multiplies its history by
+                momentum *= now / before  # momentum_correction: SGD multiplies its history by this
             batch = self.calendar.batch * self.calendar.rows * growth(iteration)
             found.append(Point(iteration, now, decay(iteration), momentum, batch))
         return found
@@ -83,7 +85,7 @@ class Outline:
         return rate, -iteration
 
     def to_json(self) -> dict:
-        """The numbers, for programs."""
+        """Returns the main numbers of a run, for programs."""
         rate, iteration = self.peak
         return {
             "global_batch": self.calendar.batch * self.calendar.rows,
@@ -95,7 +97,7 @@ class Outline:
         }
 
     def lines(self) -> Iterator[str]:
-        """The same for people, with what changes during the run."""
+        """Yields the same as lines for people, and what changes during the run."""
         rate, iteration = self.peak
         length = f"{self.param.max_iter} iterations{self._epochs(self.param.max_iter)}"
         warmup = "no warm-up"
@@ -124,7 +126,9 @@ class Outline:
 
     @staticmethod
     def _steps(values: list[tuple[int, float]]) -> str:
-        """Every value with the iteration at which it begins; of many the first and the last."""
+        """Returns every value with the iteration at which it begins; of more than MOST_STEPS the first and the last.
+
+        values: (iteration, value), ascending."""
         steps = [values[0]]
         steps += [(at, value) for (_, before), (at, value) in pairwise(values) if value != before]
         if len(steps) > MOST_STEPS:
@@ -132,8 +136,8 @@ class Outline:
         return ", ".join(f"{value:g}" + (f" from iteration {at} on" if at else "") for at, value in steps)
 
     def panels(self, name: str = "") -> list[Panel]:
-        """The curves of rate, weight decay and momentum, and of the global batch where it grows. name: of the series,
-        where several solvers are drawn."""
+        """Returns the curves of rate, weight decay and momentum, and of the global batch if it grows. name: the label
+        of the curves, where several solvers are drawn."""
         kinds = {"learning rate": "rate", "weight decay": "decay", "momentum": "momentum"}
         if self.param.HasField("batch_growth"):
             kinds["global batch"] = "batch"
@@ -147,7 +151,7 @@ class Outline:
     # Doubts
 
     def doubts(self) -> Iterator[str]:
-        """What of the solver's numbers contradicts its own rules, and probably is not meant."""
+        """Yields what the solver's numbers probably do not mean, because they contradict each other."""
         param, size = self.param, self.given.epoch_size
         if size and self.size and size != self.size:
             yield f"epoch_size is {size}, but the source has {self.size} samples"
@@ -185,7 +189,7 @@ class Outline:
             )
 
     def _doubts_of_steps(self) -> Iterator[str]:
-        """Steps that a run ends before."""
+        """Yields steps that come after the end of the run."""
         param = self.param
         first = first_of_policy(param)
         steps = {"stepvalue": (param.stepvalue, first), "batch_growth.stepvalue": (param.batch_growth.stepvalue, 0)}

@@ -1,4 +1,4 @@
-"""What a solver says before its first iteration: what is trained, in which batches, on which cores and links."""
+"""Logs, before the first iteration, what is trained, in which batches, on which cores and links."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.data.prefetch import data_threads
 from engine.data.side_by_side import same_samples, torn_pairs
 from engine.host.cores import clash, core_plan, host_and_cores, ignored_variables
 from engine.report.log import log, warn
-from engine.solver.global_batch import other_batch, shared_states, unshared_data
+from engine.solver.global_batch import batch_warnings, python_data_warnings, recurrent_warnings
 from engine.solver.outline import Outline
 from engine.solver.validate import notes
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 def log_plan(solver: Solver) -> None:
-    """Collective."""
+    """Collective. Logs what is to be trained, and how, with warnings and notes."""
     log(f"Solving {solver.net.name}")
     log(f"Learning Rate Policy: {solver.param.lr_policy}")
-    log(_batches(solver))
-    log(_beginning(solver))
+    log(_batch_line(solver))
+    log(_first_sample_line(solver))
     outline = Outline(solver.given, solver.param, solver.calendar, solver.feeder.size)
     for line in outline.lines():
         log(line)
@@ -48,19 +48,19 @@ def log_plan(solver: Solver) -> None:
 
 
 def _notes(solver: Solver) -> Iterable[str]:
-    """What has no effect, or another one than its text says: in the solver, and in its nets, of which several may be
-    of one file."""
+    """Returns the notes on the solver and its nets, each once: several nets may be of one file. A note tells what has
+    no effect, or another one than its text says."""
     nets = nets_of_solver(solver.config)
     of_nets = [net.notes for net in (nets.train, nets.discriminator, *nets.tests) if net]
     return dict.fromkeys(chain(solver.config.notes, notes(solver.given), *of_nets))
 
 
 def _warnings(solver: Solver, outline: Outline) -> Iterator[str]:
-    """What is probably not meant: of the solver's numbers, its nets and their data."""
-    yield from other_batch(solver.config, solver.calendar.batch, solver.world.size)
+    """Yields what the solver's numbers, its nets and their data probably do not mean."""
+    yield from batch_warnings(solver.config, solver.calendar.batch, solver.world.size)
     yield from outline.doubts()
-    yield from shared_states(solver.param, [layer.name for layer in solver.net.graph.recurrent])
-    yield from unshared_data(solver.config, solver.world.size)
+    yield from recurrent_warnings(solver.param, [layer.name for layer in solver.net.graph.recurrent])
+    yield from python_data_warnings(solver.config, solver.world.size)
     yield from dict.fromkeys(_unknown_stages(solver))
     if solver.net.all_params() and not solver.net.parameters:
         yield "Nothing is learned: every parameter of the net has lr_mult: 0"
@@ -90,7 +90,8 @@ def _unknown_stages(solver: Solver) -> Iterator[str]:
             yield from (f"{net.path}: {text}" for text in unknown_stages(net.message, net.message.state.stage))
 
 
-def _batches(solver: Solver) -> str:
+def _batch_line(solver: Solver) -> str:
+    """Returns what makes a global batch, and how gradients are reduced."""
     images, samples = solver.calendar.size, solver.calendar.batch * solver.calendar.rows
     batch = solver.feeder.batch_size or solver.calendar.rows
     epoch = f", {images / samples:.1f} iterations per epoch of {images} samples" if images else ""
@@ -104,15 +105,15 @@ def _batches(solver: Solver) -> str:
     )
 
 
-def _beginning(solver: Solver) -> str:
-    """Which samples come first: two runs that begin alike see the same pictures in the same order."""
+def _first_sample_line(solver: Solver) -> str:
+    """Returns which sample comes first: two runs with the same line see the same pictures in the same order."""
     sample, size = solver.state.samples_seen * solver.calendar.rows, solver.calendar.size
     epoch = f" (epoch {sample / size:.6g})" if size else ""
     return f"Iteration {solver.iteration} begins with sample {sample}{epoch} of the order of seed {solver.seed}"
 
 
 def _log_cores(solver: Solver) -> None:
-    """Collective. Which threads there are, and a warning where they are in each other's way."""
+    """Collective. Logs which threads run on which cores, and warns where they are in each other's way."""
     from engine.host import _core
 
     world, alone, settings = solver.world, solver.world.size == 1, solver.optimizer.strategy.settings
@@ -132,17 +133,19 @@ def _log_cores(solver: Solver) -> None:
 
 
 def log_skipped(world: World, feeders: Sequence[Feeder]) -> None:
-    """Collective. The images that --skip_bad_images left out on any rank, and those of other colours, after a run."""
+    """Collective, after a run. Logs which images --skip_bad_images left out on any rank, and how many were converted
+    between grey and colour."""
     _log_skipped(world.gather(_skipped(feeders)) or [])
 
 
 def log_own_skipped(feeders: Sequence[Feeder]) -> None:
-    """The same of this rank alone, after an error: the others may not come to a gather any more."""
+    """Logs the same of this rank alone, after an error: other ranks may not take part in a gather any more."""
     _log_skipped([_skipped(feeders)])
 
 
 def _skipped(feeders: Sequence[Feeder]) -> tuple[dict[tuple[int, Item], tuple[str, str]], int]:
-    """Of this rank: keys of images that were left out, and why, by feeder and item; how many were of other colours."""
+    """Returns, of this rank, the images that were left out, as (key, reason) by feeder and item, and how many were
+    converted between grey and colour."""
     skipped = {(number, item): found for number, each in enumerate(feeders) for item, found in each.skipped.items()}
     return skipped, sum(feeder.recoloured for feeder in feeders)
 
@@ -158,7 +161,8 @@ def _log_skipped(found: Sequence[tuple[dict[tuple[int, Item], tuple[str, str]], 
 
 
 def warn_of_other_classes(train: Feeder, test: Feeder) -> None:
-    """Class folders of the two are numbered independently: where one lacks a class, all labels after it mean others."""
+    """Warns if the class folders of the two differ: each numbers its own, so that where one lacks a class all labels
+    after it mean other classes."""
     named = [[list(reader.classes) for reader in feeder.readers.values() if reader.classes] for feeder in (train, test)]
     if not all(named) or named[0][0] == named[1][0]:
         return

@@ -29,7 +29,7 @@ MakeT = TypeVar("MakeT", bound=Make)
 
 @dataclass(frozen=True)
 class Policy:
-    """As policy() registers it."""
+    """A registered policy: see policy() for its fields."""
 
     make: Make
     required: tuple[str, ...]
@@ -43,11 +43,14 @@ POLICIES: dict[str, Policy] = {}  # by the values of lr_policy
 def policy(
     name: str, *required: str, usual: tuple[str, ...] = (), reads_loss: bool = False
 ) -> Callable[[MakeT], MakeT]:
-    """Registers a policy: a function that takes the SolverParameter and returns its rate by iteration.
+    """Registers a policy: a function that takes the SolverParameter and returns a function rate(iteration).
 
-    required: the solver fields without which it means nothing. usual: those that Caffe takes as 0, or as none, where
-    they are not given: the log says what comes of it. reads_loss: the function that it returns takes
-    (iteration, loss, PlateauState) instead, where loss is the smoothed one of all ranks.
+    Args:
+        name: the value of lr_policy.
+        required: the solver's fields without which the policy means nothing.
+        usual: fields that Caffe takes as 0, or as an empty list, if they are not given; a note tells what that does.
+        reads_loss: the policy returns rate(iteration, loss, PlateauState) instead; loss is smoothed, the mean over all
+            ranks.
     """
 
     def add(make: MakeT) -> MakeT:
@@ -57,8 +60,8 @@ def policy(
     return add
 
 
-def left_out(param: proto.SolverParameter) -> Iterator[str]:
-    """What a rate is without the usual fields of its policy, which Caffe takes as 0, or as none."""
+def notes_of_policy(param: proto.SolverParameter) -> Iterator[str]:
+    """Yields what the rate becomes without the usual fields of its policy, and how Caffe takes steps out of order."""
     known = POLICIES.get(param.lr_policy)
     given = [field.name.removesuffix("_epoch") for field, _ in param.ListFields()]
     missing = [field for field in known.usual if field not in given] if known else []
@@ -72,7 +75,7 @@ def left_out(param: proto.SolverParameter) -> Iterator[str]:
 
 
 def _between(param: proto.SolverParameter, height: Rate) -> Rate:
-    """From base_lr, where height is 1, to min_lr, where it is 0."""
+    """Returns a rate that is base_lr where height(iteration) is 1, and min_lr where it is 0."""
     return lambda iteration: param.min_lr + (param.base_lr - param.min_lr) * height(iteration)
 
 
@@ -82,7 +85,7 @@ def _fixed(param: proto.SolverParameter) -> Rate:
 
 
 def _gamma(param: proto.SolverParameter) -> float:
-    """Raises ConfigError for one below 0, as Caffe does."""
+    """Returns gamma. Raises ConfigError if it is below 0, as Caffe does."""
     if param.gamma < 0:
         raise ConfigError(f"expected gamma of 0 or more, got {param.gamma:g}")
     return param.gamma
@@ -114,7 +117,7 @@ def _multistep(param: proto.SolverParameter) -> Rate:
 
 
 def _step_iterations(param: proto.SolverParameter, first: int = 0) -> list[int]:
-    """The iterations, from `first` on, at which multistep takes its steps: Caffe takes one in an iteration at most."""
+    """Returns the iterations, from `first` on, at which multistep takes its steps: as in Caffe at most one each."""
     found: list[int] = []
     for value in param.stepvalue:
         found.append(max(value, found[-1] + 1 if found else first))
@@ -122,15 +125,16 @@ def _step_iterations(param: proto.SolverParameter, first: int = 0) -> list[int]:
 
 
 def first_of_policy(param: proto.SolverParameter) -> int:
-    """The iteration from which on lr_policy counts its own."""
+    """Returns the run's iteration that is iteration 0 for the policy: the end of the warm-up with policy_after_warmup,
+    else 0."""
     return max(0, param.warmup_iter) if param.policy_after_warmup else 0
 
 
 def current_step(param: proto.SolverParameter, iteration: int) -> int:
-    """What Caffe's solver holds under this name, which it goes on from, after `iteration` updates: of step and
-    multistep. In a warm-up it takes no steps."""
+    """Returns current_step of Caffe's SolverState after `iteration` updates: the steps that the policies step and
+    multistep have taken. There are none during the warm-up."""
     begin = first_of_policy(param)
-    last = iteration - 1 - begin  # for which a rate has been asked
+    last = iteration - 1 - begin  # the last iteration for which Caffe has computed a rate, as the policy counts
     if last < 0 or iteration <= param.warmup_iter:
         return 0
     if param.lr_policy == "step":
@@ -142,7 +146,7 @@ def current_step(param: proto.SolverParameter, iteration: int) -> int:
 
 @policy("poly", "base_lr", "max_iter", usual=("power",))
 def _poly(param: proto.SolverParameter) -> Rate:
-    last = max(1, param.max_iter)  # of a run of 0 iterations the first rate is asked for, too
+    last = max(1, param.max_iter)  # a run of 0 iterations asks for the first rate, too
     return _between(param, lambda iteration: max(0.0, 1 - iteration / last) ** param.power)
 
 
@@ -160,7 +164,7 @@ def _sgdr(param: proto.SolverParameter) -> Rate:
 
 
 def cycle_position(param: proto.SolverParameter, iteration: int) -> tuple[int, float]:
-    """The cycle of sgdr, from 0, and how much of it is over, in [0, 1)."""
+    """Returns the number of sgdr's cycle, from 0, and how much of the cycle is over, in [0, 1)."""
     length = float(param.cycle_iter)
     if param.cycle_mult == 1:
         number, rest = divmod(iteration, param.cycle_iter)
@@ -172,13 +176,13 @@ def cycle_position(param: proto.SolverParameter, iteration: int) -> tuple[int, f
         return float(round(found)) if math.isclose(found, round(found), rel_tol=1e-12) else found
 
     number = int(math.log1p(iteration * (ratio - 1) / length) / math.log(ratio))
-    number += int(begin(number + 1) <= iteration) - int(begin(number) > iteration)  # where the logarithms round
+    number += int(begin(number + 1) <= iteration) - int(begin(number) > iteration)  # mends the logarithms' rounding
     return number, (iteration - begin(number)) / (length * ratio**number)
 
 
 @policy("poly_cyc", "base_lr", "power", "lr_iter")
 def _poly_cyc(param: proto.SolverParameter) -> Rate:
-    """Polynomial decay towards lr_iter, which may lie beyond max_iter: the run ends before the rate has come down to
+    """Polynomial decay that reaches 0 at lr_iter. lr_iter may lie beyond max_iter; then the run ends at a rate above
     0."""
     return lambda iteration: param.base_lr * max(0.0, 1 - iteration / param.lr_iter) ** param.power
 
@@ -189,14 +193,14 @@ def _sigmoid(param: proto.SolverParameter) -> Rate:
 
     def rate(iteration: int) -> float:
         exponent = -gamma * (iteration - param.stepsize)
-        return param.base_lr / (1 + math.exp(exponent)) if exponent < 700 else 0.0  # where exp() goes beyond a float
+        return param.base_lr / (1 + math.exp(exponent)) if exponent < 700 else 0.0  # beyond, exp() overflows
 
     return rate
 
 
 @policy("multifixed", "stagelr", "stageiter")
 def _multifixed(param: proto.SolverParameter) -> Rate:
-    """stagelr[k] up to and including iteration stageiter[k]; the last one goes on."""
+    """stagelr[k] up to and including iteration stageiter[k]; the last rate holds until the end."""
     rates, ends = list(param.stagelr), list(param.stageiter)
     if len(rates) != len(ends):
         raise ConfigError(f"{len(rates)} stagelr for {len(ends)} stageiter; give one for each")
@@ -206,7 +210,7 @@ def _multifixed(param: proto.SolverParameter) -> Rate:
 @policy("plateau", "base_lr", "gamma", "plateau_winsize", reads_loss=True)
 def _plateau(param: proto.SolverParameter) -> LossRate:
     """base_lr gamma^k, where k grows by one after plateau_winsize[k] iterations without a new minimum of the smoothed
-    loss (Intel's Caffe), all of them in float32, as a snapshot has the minimum."""
+    loss (Intel's Caffe). Losses are compared in float32, in which a snapshot saves the minimum."""
     gamma, windows = _gamma(param), list(param.plateau_winsize)
 
     def rate(iteration: int, loss: float, seen: PlateauState) -> float:
@@ -235,7 +239,7 @@ def _constant(param: proto.SolverParameter) -> Rate:
 
 
 def _quadratic(param: proto.SolverParameter) -> Rate:
-    """NVIDIA's rampup: the square of the linear one's way."""
+    """NVIDIA's rampup: rises with the square of the warm-up's fraction that is over."""
     start = param.warmup_start_lr
     return lambda iteration: start + (param.base_lr - start) * (iteration / param.warmup_iter) ** 2
 

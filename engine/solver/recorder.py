@@ -1,4 +1,4 @@
-"""Puts together what observers are told of an iteration."""
+"""Collects what observers are told of an iteration: its StepRecord."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 
 class Recorder:
-    """begin(); within a step wait() around what the solver's thread stands still for, and passed() after each
-    backward; end() gives the record. groups: of ranks that hold layers together."""
+    """Call begin() before a step, wait() around what the solver's thread waits for, passed() after each backward, and
+    end() for the record.
+
+    groups: of ranks that hold layers together, whose exchanges are waiting, too."""
 
     def __init__(
         self,
@@ -33,8 +35,8 @@ class Recorder:
         groups: Sequence[MpiGroup],
     ):
         self._observers, self._feeder, self._optimizers, self._groups = observers, feeder, optimizers, groups
-        self._optimizer = optimizers[0]  # which is traced
-        self._traced = False  # some iteration so far
+        self._optimizer = optimizers[0]  # the one whose events are traced
+        self._traced = False  # whether any observer has wanted a trace so far
         self._iteration, self._wants_trace = 0, False
         self._spans: list[np.ndarray] = []
 
@@ -53,14 +55,14 @@ class Recorder:
         self._waits.append(Wait(what, begin, time.monotonic_ns()))
 
     def passed(self, net: Net) -> None:
-        """After the backward of a micro-batch."""
+        """Notes what a micro-batch did, after its backward."""
         if self._feeder.decoded:
             self._decoded.append(self._feeder.decoded)
         if self._wants_trace:
             self._spans.append(net.program.spans())
 
     def end(self, rate: float, loss: float, samples: int, figures: Figures | None) -> StepRecord:
-        """After an iteration. figures: if some observer wants them."""
+        """Returns the record of an iteration, after its end. figures: None if no observer wants them."""
         end = time.monotonic_ns()
         waited = [after - before for before, after in zip(self._waited_before, self._waited(), strict=True)]
         return StepRecord(
@@ -79,8 +81,8 @@ class Recorder:
         )
 
     def trace(self) -> Trace | None:
-        """What there is to tell by now; None while no observer has ever wanted it. Servers may still be busy with the
-        last iteration, whose events come later."""
+        """Returns the events since the last trace; None as long as no observer has wanted one. Servers may still be
+        busy with the last iteration: its last events come in the next trace."""
         following = self._observers.wants_trace(self._iteration + 1)
         self._traced = self._traced or self._wants_trace or following
         if not self._traced:
@@ -90,20 +92,22 @@ class Recorder:
         return Trace(tuple(self._spans), events, self._optimizer.waited_by_bucket())
 
     def _waited(self) -> tuple[int, int]:
-        """Nanoseconds that this rank has waited so far: for data; for reduced gradients, and for other ranks' parts."""
+        """Returns how many nanoseconds this rank has waited so far for data, and for other ranks: their gradients, and
+        their parts of layers."""
         exchanged = sum(group.waited_ns for group in self._groups)
         return int(self._feeder.wait_seconds * 1e9), sum(each.waited_ns() for each in self._optimizers) + exchanged
 
 
 def figures_of(net: Net, state: TrainingState, world: World, in_step: bool) -> Figures:
-    """What the last iteration showed. Collective, but where ranks are not in step: then of this one."""
+    """Returns loss and outputs of the last iteration, as means over the ranks. Collective, but where ranks are not in
+    step: then they are this rank's own."""
     shown, weights = net.outputs(), {top: weight for _, top, weight in net.losses()}
     outputs = {name: values.astype(np.float64).ravel() for name, values in shown.items()}
     if not in_step:
         return Figures(state.loss, outputs, weights)
     shapes = gather_everywhere(world, {name: values.shape for name, values in shown.items()})
     for name, values in outputs.items():
-        if all(each[name] == shown[name].shape for each in shapes):  # or each rank has what it has found
+        if all(each[name] == shown[name].shape for each in shapes):  # else each rank shows its own
             world.allreduce(values)
             values /= world.size
     return Figures(state.mean_loss(world), outputs, weights)

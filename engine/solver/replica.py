@@ -1,4 +1,4 @@
-"""What all ranks have alike: the weights, what their updates remember, and the weights' average."""
+"""What is the same on all ranks: the weights, the optimizer's history, and the average of the weights."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 
 class Replica:
-    """This rank's copy of it. is_shared: all ranks have begun with rank 0's; False again after files were read, which
-    rank 0 does. check_every: iterations, 0 for never."""
+    """This rank's copy of what is the same on all ranks.
+
+    is_shared: whether all ranks have rank 0's values. False at first, and again after rank 0 has read a file.
+    check_every: iterations between two checks for drift; 0: no checks."""
 
     def __init__(
         self,
@@ -34,8 +36,10 @@ class Replica:
         self._check_every, self._check_is_due = check_every, False
 
     def share(self) -> None:
-        """Collective. Broadcasts rank 0's, except for the parts of layers that are a rank's own. Only where that is not
-        done yet: ranks that train have statistics, and perhaps weights, of their own."""
+        """Collective. Broadcasts rank 0's values, except for the parts of layers, of which each rank has its own.
+
+        Does nothing if all ranks have them already: in training ranks get statistics, and perhaps weights, of their
+        own, which must stay."""
         if self.is_shared:
             return
         arenas, others = self._arrays()
@@ -47,16 +51,16 @@ class Replica:
         self.is_shared = True
 
     def arrays(self) -> list[np.ndarray]:
-        """Views, float32, of all that a rank begins an iteration with."""
+        """Returns float32 views of everything with which a rank begins an iteration."""
         arenas, others = self._arrays()
         return arenas + others
 
     def _arrays(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Those that are laid out as arenas of weights; and what does not learn, where statistics become a rank's
-        own."""
+        """Returns the same views in two lists: those that are laid out as arenas of weights, and those of parameters
+        that do not learn, such as statistics, which training makes each rank's own."""
         arenas, others = [], []
         for optimizer in self._optimizers:
-            sharded = optimizer.sharding is not None  # then each rank has its share of the history by now
+            sharded = optimizer.sharding is not None  # then each rank has a share of the history that no other has
             arenas += [optimizer.weights, *([] if sharded else optimizer.history.arrays)]
             others.append(np.asarray(optimizer.net.fixed, np.float32))
         if self._average:
@@ -65,8 +69,8 @@ class Replica:
         return arenas, others
 
     def settle(self) -> None:
-        """Collective. Every update is in the weights, which are the same on all ranks, and statistics are the ranks'
-        mean."""
+        """Collective. Waits for all updates, and makes weights, statistics and their average the same on all ranks: the
+        ranks' mean, where they differ."""
         for optimizer in self._optimizers:
             optimizer.settle()
             self._world.allreduce_mean(optimizer.net.statistics())
@@ -74,19 +78,19 @@ class Replica:
             self._average.catch_up()
             self._average.gather()
             self._world.allreduce_mean(self._average.statistics())
-            if self._optimizers[0].is_local:  # each rank's average is of other weights
+            if self._optimizers[0].is_local:  # each rank has averaged weights of its own
                 self._world.allreduce(self._average.weights)
                 self._average.weights /= self._world.size
 
     def check_if_due(self, iteration: int) -> None:
-        """Collective. check() after every so many iterations; where ranks update by themselves, as soon as they have
+        """Collective. Calls check() every check_every iterations; where ranks update by themselves, when they have next
         averaged."""
         self._check_is_due |= self._check_every > 0 and iteration % self._check_every == 0
         if self._check_is_due and not self._optimizers[0].apart:
             self.check(iteration)
 
     def check(self, iteration: int) -> None:
-        """Collective. Raises CommError when weights or optimizer state of two ranks are not the same bits."""
+        """Collective. Raises CommError if weights or history are not the same bits on all ranks."""
         self._check_is_due = False
         for optimizer in self._optimizers:
             optimizer.wait()

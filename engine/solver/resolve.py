@@ -1,7 +1,7 @@
-"""What a solver leaves to the run: numbers in epochs, and rates for a base batch.
+"""Resolves what a solver leaves open until the run: numbers in epochs, and a rate for a base batch (lr_scaling).
 
-Both become numbers of this run when its global batch and the size of its data set are known, so that one file is right
-for any number of ranks.
+Once the global batch and the size of the data set are known, epochs become iterations and the rate that of the batch.
+So one file is right for any number of ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Message = proto.SolverParameter | proto.ScheduleParameter | proto.BatchGrowthParameter | proto.CommParameter
 
-# Fields that count in epochs -> those that count the same in iterations.
+# Fields that count in epochs -> the fields that count the same thing in iterations.
 LENGTHS = {
     "max_epoch": "max_iter",
     "warmup_epoch": "warmup_iter",
@@ -31,7 +31,7 @@ LENGTHS = {
     "plateau_epoch": "plateau_winsize",
     "cycle_epoch": "cycle_iter",
 }
-# The same for what falls due again and again. These stay in epochs: see Calendar.is_due().
+# The same for what is due again and again. These stay in epochs: see Calendar.is_due().
 INTERVALS = {"test_epoch": "test_interval", "snapshot_epoch": "snapshot", "display_epoch": "display"}
 # Messages in a solver that have some of these fields.
 SCHEDULES = ("weight_decay_schedule", "batch_growth")
@@ -39,7 +39,7 @@ LARGEST = 2**31 - 1  # iterations
 
 
 def twins(param: proto.SolverParameter) -> Iterator[tuple[Message, str, str, str]]:
-    """(message, prefix of its fields, field in epochs, field in iterations) of all that a solver could give."""
+    """Yields (message, prefix of its fields, field in epochs, field in iterations) for all such pairs of fields."""
     for name in ("", *SCHEDULES):
         message = getattr(param, name) if name else param
         for epochs, iterations in {**LENGTHS, **INTERVALS}.items():
@@ -48,12 +48,12 @@ def twins(param: proto.SolverParameter) -> Iterator[tuple[Message, str, str, str
 
 
 def in_epochs(param: proto.SolverParameter) -> list[str]:
-    """The fields of a solver that count in epochs, as dotted paths."""
+    """Returns the fields of a solver that are given in epochs, as dotted paths."""
     return [prefix + epochs for message, prefix, epochs, _ in twins(param) if is_given(message, epochs)]
 
 
 def is_given(message: Message, field: str) -> bool:
-    """Whether a text has a field, or entries of it."""
+    """Tells whether a text gives a field, or entries of a repeated one."""
     value = getattr(message, field)
     return len(value) > 0 if hasattr(value, "__len__") else message.HasField(field)
 
@@ -65,11 +65,16 @@ def resolve(
     place: Callable[[str], str | None],
     rows: int = 0,
 ) -> tuple[proto.SolverParameter, Calendar]:
-    """The solver in iterations, at the rates of its global batch; itself, where it asks for neither.
+    """Returns the solver in iterations, with the rate of its global batch, and the calendar of the run. The solver is
+    `param` itself if there is nothing to resolve.
 
-    batch: samples in the first iteration of all ranks. size: of the data set, 0 if nobody knows it. place: from a field
-    to its place in the file. rows: of a batch that no data layer tells, and which counts as one sample; 0: one tells
-    it. Raises ConfigError where what is missing is needed.
+    Args:
+        batch: samples in the first iteration, over all ranks.
+        size: rows of the data set, 0 if it is not known.
+        place: returns a field's place in the file.
+        rows: rows of a rank's batch in a net without a data layer, where a batch counts as one sample; 0 with one.
+
+    Raises ConfigError if a field needs the size of the data set, or a data layer, and there is none.
     """
     size = param.epoch_size or size
     counted = in_epochs(param)
@@ -101,14 +106,15 @@ def resolve(
             raise ConfigError("lr_scaling needs the batch_size of a data layer; the net has none", place("lr_scaling"))
         result.base_lr = scaled(param, batch)
         if not result.HasField("warmup_start_lr"):
-            # Goyal et al. 2017, section 2.2: from the rate of the base batch. That of a smaller one is no higher.
+            # Goyal et al. 2017, section 2.2: the warm-up starts at the rate of the base batch. With a smaller batch it
+            # starts at that batch's own rate, so that it does not fall.
             result.warmup_start_lr = min(param.base_lr, result.base_lr)
     return result, calendar
 
 
 def refuse_other_epochs(param: proto.SolverParameter, calendar: Calendar, before: int | None, path: str) -> None:
-    """Raises WeightsError where the epochs of a solver are other iterations than they were when the snapshot `path` was
-    taken, in global batches of `before`."""
+    """Raises WeightsError if the solver counts in epochs, and these were another number of iterations in the run of the
+    snapshot `path`, because its global batch was another one, `before`."""
     if before not in (None, calendar.batch) and (counted := in_epochs(param)):
         raise WeightsError(
             f"{path}: was trained in global batches of {before * calendar.rows}, and this run's are of "
@@ -118,15 +124,15 @@ def refuse_other_epochs(param: proto.SolverParameter, calendar: Calendar, before
 
 
 def scaled(param: proto.SolverParameter, batch: int, capped: bool = True) -> float:
-    """base_lr for a global batch; not capped: what the rule alone says. The cap: Codreanu et al. 2017 (arXiv
-    1711.04291), section V.C."""
+    """Returns base_lr for a global batch by lr_scaling. capped: at most its cap (Codreanu et al. 2017, arXiv
+    1711.04291, section V.C)."""
     scaling = param.lr_scaling
     rate = param.base_lr * scale_of(scaling, batch)
     return min(rate, scaling.cap) if capped and scaling.HasField("cap") else rate
 
 
 def scale_of(scaling: proto.LrScalingParameter, batch: int) -> float:
-    """What the rule multiplies base_lr by for a global batch.
+    """Returns the factor by which the rule multiplies base_lr for a global batch.
 
     LINEAR: Goyal et al. 2017 (arXiv 1706.02677), section 2.1. SQRT: Krizhevsky 2014 (arXiv 1404.5997).
     """
@@ -135,14 +141,14 @@ def scale_of(scaling: proto.LrScalingParameter, batch: int) -> float:
 
 
 def rate_share(param: proto.SolverParameter, batch: int, full: int) -> float:
-    """What part of the rate of a global batch of `full` a smaller one takes: by lr_scaling, else as large a part as it
-    is of the batch. param: as the file has it."""
+    """Returns the fraction of a rate, meant for a global batch of `full`, that a smaller batch takes: by lr_scaling, or
+    else linearly. param: the solver as its file has it."""
     rate = scaled(param, full) if param.HasField("lr_scaling") else 0
     return scaled(param, batch) / rate if rate else batch / full
 
 
 def shorten(param: proto.SolverParameter, divisor: int) -> None:
-    """Divides the length of a run by `divisor`, and all that is counted in its iterations and epochs: to try a recipe.
+    """Divides by `divisor` the length of a run and every other field that counts iterations or epochs, to try a recipe.
     Iterations are rounded; what was not 0 stays at least 1."""
     counted: list[tuple[Message, str]] = [(param.comm_param, "sync_start")]
     for each in (param, param.adversarial.discriminator_solver):
@@ -159,14 +165,14 @@ def shorten(param: proto.SolverParameter, divisor: int) -> None:
 
 
 def divided(value: float, divisor: int) -> float:
-    """Rounded where it is an integer; what is not 0 stays at least 1."""
+    """Returns value / divisor. An integer is rounded; if it was not 0 it stays at least 1."""
     if isinstance(value, int):
         return max(1, int(value / divisor + 0.5)) if value > 0 else value
     return value / divisor
 
 
 def _count(message: Message, epochs: str, iterations: str, count: Callable[[float], int]) -> None:
-    """Sets a field in iterations from the one in epochs, which goes."""
+    """Sets the field in iterations from the field in epochs, and clears that."""
     value = getattr(message, epochs)
     if hasattr(value, "__len__"):
         getattr(message, iterations)[:] = [count(each) for each in value]

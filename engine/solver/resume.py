@@ -1,4 +1,4 @@
-"""--resume auto: finds the newest complete snapshot that counts; a run makes its snapshot_prefix its own before."""
+"""--resume auto: finds the newest whole snapshot that counts, after the run has locked its snapshot_prefix."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from engine.solver.validate import saves
 if TYPE_CHECKING:
     from engine.comm.world import World
 
-# Names a file for the snapshots that were there before a run that is restarted after crashes; they do not count.
+# The environment variable with the path of a file that lists the snapshots found at the first start of a run that is
+# restarted after crashes. These do not count.
 KNOWN = "ENGINE_KNOWN_SNAPSHOTS"
 
 Identity = tuple[str, int, int, int]  # path, inode, time in ns, size: of a file that nobody has written since
@@ -29,10 +30,11 @@ Identity = tuple[str, int, int, int]  # path, inode, time in ns, size: of a file
 
 @dataclass(frozen=True)
 class Snapshot:
-    """path: of a solverstate. global_batch: samples in an iteration of all ranks. model: the path of its weights.
-    samples_seen: the position in the sequence of samples. max_iter: where its run was to end. None: the state tells
-    not. tests_without_gain: of early_stopping. last_judged: the iteration of the last test of that, or of
-    snapshot_best."""
+    """A snapshot that was found. A field is None if the state does not tell it.
+
+    path: of the solverstate. global_batch: samples in an iteration, over all ranks. model: the path of the weights.
+    samples_seen: the position in the sequence of samples. max_iter: where its run was to end. tests_without_gain: of
+    early_stopping. last_judged: the iteration of the last test by early_stopping or snapshot_best."""
 
     path: str
     iteration: int
@@ -46,9 +48,10 @@ class Snapshot:
 
 
 def newest(prefix: str, known: Collection[Identity] = (), begun_from: str | None = None) -> Snapshot | None:
-    """The whole snapshot of the highest iteration; tells of those that it steps over, whatever is wrong with them.
+    """Returns the whole snapshot of the highest iteration, None if there is none. Warns of those that it skips.
 
-    known: files that do not count. begun_from: only those of runs that began with these weights count.
+    known: files that do not count. begun_from: the digest of weights; only snapshots of runs that began with these
+    count.
     """
     for iteration, path in sorted(_states(prefix), reverse=True):
         try:
@@ -61,7 +64,7 @@ def newest(prefix: str, known: Collection[Identity] = (), begun_from: str | None
             if begun_from is not None and state.begun_from != begun_from:
                 warn(f"Skipping the snapshot {path}: its run began with other weights than this stage does")
                 continue
-        except Exception as error:  # anybody may have put anything there, and the one before it may be good
+        except Exception as error:  # a file of this name may hold anything, and the snapshot before it may be good
             told = error if isinstance(error, EngineError) else EngineError(f"cannot be read: {reason(error)}", path)
             warn(f"Skipping a snapshot that is damaged: {told}")
             continue
@@ -80,7 +83,7 @@ def newest(prefix: str, known: Collection[Identity] = (), begun_from: str | None
 
 
 def _states(prefix: str) -> list[tuple[int, str]]:
-    """(iteration, path) of what is named like the solverstates of a prefix."""
+    """Returns (iteration, path) of all files that are named like the solverstates of a prefix."""
     folder, stem = Path(prefix).parent, re.escape(Path(prefix).name)
     found = []
     for name in os.listdir(folder) if folder.is_dir() else ():
@@ -91,8 +94,8 @@ def _states(prefix: str) -> list[tuple[int, str]]:
 
 
 def warn_of_later(config: SolverConfig, world: World, iteration: int) -> None:
-    """Of the rank that writes, where a run begins after `iteration`: snapshots of another one with the same prefix
-    that go further, which newest() would find before this run's."""
+    """Warns, before a run that begins after `iteration`, of another run's snapshots of later iterations with the same
+    prefix: newest() would find them instead of this run's. For the rank that writes."""
     later = sorted(each for each in _states(snapshot_prefix(config, world)) if each[0] > iteration)
     if later and saves(config.message):
         more = f" (and {len(later) - 1} more)" if len(later) > 1 else ""
@@ -108,7 +111,7 @@ def _identity(path: str) -> Identity:
 
 
 def note_known(prefixes: Sequence[str]) -> None:
-    """At the first start of a run that may be restarted."""
+    """Lists the snapshots that are there, at the first start of a run that may be restarted: see KNOWN."""
     note = os.environ.get(KNOWN)
     if note and not os.path.exists(note):
         present = [_identity(path) for prefix in prefixes for _, path in _states(prefix) if is_regular(path)]
@@ -117,21 +120,22 @@ def note_known(prefixes: Sequence[str]) -> None:
 
 
 def known() -> set[Identity]:
-    """The files that do not count: those that note_known() found."""
+    """Returns the files that do not count: those that note_known() found."""
     note = os.environ.get(KNOWN)
     return {tuple(each) for each in json.loads(read_text(note))} if note and os.path.exists(note) else set()
 
 
 def take_prefix(config: SolverConfig, world: World) -> None:
-    """Before anything is read or written: makes snapshot_prefix this run's own, if it saves anything, and removes what
-    runs that were killed have left. Of the rank that writes, after note_known(). Raises EngineError; see
-    lock_prefix()."""
+    """Locks the snapshot_prefix of a run that saves anything, and removes unfinished files that killed runs have left.
+
+    For the rank that writes, after note_known(), before anything else is read or written. Raises EngineError as
+    lock_prefix() does."""
     if not saves(config.message):
         return
     prefix = snapshot_prefix(config, world)
     check_writable(f"{prefix}_iter_{2**31 - 1}.solverstate.h5")
     locked = lock_prefix(prefix, RESTART_SECONDS if "ENGINE_SUPERVISOR" in os.environ else 0)
-    if not locked:  # what seems to be left may be another run's
+    if not locked:  # then another run may be writing what looks unfinished
         return
     folder, stem = Path(prefix).parent, re.escape(Path(prefix).name)
     for name in os.listdir(folder):

@@ -1,7 +1,7 @@
-"""What changes as a run goes on, by the iteration (the count of finished updates): learning rate, weight decay,
-momentum, the growth of the batch.
+"""The schedules of a run: learning rate, weight decay, momentum and growth of the batch as functions of the iteration,
+which is the count of finished updates.
 
-Everything here counts iterations: what a solver counts in epochs is in iterations by then (engine/solver/resolve.py).
+All lengths here are in iterations: engine/solver/resolve.py has converted those in epochs.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from engine.solver.state import PlateauState
 if TYPE_CHECKING:
     from engine import proto
 
-LARGEST = 3.4e38  # that the update rules, in float32, take
-POINTS = 500  # at equal distances, that show a schedule
+LARGEST = 3.4e38  # the largest rate: update rules take it in float32
+POINTS = 500  # how many milestones lie at equal distances
 
 
 def need_max_iter(param: proto.SolverParameter) -> bool:
-    """Whether one of a solver's schedules goes by the length of the run."""
+    """Tells whether one of a solver's schedules depends on the length of the run."""
     named = (param.lr_policy, param.weight_decay_schedule.policy)
     nvidias = (param.momentum_policy, param.weight_decay_policy)
     return "poly" in nvidias or any("max_iter" in POLICIES[name].required for name in named if name in POLICIES)
@@ -35,23 +35,23 @@ class Schedule:
     """A number of a solver that follows one of the policies: the learning rate, or the weight decay.
 
     Over the warm-up the rate rises linearly from warmup_start_lr to base_lr, or stays at warmup_start_lr (Goyal et al.
-    2017, arXiv 1706.02677, section 2.2), or rises quadratically (NVIDIA). Afterwards the policy sees the absolute
-    iteration, as there; with policy_after_warmup it sees the count from the end of the warm-up, of a run that is
-    shorter by it.
+    2017, arXiv 1706.02677, section 2.2), or rises quadratically (NVIDIA). The policy that follows is given the absolute
+    iteration, as in that paper; with policy_after_warmup it counts from the end of the warm-up, and takes the run to be
+    shorter by the warm-up.
     """
 
     def __init__(
         self, param: proto.SolverParameter, where: str | None = None, field: str = "lr_policy", base: str = "base_lr"
     ):
-        """param: its lr_policy and base_lr are followed; field, base: their names in messages; where: the place of
-        `field`. Raises ConfigError for an unknown policy or a field that it needs and does not find."""
+        """param: its lr_policy and base_lr count. where: the place of lr_policy. field, base: what messages call
+        lr_policy and base_lr. Raises ConfigError for an unknown policy, or if a field that it needs is missing."""
         name = param.lr_policy
         if name not in POLICIES:
             what = f"{field} '{name}' is unknown" if name else f"{field} is missing"
             raise ConfigError(what + suggestion(name, POLICIES), where)
         chosen = POLICIES[name]
-        caffes = field == "lr_policy"  # the others are this engine's own
-        for needed in chosen.required if caffes else (*chosen.required, *chosen.usual):
+        is_caffes = field == "lr_policy"  # Caffe's own field may leave usual fields out, as in Caffe
+        for needed in chosen.required if is_caffes else (*chosen.required, *chosen.usual):
             if not is_given(param, needed):
                 raise ConfigError(f"{field} '{name}' needs {base if needed == 'base_lr' else needed}", where)
         self.reads_loss = chosen.reads_loss  # whether a call needs the smoothed loss of all ranks
@@ -65,8 +65,10 @@ class Schedule:
             raise ConfigError(f"{field} '{name}': {error}", where) from None
 
     def __call__(self, iteration: int, loss: float | None = None, plateau: PlateauState | None = None) -> float:
-        """The rate of the update after `iteration` finished ones. plateau: is brought up to date, if the policy reads
-        the loss. Raises NumericalError if the formula gives no number that float32 holds, or one below 0."""
+        """Returns the rate of the update that follows `iteration` finished ones.
+
+        loss, plateau: needed if reads_loss; the smoothed loss of all ranks, and the policy's memory, which is updated.
+        Raises NumericalError if the formula gives no number that float32 holds, or one below 0."""
         warmup = self._warmup if iteration < self._param.warmup_iter else None
         count = iteration - self._first
         try:
@@ -85,8 +87,7 @@ class Schedule:
         return max(rate, self._least)
 
     def check(self) -> None:
-        """Raises NumericalError for the first iteration that has no rate, of those that this looks at: some in any
-        run, and those at which a policy may jump."""
+        """Raises NumericalError for the first of the run's milestones() that has no rate."""
         if self.reads_loss:
             return
         for iteration in milestones(self._param):
@@ -112,17 +113,18 @@ class WeightDecay:
     weight_decay_policy "poly": from weight_decay to max_weight_decay, as (iteration / max_iter)^weight_decay_power."""
 
     def __init__(self, param: proto.SolverParameter, where: str | None = None):
-        """Raises ConfigError for an unknown policy, for one that reads the loss, and for fields that are missing."""
+        """Raises ConfigError for an unknown policy, for one that reads the loss, and if a field is missing."""
         self._constant, self._schedule = param.weight_decay, None
         self._poly = _poly_from_to(param, "weight_decay", param.max_weight_decay, param.weight_decay_power)
         if param.HasField("weight_decay_schedule"):
             field, policy = "weight_decay_schedule.policy", param.weight_decay_schedule.policy
-            if policy in POLICIES and POLICIES[policy].reads_loss:  # and has no fields in ScheduleParameter
+            if policy in POLICIES and POLICIES[policy].reads_loss:  # ScheduleParameter has no fields for it
                 raise ConfigError(f"{field} '{policy}' follows the loss, as only lr_policy can; take another", where)
             self._schedule = Schedule(_decay_as_rate(param), where, field, "weight_decay")
 
     def __call__(self, iteration: int) -> float:
-        """The decay of the update after `iteration` finished ones. Raises NumericalError as Schedule does."""
+        """Returns the decay of the update that follows `iteration` finished ones. Raises NumericalError as Schedule
+        does."""
         if self._poly:
             return self._poly(iteration)
         return self._schedule(iteration) if self._schedule else self._constant
@@ -146,7 +148,8 @@ class Momentum:
         self._poly = _poly_from_to(param, "momentum", param.max_momentum, param.momentum_power)
 
     def __call__(self, iteration: int, rate: float | None) -> float:
-        """The momentum of the update after `iteration` finished ones; rate: of that update, if it is known."""
+        """Returns the momentum of the update that follows `iteration` finished ones. rate: of that update; None if it
+        is not known."""
         param = self._param
         if self._poly:
             return self._poly(iteration)
@@ -161,8 +164,8 @@ WEIGHT_DECAY_POLICIES = ("fixed", "poly")
 
 
 def _poly_from_to(param: proto.SolverParameter, field: str, last: float, power: float) -> Rate | None:
-    """NVIDIA's policy "poly" of a field; None if it has another. Beyond max_iter, to which programs may step, it
-    stays."""
+    """Returns NVIDIA's policy "poly" for a field, from the field's value to `last`; None if it has another policy. The
+    value stays at `last` beyond max_iter, as programs may step further."""
     if getattr(param, f"{field}_policy") != "poly":
         return None
     first, iterations = getattr(param, field), max(1, param.max_iter)
@@ -170,7 +173,7 @@ def _poly_from_to(param: proto.SolverParameter, field: str, last: float, power: 
 
 
 class BatchGrowth:
-    """By how many times iter_size has grown.
+    """The factor by which iter_size has grown.
 
     Smith et al. 2018, "Don't Decay the Learning Rate, Increase the Batch Size" (arXiv 1711.00489), section 3: where a
     rate would drop by a factor, the batch grows by it instead.
@@ -180,12 +183,13 @@ class BatchGrowth:
         self.steps, self._factor = list(param.batch_growth.stepvalue), param.batch_growth.factor
 
     def __call__(self, iteration: int) -> int:
-        """The factor of the update after `iteration` finished ones."""
+        """Returns the factor for the update that follows `iteration` finished ones."""
         return self._factor ** bisect.bisect_right(self.steps, iteration)
 
 
 def milestones(param: proto.SolverParameter) -> list[int]:
-    """Iterations of a run that show its schedules: some at equal distances, and those around which they may jump."""
+    """Returns iterations that show a run's schedules: some at equal distances, and those before and after each possible
+    jump."""
     last = max(0, param.max_iter - 1)
     first = first_of_policy(param)
     found = {0, 1, last, param.warmup_iter, *(last * number // POINTS for number in range(POINTS))}
@@ -199,7 +203,7 @@ def milestones(param: proto.SolverParameter) -> list[int]:
 
 
 def _after_warmup(param: proto.SolverParameter) -> proto.SolverParameter:
-    """For a policy that begins when the warm-up ends: the run is what is left of it."""
+    """Returns the solver for a policy that begins when the warm-up ends: its run is shorter by the warm-up."""
     rest = type(param)()
     rest.CopyFrom(param)
     if param.HasField("max_iter"):
@@ -208,7 +212,7 @@ def _after_warmup(param: proto.SolverParameter) -> proto.SolverParameter:
 
 
 def _decay_as_rate(param: proto.SolverParameter) -> proto.SolverParameter:
-    """A SolverParameter whose learning rate is the weight decay of this one."""
+    """Returns a SolverParameter whose learning rate is the weight decay of `param`."""
     result = type(param)()
     for field, target in (("weight_decay", "base_lr"), ("max_iter", "max_iter")):
         if param.HasField(field):

@@ -1,4 +1,4 @@
-"""Sharded updates in the solver: what this rank keeps of weights and history, and the whole of it for files."""
+"""Sharded updates in the solver: the shares of weights and history that this rank keeps, and whole arrays for files."""
 
 from __future__ import annotations
 
@@ -22,11 +22,19 @@ if TYPE_CHECKING:
 
 
 class Sharding:
-    """`comm_param { shard_updates: true }`, or `mode: ASYNC`, on several ranks. weights: see ShardedWeights."""
+    """The shares of each rank with `comm_param { shard_updates: true }`, or `mode: ASYNC`, on several ranks.
+
+    The masters are float32 weights of this rank's shares, from which updates go on where the net's weights cannot
+    serve: with BF16 these are rounded, in mode ASYNC other ranks write into them.
+
+    Attributes:
+        weights: see ShardedWeights.
+        begun: whether the masters hold the weights. Whoever reads weights from a file must set it to False.
+    """
 
     def __init__(self, net: Net, world: World, buckets: list[Bucket], settings: CommSettings):
-        """Raises ConfigError for a net of which ranks hold layers in parts, and for a layer that rescales its weights
-        where ranks keep others."""
+        """Raises ConfigError for model parallelism, and for a layer that rescales its weights where there are
+        masters, which would not be rescaled."""
         self._rounds, asynchronous = settings.reduction.bf16, settings.max_staleness is not None
         if any(bucket.parts > 1 for bucket in buckets):
             raise ConfigError(
@@ -41,13 +49,13 @@ class Sharding:
         self.net, self.world = net, world
         self.shares = Shares(buckets, settings.chunk_bytes, world.rank, world.size)
         arena = np.asarray(net.weights, np.float32)[: net.arena_size]
-        masters = self._room("float32 weights") if self._rounds or asynchronous else None
-        sums = self._room("sums of gradients") if asynchronous else None
+        masters = self._allocate("float32 weights") if self._rounds or asynchronous else None
+        sums = self._allocate("sums of gradients") if asynchronous else None
         self.weights = ShardedWeights(self.shares, arena, masters, sums)
-        self.begun = False  # the masters hold what training goes on from; it is for whoever reads weights to take back
+        self.begun = False
 
-    def _room(self, what: str) -> np.ndarray:
-        """For this rank's shares. Raises EngineError where there is too little memory."""
+    def _allocate(self, what: str) -> np.ndarray:
+        """Returns a float32 array for this rank's shares. Raises EngineError if there is too little memory."""
         from engine.host import _core
 
         count = self.shares.count
@@ -55,13 +63,13 @@ class Sharding:
         return np.asarray(_core.Arena(4 * max(1, count)), np.float32)[:count]
 
     def begin(self) -> None:
-        """Before anybody needs the masters."""
+        """Makes the masters hold the weights, if they do not yet. Call it before they are used."""
         if not self.begun:
             self.take_over()
 
     def take_over(self) -> None:
-        """Goes on from the net's weights, the same on all ranks: before the first step from all of them, later from
-        those that somebody has set since."""
+        """Takes the net's weights, the same on all ranks, into the masters: before the first step all of them. Later,
+        with BF16, only those that somebody has set: a weight that is still its master, rounded, keeps its master."""
         masters = self.weights.masters
         if masters is None:
             return
@@ -79,28 +87,28 @@ class Sharding:
             _round(self.weights.weights)
 
     def whole_weights(self) -> dict[Parameter, np.ndarray]:
-        """Collective. The float32 weights on rank 0, where the net's are rounded; {} elsewhere."""
+        """Collective. Returns the whole float32 weights on rank 0; {} on other ranks, and if there are no masters."""
         if self.weights.masters is None:
             return {}
         self.begin()
         return self.gather(self.weights.masters)
 
     def beside_masters(self, whole: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Views of this rank's shares of an arena, each with that of the float32 weights."""
+        """Returns (share of the arena `whole`, share of the masters): views, for each of this rank's shares."""
         masters = self.weights.masters
         assert masters is not None
         return [(whole[begin:end], masters[at : at + end - begin]) for begin, end, at in self.shares]
 
     def complete(self, whole: np.ndarray) -> None:
-        """Collective. An arena of which each rank has its own shares: every rank's, on all ranks."""
+        """Collective. Completes an arena of which each rank has its own shares alone, on all ranks."""
         mine = np.empty(self.shares.count, np.float32)
         self.shares.take(whole, mine)
         self.shares.gather(self.world, mine, None if self.world.rank else whole)
         self.world.broadcast(whole)
 
     def gather(self, mine: np.ndarray) -> dict[Parameter, np.ndarray]:
-        """Collective. An array of shares as whole arrays, row-major in the parameters' shapes, on rank 0; {}
-        elsewhere."""
+        """Collective. Gathers an array of shares. Returns whole arrays, row-major in the parameters' shapes, on rank 0;
+        {} on other ranks."""
         if self.world.rank:
             self.shares.gather(self.world, mine, None)
             return {}
@@ -109,7 +117,8 @@ class Sharding:
         return {parameter: tensor.get().reshape(parameter.shape) for parameter, tensor in tensors.items()}
 
     def scatter(self, values: Mapping[Parameter, np.ndarray] | None, mine: np.ndarray) -> None:
-        """Collective, the reverse. values: on rank 0."""
+        """Collective. Does the reverse of gather(). values: whole arrays on rank 0, None on other ranks. mine: receives
+        this rank's shares."""
         if values is None:
             self.shares.scatter(self.world, None, mine)
             return
@@ -119,7 +128,7 @@ class Sharding:
         self.shares.scatter(self.world, np.asarray(whole, np.float32), mine)
 
     def _arena(self) -> tuple[Arena, dict[Parameter, Tensor]]:
-        """Laid out as the net's."""
+        """Returns an arena that is laid out as the net's weights, and its tensors."""
         from engine.host import _core
 
         arena = _core.Arena(4 * max(1, self.net.arena_size))
@@ -127,10 +136,10 @@ class Sharding:
 
 
 def _round(values: np.ndarray) -> None:
-    """To bfloat16, in place."""
+    """Rounds float32 values to bfloat16, in place."""
     from engine.host import _core
 
-    step = 1 << 20  # floats: no second arena
+    step = 1 << 20  # floats at a time, so that it takes no second arena
     for begin in range(0, values.size, step):
         chunk = values[begin : begin + step]
         packed = np.empty(chunk.size, np.uint16)

@@ -1,4 +1,4 @@
-"""What a signal does to a run, as in Caffe: SIGINT and SIGTERM stop it, SIGHUP takes a snapshot, by default."""
+"""What signals do to a run, by default as in Caffe: SIGINT and SIGTERM stop it, SIGHUP takes a snapshot."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from types import FrameType
 from engine.errors import ConfigError
 from engine.host.interrupts import PATIENCE, is_ignored, raises
 
-STOP, SNAPSHOT = 1, 2  # flags, so that ranks agree by a bitwise or
+STOP, SNAPSHOT = 1, 2  # flags: ranks agree by a bitwise or
 EFFECTS = {"stop": STOP, "snapshot": SNAPSHOT, "none": 0}
 _END = b"\0"  # no signal's number
 
 
 class _Listener:
-    """Hears of signals when they come: Python's own handlers wait until C++ gives the main thread back. Hears nothing
-    where somebody else does, as asyncio."""
+    """A thread that calls tell(number) as soon as a signal comes. Python's own handlers run only when C++ gives the
+    main thread back. It hears nothing if somebody else, such as asyncio, listens already."""
 
     def __init__(self, tell: Callable[[int], None]):
         self._read, self._write = os.pipe()
@@ -43,7 +43,8 @@ class _Listener:
         self._close_pipe()
 
     def forsake(self) -> None:
-        """In a process that was forked, which has no such thread: what it writes would be the parent's."""
+        """Ends listening in a forked process, which lacks the thread; what it wrote to the pipe the parent would
+        read."""
         self._unhook()
         self._close_pipe()
 
@@ -57,36 +58,36 @@ class _Listener:
 
 
 class Signals:
-    """Notes signals while it is entered; `flags` holds what is asked for until `clear()`.
+    """A context that notes signals; `flags` tells what they ask for until `clear()`.
 
-    A SIGINT that asks to stop while the run is stopping raises KeyboardInterrupt, for those who cannot wait for the
-    step to end; those that come within PATIENCE after it do nothing. Threads other than the main one cannot take
-    signals over: there they do what they did, and so they do in processes that user code forks. A SIGINT that is
-    ignored, as by a script's background jobs, stays so.
+    A second SIGINT, while the run is stopping already, raises KeyboardInterrupt, for those who cannot wait for the step
+    to end; further ones within PATIENCE seconds do nothing. Signals do what they did before where the context is
+    entered in another thread than the main one, which alone can take them over, and in processes that user code forks.
+    A SIGINT that is ignored, as in a script's background jobs, stays ignored.
     """
 
     def __init__(self, sigint: str = "stop", sighup: str = "snapshot"):
         for name, effect in (("sigint_effect", sigint), ("sighup_effect", sighup)):
             if effect not in EFFECTS:
                 raise ConfigError(f"--{name} '{effect}': expected {', '.join(EFFECTS)}")
-        # Each is set at once: a handler may interrupt another.
+        # One entry for each effect: to set one is a single operation, while a handler may interrupt another.
         self._asked: dict[int, bool] = dict.fromkeys((STOP, SNAPSHOT, 0), False)
         # Schedulers end a job's time with SIGTERM: it stops like SIGINT, whatever SIGINT is set to do.
         self._effects = {signal.SIGINT: EFFECTS[sigint], signal.SIGHUP: EFFECTS[sighup], signal.SIGTERM: STOP}
-        self.interrupted = False  # SIGINT has asked to stop, since clear()
-        self._raised = float("-inf")  # when KeyboardInterrupt was
-        self.on_stop: Callable[[str], None] | None = None  # called once with the name of the signal, in another thread
+        self.interrupted = False  # whether SIGINT has asked to stop, since clear()
+        self._raised = float("-inf")  # when KeyboardInterrupt was last raised
+        self.on_stop: Callable[[str], None] | None = None  # called once with the signal's name, in another thread
         self._listener: _Listener | None = None
-        self._before: dict[signal.Signals, signal._HANDLER] = {}
-        self._outside: dict[signal.Signals, signal._HANDLER] = {}  # what signals did before this noted any
+        self._before: dict[signal.Signals, signal._HANDLER] = {}  # what __exit__() gives back
+        self._outside: dict[signal.Signals, signal._HANDLER] = {}  # what signals did before any Signals noted them
         _all.add(self)
 
     def heed_hangups(self) -> None:
-        """Notes SIGHUP from now on: the terminal may be closed before there is an iteration to stop after."""
+        """Notes SIGHUP from now on: the terminal may be closed before the context is entered."""
         self._take_over(signal.SIGHUP)
 
     def _take_over(self, number: signal.Signals) -> signal._HANDLER:
-        """Notes this signal from now on; returns what it did."""
+        """Notes this signal from now on. Returns the handler before."""
         before = signal.signal(number, self._note)
         if before != self._note:
             self._outside[number] = before
@@ -108,7 +109,7 @@ class Signals:
             self._listener = None
 
     def forsake(self) -> None:
-        """In a process that user code has forked: its signals are not the run's, and one that ends it may do so."""
+        """Gives signals their former effects in a process that user code has forked: its signals are not the run's."""
         for number, handler in self._outside.items():
             if signal.getsignal(number) == self._note:
                 signal.signal(number, handler)
@@ -124,8 +125,8 @@ class Signals:
 
     @contextmanager
     def interrupt(self) -> Iterator[None]:
-        """Meanwhile SIGINT asks to stop, where it would raise KeyboardInterrupt, and nothing else changes: for what a
-        program calls."""
+        """A context in which SIGINT asks to stop instead of raising KeyboardInterrupt; all other signals do what they
+        did. For steps that a user's program runs."""
         taken = raises()
         if taken:
             self._take_over(signal.SIGINT)
@@ -137,7 +138,7 @@ class Signals:
 
     @property
     def flags(self) -> int:
-        """What is asked for."""
+        """What signals have asked for since clear(): STOP, SNAPSHOT, both or 0."""
         return sum(effect for effect, asked in self._asked.items() if asked)
 
     def clear(self, flags: int) -> None:

@@ -1,4 +1,4 @@
-"""The files of a snapshot: where they are, and whether they are what was written."""
+"""The files of a snapshot: their paths, and the digest that tells whether they are what was written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 
 def snapshot_prefix(config: SolverConfig, world: World) -> str:
-    """snapshot_prefix with %# and %* expanded; where there is none, or where it is a folder, the solver's name."""
+    """Returns snapshot_prefix with %# and %* expanded. If it is a folder, the solver file's name is added; if it is not
+    given, it is the solver file's path without the suffix."""
     prefix = config.message.snapshot_prefix or str(Path(config.path).with_suffix(""))
     prefix = expand_ranks(prefix, world.rank, world.size)
     if prefix.endswith("/") or Path(prefix).is_dir():
@@ -34,7 +35,7 @@ def snapshot_prefix(config: SolverConfig, world: World) -> str:
 
 @dataclass(frozen=True)
 class Whole:
-    """What a solverstate and its weights hold. model: the path of the weights."""
+    """A solverstate and its weights. model: the path of the weights. blobs: the weights by layer."""
 
     state: SolverState
     model: str
@@ -42,8 +43,7 @@ class Whole:
 
 
 def read_whole(path: str) -> Whole:
-    """A solverstate and its weights. Raises WeightsError where one of the files is not there, or not what was
-    written."""
+    """Reads a solverstate and its weights. Raises WeightsError if a file is missing, or is not what was written."""
     state = weights.read_solverstate(path)
     model = find_model(state.learned_net, path)
     blobs = weights.read_caffemodel(model)
@@ -57,7 +57,8 @@ def read_whole(path: str) -> Whole:
 
 
 def digest(model: str | Path, history: Sequence[np.ndarray]) -> str:
-    """SHA-256, in hexadecimal, of a caffemodel's bytes and of the history's values: a state holds that of its files."""
+    """Returns the digest that a state holds of its files: the SHA-256, in hexadecimal, of the bytes of the caffemodel
+    and of the history's values. Raises WeightsError if the model cannot be read."""
     found = hashlib.sha256()
     with opened(model, WeightsError) as file:
         take_in(file, found)
@@ -65,14 +66,15 @@ def digest(model: str | Path, history: Sequence[np.ndarray]) -> str:
 
 
 def add_history(model: _Hash, history: Sequence[np.ndarray]) -> str:
-    """See digest(). model: has taken in the bytes of the caffemodel."""
+    """Returns the digest as digest() does. model: a hash that has taken in the bytes of the caffemodel."""
     for values in history:
         model.update(np.ascontiguousarray(values, "<f4").data)
     return model.hexdigest()
 
 
 def find_model(named: str, state: str) -> str:
-    """The weights that a state names: those beside it, for they have moved together, else those at the path itself."""
+    """Returns the path of the weights that a state names: a file of that name beside the state if there is one, as both
+    may have been moved, else the named path. Raises WeightsError if neither is there."""
     beside = os.path.join(os.path.dirname(state), os.path.basename(named))
     for path in (beside, named):
         if is_regular(path):

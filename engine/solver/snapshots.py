@@ -1,4 +1,4 @@
-"""Snapshots: BVLC's caffemodel and solverstate, written by rank 0, whole or not at all, and read back."""
+"""Snapshots: rank 0 writes Caffe's caffemodel and solverstate, whole or not at all, and reads them back."""
 
 from __future__ import annotations
 
@@ -41,8 +41,10 @@ if TYPE_CHECKING:
 
 
 class Snapshots:
-    """Reads and writes the weights and the history that an optimizer works on, and the average of the weights. With
-    further optimizers, whose nets' weights the first one's net has, too: all in one file of weights and one state."""
+    """Reads and writes the weights and the history of an optimizer, and the average of the weights.
+
+    There may be further optimizers (adversarial): the first one's net has the weights of their nets, too, and one file
+    of weights and one state hold everything."""
 
     def __init__(
         self,
@@ -65,9 +67,8 @@ class Snapshots:
         return snapshot_prefix(self._config, self._world)
 
     def names(self, iteration: int) -> tuple[Path, Path]:
-        """The files of an iteration: `<prefix>_iter_N.caffemodel` and `.solverstate`, with `.h5` where HDF5 is asked
-        for, or where a protobuf message cannot hold them.
-        """
+        """Returns the paths of an iteration's snapshot: `<prefix>_iter_N.caffemodel` and `.solverstate`, with `.h5`
+        behind if HDF5 is asked for, or if a protobuf message cannot hold the content."""
         stem, asked = f"{self.prefix()}_iter_{iteration}", self._hdf5_is_asked_for()
         model, state = (".h5" if asked or not fits else "" for fits in self._fit_protobuf())
         return Path(f"{stem}.caffemodel{model}"), Path(f"{stem}.solverstate{state}")
@@ -76,7 +77,7 @@ class Snapshots:
         return self._param.snapshot_format == proto.SolverParameter.HDF5
 
     def _fit_protobuf(self) -> tuple[bool, bool]:
-        """Whether messages can hold the weights, and the state."""
+        """Tells whether protobuf messages can hold the weights, and the state."""
         net, weights_of = self._optimizer.net, self._optimizer.net.all_params()
         history_of: list[Parameter] = []
         for optimizer in (self._optimizer, *self._others):
@@ -89,7 +90,7 @@ class Snapshots:
         )
 
     def check_size(self) -> None:
-        """Before training: says what will be HDF5 because of its size."""
+        """Logs, before training, which files will be HDF5 because of their size."""
         if self._hdf5_is_asked_for() or not saves(self._param):
             return
         kinds = [kind for kind, fits in zip(("caffemodel", "solverstate"), self._fit_protobuf()) if not fits]
@@ -99,20 +100,22 @@ class Snapshots:
         log(f"{reason}: saved as HDF5 instead")
 
     def write(self, state: SolverState) -> list[str]:
-        """Collective. Rank 0 writes both files, and the average's; `state` needs neither history nor the names of
-        files. Then removes what snapshot_keep leaves out, and returns the weights among it. Raises EngineError that
-        names file and reason (a full disk, another run on this snapshot_prefix); older files stay whole.
+        """Collective. Writes both files on rank 0, and that of the average, then removes what snapshot_keep leaves out.
+
+        state: is completed here: history, names of files, digest. Returns the files of weights that were removed.
+        Raises EngineError that names file and reason (a full disk, another run on this snapshot_prefix); older files
+        stay whole.
         """
         state.kept_snapshots = self.kept.others(state.iteration)
         model, path = self.names(state.iteration)
         divided, history = self._model_parallel, self._optimizer.history
-        self._world.board.enter(board.SNAPSHOT)  # after all waiting for updates, which enters another place
+        self._world.board.enter(board.SNAPSHOT)  # after all waits for updates, which enter another place
         if sharding := self._optimizer.sharding:
             whole, histories = sharding.whole_weights(), history.wholes()
         else:
             whole, histories = divided.weights(), divided.histories(history)
         averages = self._write_average(state, model) if self._average and self._average.begun else []
-        with failing_alike(self._world):  # nobody runs ahead of a snapshot that fails
+        with failing_alike(self._world):  # no rank goes on if the snapshot fails
             if self._world.rank == 0:
                 net, content = self._optimizer.net, hashlib.sha256()
                 self.lock()
@@ -128,13 +131,13 @@ class Snapshots:
         return self.kept.add(state.iteration, state.best_iteration)
 
     def best_name(self, iteration: int) -> Path:
-        """The file of the best weights, which are those of an iteration."""
+        """Returns the path of the best weights, if they are those of `iteration`."""
         model = self.names(iteration)[0]
         return model.with_name(model.name.replace(".caffemodel", "_best.caffemodel"))
 
     def write_best(self, iteration: int) -> list[str]:
-        """Collective. Writes what a test has just scored, the weights or their average, and returns the files that it
-        takes the place of, which have been removed. Raises EngineError."""
+        """Collective. Writes what a test has just scored: the average of the weights if there is one, else the weights.
+        Removes the files of best weights that this replaces, and returns them. Raises EngineError."""
         average = self._average if self._average and self._average.begun else None
         net, path = self._optimizer.net, self.best_name(iteration)
         self._world.board.enter(board.SNAPSHOT)
@@ -151,7 +154,8 @@ class Snapshots:
         return self.kept.add_best(path, iteration)
 
     def find_best(self, iteration: int) -> bool:
-        """Collective. Whether the best weights of a run that goes on are there: then they are the best again."""
+        """Collective. Tells whether the file of the best weights, those of `iteration`, is there, and makes
+        `<prefix>_best.caffemodel` point to it, in a run that goes on."""
         paths = [Path(f"{self.prefix()}_iter_{iteration}_best.caffemodel{suffix}") for suffix in SUFFIXES]
         found = [path for path in paths if is_regular(path)] if self._world.rank == 0 else []
         if found:
@@ -159,8 +163,7 @@ class Snapshots:
         return self._world.broadcast_object(bool(found))
 
     def _write_average(self, state: SolverState, model: Path) -> list[np.ndarray]:
-        """Collective. Writes the weights' average to a file of its own beside the model; returns it as a set of
-        history."""
+        """Collective. Writes the average of the weights to a file beside the model. Returns it as a set of history."""
         average, net = self._average, self._optimizer.net
         assert average
         (whole,) = self._model_parallel.histories(average.history)
@@ -176,9 +179,9 @@ class Snapshots:
         return blobs
 
     def load_weights(self, paths: list[str]) -> None:
-        """Collective. Rank 0 reads, all ranks get the values when the run starts. Raises WeightsError where shapes
-        differ, and for a file that has none of the net's layers."""
-        fresh: list[list[str]] = []  # layers that a file lacks
+        """Collective. Reads files of weights, for fine-tuning, on rank 0; the other ranks get the values when the run
+        starts. Raises WeightsError if shapes differ, or if a file has none of the net's layers."""
+        fresh: list[list[str]] = []  # for each file, the layers that it lacks
         with failing_alike(self._world):
             for path in paths:
                 log(f"Finetuning from {path}")
@@ -187,20 +190,22 @@ class Snapshots:
         for layer in fresh[0] if fresh else []:
             if all(layer in each for each in fresh):
                 log(f"Layer {layer} is not in {', '.join(paths)}: it keeps its initial values")
-        self._optimizer.weights_are_read()
+        self._optimizer.begin_with_weights()
 
     def read(self, path: str, refuse: Callable[[SolverState], None]) -> SolverState:
-        """Collective. Takes over weights and history of a solverstate, written by this engine or by Caffe, on rank 0;
-        returns the state on all ranks. refuse: raises WeightsError for a state of another run. Raises WeightsError,
-        too, where a file is not what was written, or not of this net and solver. Nothing is taken over then."""
+        """Collective. Takes over the weights and history of a solverstate, written by this engine or by Caffe, on rank
+        0; the other ranks get the values when the run starts. Returns the state on all ranks, without history.
+
+        refuse: raises WeightsError for a state with which this run cannot go on. Raises WeightsError, too, if a file is
+        not what was written, or does not fit the net and the solver. Nothing is taken over then."""
         with failing_alike(self._world):
             found = read_whole(path) if self._world.rank == 0 else None
-        history = found.state.history if found else []  # array by array: it may be too large for one message
+        history = found.state.history if found else []  # not broadcast with the state: too large for one message
         mine = (replace(found.state, history=[]), found.model) if found else (SolverState(), "")
         state, model = self._world.broadcast_object(mine)
         log(f"Restoring previous solver status from {path}")
         refuse(state)
-        if self._model_parallel:  # the others get theirs from rank 0 when the run starts
+        if self._model_parallel:  # then each rank reads, to take its own parts
             history = self._broadcast(history)
         reads, fitted, average = found or self._model_parallel, [], None
         with failing_alike(self._world):
@@ -213,7 +218,7 @@ class Snapshots:
                         model,
                     )
                 fitted, average = self._fit_history(replace(state, history=history), path)
-                self._optimizer.net.load_weights(blobs, model)  # nothing, where something does not fit
+                self._optimizer.net.load_weights(blobs, model)  # takes over nothing if something does not fit
         if reads:
             for each, sets in fitted:
                 each.take(sets)
@@ -222,13 +227,13 @@ class Snapshots:
         elif self._optimizer.sharding:
             self._optimizer.history.take(None)
         if self._average:
-            self._average.start_over(state.iteration)  # rank 0's values are sent to all
-        self._optimizer.weights_are_read()
+            self._average.start_over(state.iteration)
+        self._optimizer.begin_with_weights()
         self.kept.restore(path, state)
         return state
 
     def _broadcast(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Collective. Rank 0's, on all ranks."""
+        """Collective. Returns rank 0's arrays on all ranks."""
         shapes = self._world.broadcast_object([array.shape for array in arrays])
         found = [np.ascontiguousarray(array, np.float32) for array in arrays]
         found = found or [np.empty(shape, np.float32) for shape in shapes]
@@ -237,8 +242,9 @@ class Snapshots:
         return found
 
     def _fit_history(self, state: SolverState, path: str) -> tuple[list[tuple[History, list[Values]]], Values | None]:
-        """The sets of each history, of the optimizer and the others, and the weights' average, if there is one: it is
-        the last set of the optimizer. Raises WeightsError."""
+        """Divides a state's history among the optimizers: (history, its sets) for each, and the average of the weights
+        if state and run have one. In the state, the average follows the optimizer's sets, and the other optimizers'
+        sets come last. Raises WeightsError if something does not fit."""
         history, average = state.history, None
         fitted: list[tuple[History, list[Values]]] = []
         for other in reversed(self._others):
@@ -258,9 +264,9 @@ class Snapshots:
         return fitted, average
 
     def take_over(self) -> None:
-        """After the rank that wrote has died: rank 0 of those that are left has the snapshot_prefix, at the latest when
-        it writes: the system takes it from the dead, from those of another host perhaps after a while."""
-        self.kept.prefix = self.prefix()  # in which %# or %* may stand
+        """Locks the snapshot_prefix for this rank if it is rank 0 now, after a death. If that fails, write() tries it
+        again: the system may release the lock of a process that died on another host only after a while."""
+        self.kept.prefix = self.prefix()  # %# and %* may expand to other numbers now
         if self._world.rank == 0 and saves(self._param):
             try:
                 self.lock(RESTART_SECONDS)
@@ -268,12 +274,12 @@ class Snapshots:
                 warn(str(error))
 
     def lock(self, patience: float = 0) -> None:
-        """Of the rank that writes: see lock_prefix()."""
+        """Locks the snapshot_prefix, for the rank that writes: see lock_prefix()."""
         lock_prefix(self.prefix(), patience)
         _holders.add(self)
 
     def close(self) -> None:
-        """Lets other runs have the snapshot_prefix, unless another solver of this process still has it."""
+        """Releases the snapshot_prefix, unless another solver of this process still uses it."""
         if self._world.rank != 0:
             return
         _holders.discard(self)
@@ -282,7 +288,7 @@ class Snapshots:
             unlock_prefix(mine)
 
 
-_holders: weakref.WeakSet[Snapshots] = weakref.WeakSet()  # whose snapshot_prefix is locked for them
+_holders: weakref.WeakSet[Snapshots] = weakref.WeakSet()  # all that have locked their snapshot_prefix
 
 
 def _kind(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The training loop: batches, forward, backward, update; when to test and to take snapshots; alike on every rank."""
+"""The training loop: batches, forward, backward, update; when to test and to take snapshots; the same on every rank."""
 
 from __future__ import annotations
 
@@ -51,11 +51,18 @@ class Solver:
         solver = Solver(read_solver("solvers/digits.prototxt"), world())
         solver.solve()
 
-    observers: watch the run, beside the display and the curve. every_blob: nothing is fused, so that programs can read
-    every blob and gradient. make_feeder: makes what feeds the nets, as Feeder does. kernels: how they come by those
-    that compute them. needed: files that later stages begin with, which snapshot_keep leaves alone. `on_gradients`, if
-    set, is called before each update, when this rank's gradients are complete. Raises the exceptions of engine.errors
-    for whatever cannot be read, built or run.
+    Args:
+        observers: watch the run, beside the display and the curve.
+        every_blob: nothing is fused, so that programs can read every blob and gradient.
+        make_feeder: makes what feeds the nets, with Feeder's arguments.
+        kernels: chooses the kernels that compute the nets.
+        needed: files with which later stages begin; snapshot_keep does not remove them.
+
+    Attributes:
+        given: the solver as its file has it; `param` is in iterations (resolve()).
+        on_gradients: if set, called before each update, when this rank's gradients are complete.
+
+    Raises the exceptions of engine.errors for whatever cannot be read, built or run.
     """
 
     def __init__(
@@ -77,7 +84,7 @@ class Solver:
         validate(self.param, self.config.place)
         self.seed = seed_of(self.param)
         self.state = TrainingState.new(self.param.average_loss)
-        self.first_sample, self.begun_from = 0, ""  # of a stage: see begin_after()
+        self.first_sample, self.begun_from = 0, ""  # see begin_after()
         train = self._train_config()
         self.feeder = make_feeder(train, proto.TRAIN, self.seed, world)
         self.precision = usable_precision(asked_precision(self.param), world)
@@ -91,7 +98,7 @@ class Solver:
         where = self.config.place("lr_policy")
         self.optimizer = Optimizer(self.net, self.param, world, where=where, sources=self.feeder.sources)
         self.optimizers = [self.optimizer, *self._other_optimizers()]
-        if every_blob:  # and a program may set gradients
+        if every_blob:
             self.optimizer.keep_gradients()
         else:
             require_loss(self.net.name, bool(self.net.losses()), train.path)
@@ -111,20 +118,22 @@ class Solver:
         )
         is_due = weakly(self._display_is_due)
         self.observers = Observers([Display(is_due), Curve(is_due), *observers])
-        self._observed = False  # observers know of the run
-        self._restored_at: int | None = None  # of a snapshot with this run's own name, or from after its end
-        self._saved_at: int | None = None
-        self._stops_by = ""  # what is said of it, by another thread, which may be late; "": the end of an iteration
-        self._asks_in = 0  # the iteration in which a signal that comes now is seen, at the earliest
+        self._observed = False  # whether observers have been told of the run
+        # The iteration of the snapshot that was restored, if it stands under this run's own name (a snapshot at that
+        # iteration would write it again) or is from after the run's end.
+        self._restored_at: int | None = None
+        self._saved_at: int | None = None  # the iteration of the last snapshot
+        self._stops_by = ""  # how a signal will stop the run now, for the log; "": at the end of an iteration
+        self._asks_in = 0  # the earliest iteration in which a signal that comes now is seen
         self._before = -1  # the last iteration of this rank, where it is not in step with the others
         self._recorder = Recorder(self.observers, self.feeder, self.optimizers, groups)
-        self._last_trace: Trace | None = None  # what observers have not seen at the end of the training
+        self._last_trace: Trace | None = None  # what observers have not seen yet when the training ends
         self._tuner = self._make_tuner()
         elastic.refuse(self)
         self.elastic: Elastic | None = None  # while solve() runs
 
     def _train_config(self) -> NetConfig:
-        """The net to train. Raises ConfigError where this class does not train what the solver asks for."""
+        """Returns the net to train. Raises ConfigError if the solver asks for what this class does not train."""
         if self.param.HasField("adversarial"):
             raise ConfigError(
                 "adversarial: two nets that train each other; that is for engine train, check and verify alone",
@@ -133,18 +142,19 @@ class Solver:
         return net_of_solver(self.config, proto.TRAIN)
 
     def _build_net(self, config: NetConfig, options: NetOptions) -> Net:
-        """Collective."""
+        """Collective. Returns the train net."""
         return build_alike(config, options, self.world, self.feeder, self.kernels)
 
     def _other_optimizers(self) -> list[Optimizer]:
-        """Of nets that are trained beside self.net."""
+        """Returns the optimizers of nets that are trained beside self.net."""
         return []
 
     def _count_in_iterations(self) -> None:
-        """Collective. What the solver leaves open until batch and data are known. Raises ConfigErrors."""
+        """Collective. Resolves what the solver leaves open until batch and data are known: see resolve(). Raises
+        ConfigErrors."""
         micro_batch, size = self.feeder.batch_size, self.feeder.size_of_all()
         batch = max(1, micro_batch) * self.world.size * max(1, self.param.iter_size)
-        self.given = self.param  # the file's own numbers
+        self.given = self.param
         rows = 0 if micro_batch else max(1, self.net.graph.batch_size)
         self.param, self.calendar = resolve(self.given, batch, size, self.config.place, rows)
         self.global_batch = self.calendar.batch  # before it grows, and while no rank has died
@@ -153,21 +163,21 @@ class Solver:
             check_schedules(self.param, self.config.place)
 
     def _make_tuner(self) -> tuner.Tuner | None:
-        """If the solver asks for one, and there is communication to tune."""
+        """Returns a tuner if the solver asks for one, and there is communication to tune."""
         if not self.param.comm_param.autotune or self.world.size == 1:
             return None
         tuner.refuse(self.observers, self.config.place)
         return tuner.Tuner(self.optimizer, self.feeder, self.world)
 
     def use_net(self, net: Net) -> None:
-        """Goes on with the same net in other shapes, which has taken over the parameters."""
+        """Goes on with `net`: the same net in other shapes, which has taken over the parameters."""
         self.net = net
         self.feeder.connect(net)
         self.optimizer.attach(net)
 
     @property
     def feeders(self) -> list[Feeder]:
-        """Of all nets."""
+        """The feeders of all nets."""
         return [self.feeder, *self.test_nets.feeders]
 
     @property
@@ -177,34 +187,37 @@ class Solver:
 
     @property
     def iter_size(self) -> int:
-        """Micro-batches of the iteration to come."""
+        """Micro-batches of the next iteration."""
         return self.optimizer.micro_batches(self.iteration)
 
     @property
     def samples_per_iteration(self) -> int:
-        """Of all ranks and micro-batches, in the iteration to come."""
+        """Samples of the next iteration, over all ranks and micro-batches."""
         return max(1, self.feeder.batch_size) * self.world.size * self.iter_size
 
     def _samples_of(self, iterations: int) -> int:
-        """Of all ranks, in the first so many iterations of this solver."""
+        """Returns how many samples the first `iterations` iterations of this solver have, over all ranks."""
         return self.calendar.samples(iterations)
 
     # Weights and state
 
     def load_weights(self, paths: list[str]) -> None:
-        """For fine-tuning: takes values by layer name, file after file; all others keep their initial values."""
+        """Takes values by layer name, file after file, for fine-tuning; other layers keep their initial values. Raises
+        WeightsError."""
         self.snapshots.load_weights(paths)
         self.replica.is_shared = False
 
     def begin_after(self, sample: int, begun_from: str) -> None:
-        """As a stage of several solvers in a row, before restore(). sample: the number of its first one in the whole
-        training, so that no order and no augmentation comes twice. begun_from: the digest of its first weights."""
+        """Begins as a stage of several solvers in a row. Call it before restore().
+
+        sample: the number of the stage's first sample in the whole training, so that no order and no augmentation comes
+        twice. begun_from: the digest of the weights with which the stage begins."""
         self.first_sample = self.state.samples_seen = sample
         self.begun_from = begun_from
 
     def restore(self, path: str) -> None:
         """Continues from a solverstate and the weights that it names. The order of samples goes on where it stopped,
-        also with another number of ranks. Raises WeightsError, and then goes on as it was."""
+        also with another number of ranks. Raises WeightsError; the solver is then as it was."""
         saved = self.snapshots.read(path, partial(self._refuse, path))
         self.replica.is_shared = False  # rank 0 has read them
         for optimizer in self.optimizers:
@@ -214,7 +227,7 @@ class Solver:
         self.begun_from = saved.begun_from or ""
         self.test_nets.samples = saved.test_samples
         past = self.iteration > self.param.max_iter
-        mine = Path(path) == self.snapshots.names(saved.iteration)[1]  # names may have ranks
+        mine = Path(path) == self.snapshots.names(saved.iteration)[1]  # rank 0's answer counts: names may have ranks
         self._restored_at = saved.iteration if self.world.broadcast_object(mine or past) else None
         self.test_nets.goals.take_up(self.state.goals)
         self.test_nets.find_best(self.state.goals, self.snapshots)
@@ -222,17 +235,17 @@ class Solver:
             self.kernels.hand_on(saved.kernels)
         if self._tuner:
             self._tuner.restore(saved.tuned, saved.ranks, path)
-        if self._observed:  # a script goes back
+        if self._observed:  # a script restores in the middle of a run
             self.observers.gone_back(self.iteration)
         log(f"Going on after iteration {self.iteration}" + ("" if past else f" of {self.param.max_iter}"))
 
     def _find_first_sample(self) -> None:
-        """Where more samples were seen than in so many iterations of this solver, they came before: in other stages, in
-        larger batches, in passes that a script ran."""
+        """Sets first_sample from the state: samples seen beyond those of this solver's iterations came before it, in
+        other stages, in larger batches, or in passes that a script ran."""
         self.first_sample = self.state.samples_seen - self._samples_of(self.iteration)
 
     def _refuse(self, path: str, saved: SolverState) -> None:
-        """Raises WeightsError for a state with which the run would not go on."""
+        """Raises WeightsError for a state with which this run cannot go on as it was."""
         if saved.random_seed is not None and self.param.random_seed < 0 and saved.random_seed != self.seed:
             raise WeightsError(
                 f"{path}: was trained with random_seed {saved.random_seed}; set it to go on with the same order of "
@@ -265,62 +278,64 @@ class Solver:
             self.observers.close()
 
     def _train(self) -> bool:
-        """From where the state is to the end. Returns False if a signal stopped it early."""
+        """Trains from where the state is to the end. Returns False if a signal stopped it early."""
         self._saved_at = self._restored_at
         with self.signals:
-            finished = self.run(self.param.max_iter, until_lost=True) and self._finish()
+            finished = self.run(self.param.max_iter, stops_early=True) and self._finish()
             if not finished and self.param.snapshot_after_train and self._saved_at != self.iteration:
                 self.snapshot()
-            self._come_to_an_end()  # the sentinel's signal may come after another rank's has stopped the run
+            self._come_to_an_end()  # in the context: the sentinel may signal this rank when another has stopped the run
         self._last_trace = self._recorder.trace()
         return finished
 
     def _tell_end(self, finished: bool) -> None:
-        """Called again where a rank has died meanwhile: observers have been given the trace by then."""
+        """Tells observers and log of the end. Called again if a rank dies in it; observers get the trace once."""
         trace, self._last_trace = self._last_trace, None
         with nullcontext() if finished else self.signals:
             self.observers.end(trace)
         log("Optimization Done." if finished else "Optimization stopped early.")
 
-    def run(self, until: int, until_lost: bool = False) -> bool:
-        """Trains until so many iterations are done, with the tests, checks and snapshots that fall due. until_lost: or
-        until early_stopping ends it. Returns False if a signal stopped it."""
+    def run(self, until: int, stops_early: bool = False) -> bool:
+        """Trains until `until` iterations are done, with the tests, checks and snapshots that fall due.
+
+        stops_early: early_stopping may end it before. Returns False if a signal stopped it."""
         self._begin_observing()
         self._stops_by, self._asks_in = "", self.iteration
         moved = True
-        while not self._is_over(until, until_lost):
+        while not self._is_over(until, stops_early):
             if moved and self.test_nets.is_due(self.iteration, self.calendar):
                 if not self.test():
                     return self._obey(self.world.agree(lambda: self.signals.flags).finish())
-                if self._is_over(until, until_lost):
+                if self._is_over(until, stops_early):
                     return True
             before = self.iteration
             asked = self._advance() if self.optimizer.in_step else self._advance_apart(until)
-            # In mode ASYNC ranks meet again at once where a signal has come in a test or snapshot: neither is repeated.
+            # In mode ASYNC a signal that came in a test or snapshot makes ranks meet again before any iteration is
+            # made; then neither is repeated.
             moved = self.iteration > before
             if moved and self._snapshot_is_due():
                 self.snapshot()
-            if self.elastic:  # after the snapshot, which is taken again if a rank dies meanwhile
+            if self.elastic:  # after the snapshot: if a rank dies in that, the run goes back and takes it again
                 self.elastic.keep()
             if asked and not self._obey(asked.finish()):
                 return False
         return True
 
-    def _is_over(self, until: int, until_lost: bool) -> bool:
-        return self.iteration >= until or (until_lost and self.test_nets.goals.are_lost(self.state.goals))
+    def _is_over(self, until: int, stops_early: bool) -> bool:
+        return self.iteration >= until or (stops_early and self.test_nets.goals.is_patience_over(self.state.goals))
 
     def _advance(self) -> Agreement | None:
-        """One iteration. Returns what signals ask for, where the ranks have met to say so."""
+        """Makes one iteration. Returns the ranks' agreement on what signals ask for; None if they do not meet in it."""
         asked = self.world.agree(lambda: self.signals.flags) if self.optimizer.meets(self.iteration) else None
-        self._asks_in = self.iteration + (self.world.size > 1)  # one rank is asked at the end
+        self._asks_in = self.iteration + (self.world.size > 1)  # a single rank reads its flags when the iteration ends
         with self._tuner.iteration() if self._tuner and not self._tuner.is_done else nullcontext():
             self.step()
         self.replica.check_if_due(self.iteration)
         return asked
 
     def _advance_apart(self, until: int) -> Agreement:
-        """The iterations up to the next one, `until` at most, after which a test or a snapshot is due or a signal
-        comes: for only then do ranks wait for each other. Returns what signals ask for."""
+        """Makes iterations, in mode ASYNC, until ranks must wait for each other: when a test or snapshot is due, when a
+        signal has come, or at `until`. Returns the ranks' agreement on what signals ask for."""
         met, meeting = self.iteration, self._next_meeting(until)
         while (mine := self.optimizer.next_iteration(met, meeting, bool(self.signals.flags))) is not None:
             self.state.iteration = mine
@@ -333,13 +348,14 @@ class Solver:
         return self.world.agree(lambda: self.signals.flags)
 
     def _next_meeting(self, until: int) -> int:
-        """The next iteration after which something is due that needs all ranks."""
+        """Returns the next iteration after which a test or snapshot, which need all ranks, is due; `until` at most."""
         until = self.calendar.next_due(self.iteration, until, self.param.snapshot, self.param.snapshot_epoch)
         if not self.test_nets.evaluators:
             return until
         return self.calendar.next_due(self.iteration, until, self.param.test_interval, self.param.test_epoch)
 
     def _begin_observing(self) -> None:
+        """Tells observers of the run, once."""
         if self._observed:
             return
         self._observed, self._before = True, self.iteration - 1
@@ -360,28 +376,30 @@ class Solver:
         self.observers.begin(run)
 
     def _say_stop(self, name: str) -> None:
+        """Logs, in the listener's thread, how the signal `name` will stop the run."""
         then = ", then a snapshot" if self.param.snapshot_after_train else ""
         now = self._stops_by or f"finishing {self._last_if_stopped()}{then}"
         log(f"{name}: {now}; Ctrl-C ends it at once")
 
     def _last_if_stopped(self) -> str:
+        """Returns what is still finished if a signal stops the run now."""
         if not self.optimizer.in_step:
             return "the updates that are under way"
         end = self.param.max_iter
         last = next((each for each in range(self._asks_in, end) if self.optimizer.meets(each)), end - 1)
-        return f"iteration {last}" + (" at the latest" if self.world.size > 1 else "")  # others may have had it earlier
+        # Another rank may have had the signal earlier.
+        return f"iteration {last}" + (" at the latest" if self.world.size > 1 else "")
 
     def _obey(self, flags: int) -> bool:
-        """Does what a signal on any rank asked for, at the same step boundary on all; False to stop."""
+        """Does what a signal on any rank asked for, at the same step boundary on all. Returns False to stop."""
         if flags & SNAPSHOT and self._saved_at != self.iteration:
             self.snapshot()
         self.signals.clear(flags & SNAPSHOT)
         return not flags & STOP
 
     def step(self) -> None:
-        """One iteration: iter_size micro-batches and an update, which the next forward waits for, parameter by
-        parameter.
-        """
+        """Makes one iteration: iter_size micro-batches and an update. The next forward waits for it, parameter by
+        parameter."""
         self._begin_observing()
         self._recorder.begin(self.iteration)
         self.world.board.iteration(self.iteration)
@@ -390,7 +408,7 @@ class Solver:
             with self._recorder.wait("data"):
                 first_sample = self.feeder.next(self.net)
             loss += self._forward(micro, first_sample)
-            program = self.net.program  # layers of programs may have changed the net's shapes
+            program = self.net.program  # a user's layers may have changed the net's shapes
             if micro == 0:
                 with self._recorder.wait("all updates"):
                     self.optimizer.wait()  # nothing may still read the gradients
@@ -407,7 +425,7 @@ class Solver:
         if wanted:
             self._check_weights()
         showing = self.observers.wants_values(iteration)
-        if showing and self.optimizer.sharding is None:  # of shares, all ranks would have to exchange them
+        if showing and self.optimizer.sharding is None:  # sharded, no rank has all reduced gradients
             self.optimizer.keep_gradients()
         with self.optimizer.update(self.state, samples, self.average) as rate:
             program.mark_ready(self.on_gradients is None)
@@ -423,9 +441,10 @@ class Solver:
             self.observers.values(self.optimizer.values(iteration))
 
     def _forward(self, micro: int, first_sample: int) -> float:
-        """Forward of one micro-batch; the loss of this rank. Raises NumericalError naming iteration and layer."""
+        """Runs the forward of one micro-batch. Returns this rank's loss. Raises NumericalError that names iteration and
+        layer if it is not finite."""
         with self.feeder.naming(f"iteration {self.iteration}"):
-            # Samples tell micro-batches apart: what is random does not depend on iter_size.
+            # Micro-batches are numbered by the samples before them, so that random numbers do not depend on iter_size.
             samples = self.first_sample + self.calendar.samples(self.iteration)
             before = samples * max(1, self.param.iter_size) // self.calendar.batch
             self.net.run_forward(Counters(self.iteration, first_sample, before + micro))
@@ -434,7 +453,8 @@ class Solver:
         return loss
 
     def _require_finite(self, loss: float, optimizer: Optimizer) -> None:
-        """optimizer: of the net that has it. Raises NumericalError naming iteration and layer."""
+        """Raises NumericalError that names iteration and layer if a loss is not finite. optimizer: of the net whose
+        loss it is."""
         if not np.isfinite(loss):
             optimizer.wait()
             blame_loss(loss, self.iteration, optimizer.net, self.feeder.describe_batch)
@@ -445,18 +465,20 @@ class Solver:
     # Tests and snapshots
 
     def _snapshot_is_due(self) -> bool:
-        """After an iteration."""
+        """Tells whether a snapshot is due after the last iteration."""
         return self.calendar.is_due(self.iteration, self.param.snapshot, self.param.snapshot_epoch)
 
     def _display_is_due(self, iteration: int) -> bool:
-        """Of a rank that skips and repeats iterations, if one since its last was."""
+        """Tells whether the display is due after an iteration; in mode ASYNC, where a rank skips iterations, also after
+        one of those that it has skipped."""
         first = iteration if self.optimizer.in_step else self._before + 1
         display, epoch = self.param.display, self.param.display_epoch
         return any(self.calendar.is_due(each, display, epoch) for each in range(first, iteration + 1))
 
     def test(self) -> bool:
-        """All test nets on the weights as they are, or their average; statistics of BatchNorm averaged over ranks.
-        Returns False where a signal to any rank has broken it off: the next test begins where this one did."""
+        """Runs all test nets on the weights, or on their average if there is one. BatchNorm's statistics are averaged
+        over the ranks before. Returns False if a signal to any rank has broken it off; the next test then begins where
+        this one did."""
         self._begin_observing()
         self.replica.settle()
         to_save = self.param.snapshot_after_train and self._saved_at != self.iteration
@@ -476,8 +498,8 @@ class Solver:
         return True
 
     def snapshot(self) -> None:
-        """Raises, before anything is written, NumericalError if the last update has made weights infinite or NaN,
-        CommError if ranks differ (weights are never sent again, which would hide a difference)."""
+        """Takes a snapshot. Raises, before anything is written, NumericalError if weights are infinite or NaN, and
+        CommError if ranks differ: weights are not sent again, so that a difference would stay hidden."""
         self.replica.settle()
         self.replica.check(self.iteration)
         self._check_weights()
@@ -487,7 +509,7 @@ class Solver:
         saved.kernels, saved.tuned = self.kernels.saved(), self._tuner.chosen if self._tuner else None
         saved.max_iter, saved.begun_from = self.param.max_iter, self.begun_from or None
         saved.test_samples = self.test_nets.samples_to_save(self.iteration)
-        if self.param.lr_policy != "plateau":  # which counts its own
+        if self.param.lr_policy != "plateau":  # which counts its steps in the state
             saved.current_step = current_step(self.param, self.iteration)
         self._tell_saved(self.snapshots.names(self.iteration)[0], self.snapshots.write(saved))
         self._saved_at = self.iteration
@@ -498,12 +520,12 @@ class Solver:
             self.observers.removed(old)
 
     def _check_weights(self) -> None:
-        """Raises NumericalError."""
+        """Raises NumericalError if weights of a net are infinite or NaN."""
         for optimizer in self.optimizers:
             check_weights(optimizer.weights, self.iteration, optimizer.net)
 
     def _finish(self) -> bool:
-        """The last snapshot and test. Returns False where a signal has broken that off."""
+        """Takes the last snapshot and test. Returns False if a signal has broken the test off."""
         if self._restored_at == self.iteration > self.param.max_iter:
             warn(
                 f"Nothing to train: the snapshot is of iteration {self.iteration}, and max_iter is "
@@ -511,12 +533,12 @@ class Solver:
             )
             return True
         self._stops_by = "the run is ending"
-        lost = self.test_nets.goals.are_lost(self.state.goals)
-        if lost:
+        stopped = self.test_nets.goals.is_patience_over(self.state.goals)
+        if stopped:
             log(self.test_nets.goals.describe_stop(self.state.goals))
         self.optimizer.settle()
-        # What early_stopping has seen by now is not in a snapshot that was due before the test.
-        if self.param.snapshot_after_train and (lost or self._saved_at != self.iteration):
+        # A snapshot of this iteration that was taken before the test does not know what early_stopping has seen in it.
+        if self.param.snapshot_after_train and (stopped or self._saved_at != self.iteration):
             self.snapshot()
         loss = self.state.mean_loss(self.world)
         if not np.isnan(loss):
@@ -525,7 +547,7 @@ class Solver:
         return not self.test_nets.evaluators or self.state.goals.last_judged == self.iteration or self.test()
 
     def _come_to_an_end(self) -> None:
-        """Collective. The last that needs all ranks, but for what observers gather."""
+        """Collective. Ends what needs all ranks, but for what observers still gather."""
         for optimizer in self.optimizers:
             optimizer.wait()
         log_skipped(self.world, self.feeders)
@@ -534,7 +556,7 @@ class Solver:
         self.world.board.enter(board.END)
 
     def close(self) -> None:
-        """Ends servers and data threads. Not for a run that failed: that one aborts."""
+        """Ends servers and data threads. Not to be called in a run that failed: that one aborts."""
         self.world.board.enter(board.END)
         self.feeder.close()
         for optimizer in self.optimizers:

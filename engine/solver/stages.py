@@ -2,8 +2,8 @@
 
 The samples of all stages are one sequence: a stage goes on in it where the one before has stopped, so that no epoch's
 order and no augmentation comes twice. A stage whose solver has `weights` branches off: it begins with those, which an
-earlier stage may have left. The place in the row is in the snapshots: each tells the digest of the weights that its
-stage began with, so that one that another run has left under the same name is not mistaken for this one's.
+earlier stage may have left. --resume auto finds its place in the row by the snapshots: each holds the digest of the
+weights with which its stage began, so that a snapshot that another run left under the same name does not count.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from engine.solver.resume import Snapshot, known, newest
 from engine.solver.snapshot_files import snapshot_prefix
 from engine.solver.validate import saves, validate
 
-# What follows a prefix in the name of weights: their iteration, their kind, their format.
+# What follows the snapshot_prefix in the name of weights: their iteration, their kind, their format.
 _LEFT = re.compile(r"_(?:iter_([0-9]+)(_best|_ema)?|best)\.caffemodel(\.h5)?")
 
 
@@ -37,8 +37,9 @@ _LEFT = re.compile(r"_(?:iter_([0-9]+)(_best|_ema)?|best)\.caffemodel(\.h5)?")
 class Position:
     """Where a training in stages goes on.
 
-    index: of the stage. snapshot: its own, to continue from, or None. weights: that it begins, or has begun, with.
-    first_sample: of the stage, in the sequence of all.
+    index: of the stage. snapshot: the stage's own, from which it goes on, or None. weights: with which the stage
+    begins, or has begun. first_sample: the stage's first, in the sequence of all stages. begun_from: the digest of
+    `weights`; "" in the first stage.
     """
 
     index: int = 0
@@ -49,9 +50,10 @@ class Position:
 
 
 def follow_prefixes(configs: Sequence[SolverConfig]) -> None:
-    """Lets a stage whose `weights` an earlier one leaves by the snapshot_prefix of its file begin with what that one
-    leaves by the prefix that it has been given instead (--set), and notes it: by the old name another run may have left
-    a file. Weights that --set names are meant as they are."""
+    """Corrects `weights` that name what an earlier stage leaves, where --set gave that stage another snapshot_prefix.
+
+    By the prefix in the stage's file, another run may have left such weights; this run leaves them by the new prefix. A
+    note tells of each correction. Weights that --set names are not changed."""
     prefixes = [snapshot_prefix(config, World()) for config in configs]
     own = [snapshot_prefix(_as_written(config), World()) for config in configs]
     for index, config in enumerate(configs):
@@ -68,7 +70,7 @@ def follow_prefixes(configs: Sequence[SolverConfig]) -> None:
 
 
 def _as_written(config: SolverConfig) -> SolverConfig:
-    """The solver with the snapshot_prefix of its file."""
+    """Returns the solver with the snapshot_prefix of its file."""
     message = proto.SolverParameter()
     message.CopyFrom(config.message)
     message.snapshot_prefix = config.own_prefix
@@ -76,8 +78,8 @@ def _as_written(config: SolverConfig) -> SolverConfig:
 
 
 def shorten_stages(configs: Sequence[SolverConfig], divisor: int) -> None:
-    """Divides the lengths of all stages (resolve.shorten). A stage that begins with what an earlier one has left at an
-    iteration begins with what that one leaves instead."""
+    """Divides the lengths of all stages: see resolve.shorten(). `weights` that name what an earlier stage leaves at an
+    iteration then name what the shortened stage leaves in its place."""
     prefixes = [snapshot_prefix(config, World()) for config in configs]
     before = [(config.message.max_iter, config.message.snapshot) for config in configs]
     for config in configs:
@@ -95,7 +97,7 @@ def shorten_stages(configs: Sequence[SolverConfig], divisor: int) -> None:
             elif every and not found % every:
                 instead = found // every * now.snapshot
                 instead = min(instead, now.max_iter) if length else instead
-            elif now.max_epoch or now.snapshot_epoch:  # of which the whole iterations count: see Calendar.iterations()
+            elif now.max_epoch or now.snapshot_epoch:  # epochs are rounded down: see Calendar.iterations()
                 instead = max(1, found // divisor)
             else:
                 instead = divided(found, divisor)
@@ -103,7 +105,7 @@ def shorten_stages(configs: Sequence[SolverConfig], divisor: int) -> None:
 
 
 def check_stages(configs: Sequence[SolverConfig], world: World, skip_bad_images: bool = False) -> None:
-    """Before the first of several stages begins: what would end a later one. Raises ConfigError, ConfigErrors."""
+    """Raises ConfigError or ConfigErrors, before the first of several stages begins, for what would end a later one."""
     if len(configs) < 2:
         return
     errors: list[ConfigError] = []
@@ -125,14 +127,14 @@ def check_stages(configs: Sequence[SolverConfig], world: World, skip_bad_images:
 
 
 def texts_of_stages(configs: Sequence[SolverConfig]) -> dict[str, str]:
-    """texts_of() all solvers; of several, each by its stage."""
+    """Returns texts_of() all solvers, named by their stages if there are several."""
     names = [f" of stage {number}" if len(configs) > 1 else "" for number in range(1, len(configs) + 1)]
     found = zip(names, map(texts_of, configs), strict=True)
     return {f"{what}{name}": text for name, texts in found for what, text in texts.items()}
 
 
 def _same_prefixes(configs: Sequence[SolverConfig], world: World) -> Iterator[ConfigError]:
-    """Stages that would take each other's snapshots for their own."""
+    """Yields an error for stages that would take each other's snapshots for their own."""
     seen: dict[str, int] = {}
     for number, config in enumerate(configs, start=1):
         prefix = snapshot_prefix(config, world)
@@ -146,7 +148,7 @@ def _same_prefixes(configs: Sequence[SolverConfig], world: World) -> Iterator[Co
 
 
 def _missing_weights(configs: Sequence[SolverConfig], world: World) -> Iterator[ConfigError]:
-    """Weights from which a stage is to branch off, and which neither exist nor are an earlier stage's."""
+    """Yields an error for `weights` that neither exist nor are left by an earlier stage."""
     prefixes: list[str] = []
     for number, config in enumerate(configs, start=1):
         for path in config.message.weights:
@@ -163,8 +165,10 @@ def _missing_weights(configs: Sequence[SolverConfig], world: World) -> Iterator[
 
 
 def _leaver(prefixes: Sequence[str], path: str) -> int | None:
-    """The index of the stage that leaves a file of weights. Of several that of the longest prefix: `a_iter_1` may be
-    one, too; of those of one prefix the last, which has written over the others."""
+    """Returns the index of the stage that leaves a file of weights, None if none does.
+
+    Of several stages whose prefixes fit, it is that of the longest, as `a_iter_1` may be a prefix, too; of several with
+    one prefix the last, which writes over the others' files."""
     named = [
         index
         for index, prefix in enumerate(prefixes)
@@ -174,7 +178,7 @@ def _leaver(prefixes: Sequence[str], path: str) -> int | None:
 
 
 def _why_not_left(param: proto.SolverParameter, prefix: str, path: str) -> str | None:
-    """What keeps the stage of this prefix from leaving these weights; None if nothing does, or if that is not known."""
+    """Returns why the stage of this prefix does not leave these weights; None if it does, or if that is not known."""
     found = _LEFT.fullmatch(path, len(prefix))
     if not found:
         return "leaves no file of such a name"
@@ -198,7 +202,8 @@ def _why_not_left(param: proto.SolverParameter, prefix: str, path: str) -> str |
 
 
 def _bad_beginnings(configs: Sequence[SolverConfig], world: World, skip_bad_images: bool) -> Iterator[ConfigError]:
-    """Nets that cannot begin with the weights of the stage before, or of that from which they branch off."""
+    """Yields errors for nets that cannot begin with the weights of the stage before, or of the one from which they
+    branch off."""
     prefixes = [snapshot_prefix(config, world) for config in configs]
     shapes: list[dict[str, list[tuple[int, ...]]]] = []
     for index, config in enumerate(configs):
@@ -223,7 +228,9 @@ def _bad_beginnings(configs: Sequence[SolverConfig], world: World, skip_bad_imag
 def _bad_beginning(
     theirs: dict[str, list[tuple[int, ...]]], ours: dict[str, list[tuple[int, ...]]], before: int, stage: int, path: str
 ) -> Iterator[ConfigError]:
-    """The first layer of which the shapes differ. before, stage: numbers, for the message."""
+    """Yields an error for the first layer whose shapes differ, or if no layer is common.
+
+    theirs, ours: the shapes of parameters by layer. before, stage: the numbers of their stages. path: of our net."""
     shared = [name for name in ours if name in theirs]
     if not shared:
         yield ConfigError(f"the net of stage {stage} has no layer in common with that of stage {before}", path)
@@ -238,15 +245,17 @@ def _bad_beginning(
 
 
 def resume_stages(configs: Sequence[SolverConfig], world: World, weights: Sequence[str]) -> Position:
-    """Collective, for --resume auto: where the row goes on, from its snapshots; makes the solvers to come keep their
-    global batches. weights: that the first stage begins with. Raises ConfigError where a batch cannot be held."""
+    """Collective, for --resume auto. Returns where the row goes on by its snapshots, and makes the solvers from there
+    on keep their global batches.
+
+    weights: those of --weights. Raises ConfigError if a global batch cannot be held."""
     found = _find(configs, world, weights) if world.rank == 0 else (Position(), None, None)
     position, own, before = world.broadcast_object(found)
     last = own or before
     if last is None:
         log("No snapshot to go on from")
         return position
-    batches = [data_batch(config) for config in configs]  # as the files have them, of one rank
+    batches = [data_batch(config) for config in configs]  # samples of one rank, by the files
     ranks = last.global_batch // batches[position.index - (own is None)] if last.global_batch else last.ranks
     for index in range(position.index, len(configs)):
         total = last.global_batch if own and index == position.index else ranks and ranks * batches[index]
@@ -257,7 +266,8 @@ def resume_stages(configs: Sequence[SolverConfig], world: World, weights: Sequen
 def _find(
     configs: Sequence[SolverConfig], world: World, weights: Sequence[str]
 ) -> tuple[Position, Snapshot | None, Snapshot | None]:
-    """The position, the snapshot there, and that of the end of the stage before. Of the rank that reads."""
+    """Returns the position, the snapshot of its stage, and the last snapshot of the stage before, if there are these.
+    For the rank that reads files."""
     before, position, old = None, first_position(configs, weights), known()
     for index, config in enumerate(configs):
         if before is not None:
@@ -273,14 +283,15 @@ def _find(
 
 
 def _tell_of_later(configs: Sequence[SolverConfig], world: World) -> None:
-    """Snapshots of stages to come are of another run, or their own stage's beginning is lost."""
+    """Logs that snapshots of stages to come do not count: they are of another run, or what they began with is lost."""
     for config in configs:
         if later := newest(snapshot_prefix(config, world), known()):
             log(f"The snapshot {later.path} does not count: the stage before it has not come to its end")
 
 
 def _is_over(config: SolverConfig, snapshot: Snapshot) -> bool:
-    """Whether a stage has come to its end, which the solver itself tells if it counts in iterations."""
+    """Tells whether a stage has come to its end: at max_iter, which the snapshot holds if the solver counts in epochs,
+    or by early_stopping."""
     stopping = config.message.early_stopping
     if config.message.HasField("early_stopping") and snapshot.tests_without_gain >= stopping.patience:
         return True
@@ -289,8 +300,8 @@ def _is_over(config: SolverConfig, snapshot: Snapshot) -> bool:
 
 
 def _lacks_test(configs: Sequence[SolverConfig], world: World, at: Position, last: Snapshot) -> bool:
-    """Whether a stage has ended before its last test, which follows the last snapshot and may find the best weights:
-    nothing has begun with what it leaves."""
+    """Tells whether a stage was stopped between its last snapshot and its last test, which may find the best weights,
+    and the next stage has not begun."""
     param = configs[at.index].message
     if last.last_judged == last.iteration or not (wanted(param, "snapshot_best") or wanted(param, "early_stopping")):
         return False
@@ -302,19 +313,22 @@ def _lacks_test(configs: Sequence[SolverConfig], world: World, at: Position, las
 
 
 def first_position(configs: Sequence[SolverConfig], weights: Sequence[str]) -> Position:
-    """The beginning of the row. weights: of --weights, before those of the first solver."""
+    """Returns the beginning of the row. weights: those of --weights; if there are none, the first solver's count."""
     return Position(weights=list(weights or configs[0].message.weights))
 
 
 def next_position(configs: Sequence[SolverConfig], at: Position, model: str, samples_seen: int) -> Position:
-    """After a stage has left `model`, at this place in the sequence of samples. Of the rank that reads."""
+    """Returns the beginning of the stage that follows the one at `at`. For the rank that reads files.
+
+    model: the weights that the stage at `at` has left. samples_seen: where it has stopped in the sequence of samples.
+    Raises WeightsError if weights cannot be read."""
     index = at.index + 1
     weights = list(configs[index].message.weights) or [model]
     return Position(index, None, weights, samples_seen, digest_of(weights))
 
 
 def digest_of(paths: Sequence[str]) -> str:
-    """SHA-256 of files of weights, in hexadecimal. Raises WeightsError where one cannot be read."""
+    """Returns the SHA-256 of files of weights, in hexadecimal. Raises WeightsError if one cannot be read."""
     found = hashlib.sha256()
     for path in paths:
         with opened(path, WeightsError) as file:

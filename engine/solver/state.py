@@ -1,4 +1,4 @@
-"""What a run has come to: the live object of a solver, and what its snapshots save beside weights and history."""
+"""The TrainingState: how far a run has come. A solver holds it, and snapshots save it beside weights and history."""
 
 from __future__ import annotations
 
@@ -38,8 +38,10 @@ class GoalsState:
 
 @dataclass
 class TrainingState:
-    """iteration: updates begun so far. samples_seen: the position in the global sequence of samples. recent_loss: the
-    window of average_loss, oldest first, of this rank. last_rate: the learning rate of the last update."""
+    """How far a run has come.
+
+    iteration: updates begun so far. samples_seen: the position in the global sequence of samples. recent_loss: this
+    rank's losses of the last average_loss iterations, oldest first. last_rate: the learning rate of the last update."""
 
     iteration: int = 0
     samples_seen: int = 0
@@ -59,16 +61,16 @@ class TrainingState:
         return sum(self.recent_loss) / len(self.recent_loss) if self.recent_loss else float("nan")
 
     def mean_loss(self, world: World) -> float:
-        """Collective. The smoothed loss, averaged over the ranks that have one: in mode ASYNC not all may have come to
-        a step. NaN before the first."""
+        """Collective. Returns the smoothed loss, averaged over the ranks that have one: in mode ASYNC some may not have
+        made a step yet. NaN if none has one."""
         has_one = bool(self.recent_loss)
         total = np.array([self.loss if has_one else 0.0, float(has_one)])
         world.allreduce(total)
         return float(total[0] / total[1]) if total[1] else float("nan")
 
     def mean_recent_loss(self, world: World, in_step: bool) -> list[float]:
-        """Collective. The window of losses, averaged over the ranks; for rank 0 alone where they are not in step, and
-        have windows of different lengths."""
+        """Collective. Returns recent_loss, averaged over the ranks. Where ranks are not in step their lists differ in
+        length and are averaged from the newest loss backwards, and only rank 0's result counts."""
         if in_step:
             losses = np.array(self.recent_loss)
             world.allreduce(losses)
@@ -78,22 +80,22 @@ class TrainingState:
         return [float(np.mean([each[-k] for each in windows if len(each) >= k])) for k in range(longest, 0, -1)]
 
     def copy(self) -> TrainingState:
-        """One that does not change with it."""
+        """Returns a copy that does not change with this state."""
         own = {"recent_loss": self.recent_loss.copy(), "plateau": replace(self.plateau), "goals": replace(self.goals)}
         return replace(self, **own)
 
     def take(self, other: TrainingState) -> None:
-        """Becomes what `other` is, which does not change with it."""
+        """Takes over the values of `other`, which does not change with this state later."""
         vars(self).update(vars(other.copy()))
 
     def advance(self, samples: int) -> None:
-        """Counts an iteration of so many samples over all ranks."""
+        """Counts an iteration. samples: in it, over all ranks."""
         self.iteration += 1
         self.samples_seen += samples
 
     def restore(self, saved: SolverState, samples: int) -> None:
-        """Goes on from a snapshot. samples: in so many iterations of this solver, for a snapshot that tells not what
-        its own had: Caffe's."""
+        """Takes over a snapshot's state. samples: seen in as many iterations of this solver; counts if the snapshot
+        does not say how many its run had seen, as Caffe's do not."""
         self.iteration = saved.iteration
         self.samples_seen = samples if saved.samples_seen is None else saved.samples_seen
         self.recent_loss.clear()
@@ -103,7 +105,7 @@ class TrainingState:
         self.goals = GoalsState(**{name: getattr(saved, name) for name in GoalsState.__dataclass_fields__})
 
     def save(self, recent_loss: list[float]) -> SolverState:
-        """Returns a SolverState without history and weights. recent_loss: the window, averaged over the ranks."""
+        """Returns a SolverState without history and weights. recent_loss: see mean_recent_loss()."""
         return SolverState(
             iteration=self.iteration,
             samples_seen=self.samples_seen,

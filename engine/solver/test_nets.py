@@ -1,4 +1,4 @@
-"""The test nets of a solver: how far each has read its data, and what the run makes of their outputs."""
+"""The test nets of a solver: runs them when a test is due, and keeps how far each has read its data."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 
 
 class TestNets:
-    """Tests the weights of the train net by an Evaluator for each test net; there are none if the solver does not test.
-    goals: what their outputs decide."""
+    """Tests the weights of the train net, by an Evaluator for each test net. There are none if the solver does not
+    test.
+
+    goals: what the outputs of tests decide."""
 
     def __init__(
         self,
@@ -41,10 +43,10 @@ class TestNets:
         make_feeder: Callable[..., Feeder],
         kernels: Kernels,
     ):
-        """config: counts in iterations. options: of the nets. make_feeder: makes what feeds them, as Feeder does.
-        Raises ConfigErrors, DataError."""
+        """config: the solver, in iterations. options: of the nets. make_feeder: makes what feeds them, with Feeder's
+        arguments. Raises ConfigErrors, DataError."""
         self._param = param = config.message
-        batches = sum(train_feeder.ring_bytes().values())  # which training takes later
+        batches = sum(train_feeder.ring_bytes().values())  # memory that training takes later
         options = options.replace(besides=lambda learned: {"": batches})
         self.evaluators = [
             Evaluator(
@@ -70,28 +72,29 @@ class TestNets:
 
     @property
     def feeders(self) -> list[Feeder]:
-        """Of all nets."""
+        """The feeders of all test nets."""
         return [evaluator.feeder for evaluator in self.evaluators]
 
     @property
     def samples(self) -> list[int]:
-        """How many samples each net has read: where in its data the next test begins."""
+        """The number of samples that each net has read: where in its data the next test begins."""
         return [evaluator.samples for evaluator in self.evaluators]
 
     @samples.setter
     def samples(self, samples: Sequence[int]) -> None:
-        """Of a snapshot, perhaps, whose solver had other test nets."""
         self._last = -1, []
+        # A snapshot's solver may have had more or fewer test nets.
         for evaluator, count in zip(self.evaluators, samples, strict=False):
             evaluator.samples = count
 
     def samples_to_save(self, iteration: int) -> list[int]:
-        """Where the tests of a run begin that goes on after `iteration`: it repeats the test of that."""
+        """Returns the samples for a snapshot of `iteration`. If that iteration's test has been made, they are those
+        before it: a run that goes on from the snapshot repeats it."""
         at, before = self._last
         return before if at == iteration else self.samples
 
     def is_due(self, iteration: int, calendar: Calendar) -> bool:
-        """Whether there is a test before the iteration that follows on so many."""
+        """Tells whether a test is due after `iteration` iterations."""
         param = self._param
         if not self.evaluators or not calendar.is_due(iteration, param.test_interval, param.test_epoch):
             return False
@@ -100,9 +103,11 @@ class TestNets:
     def run(
         self, iteration: int, average: WeightAverage | None, model_parallel: ModelParallel, stop: Callable[[], bool]
     ) -> list[TestRecord]:
-        """Collective. Tests each net that has something to test, on the weights or their average, if there is one; the
-        log has its outputs at once. stop(): asked before each batch, whether to break off. Raises TestInterrupted on
-        all ranks where one of them was told to: the next test begins where this one did."""
+        """Collective. Tests each net whose test_iter is not 0, on the average of the weights if there is one, else on
+        the weights, and logs its outputs.
+
+        stop: asked before each batch whether to break off. Raises TestInterrupted on all ranks if it told one of them
+        so; the next test then begins where this one did."""
         self._last = iteration, (before := self.samples)
         records: list[TestRecord] = []
         for index, evaluator in enumerate(self.evaluators):
@@ -123,7 +128,7 @@ class TestNets:
         return records
 
     def find_best(self, state: GoalsState, snapshots: Snapshots) -> None:
-        """Collective. Whether the best weights that the state knows of are still there; else it forgets them."""
+        """Collective. Makes the state forget the best weights that it knows of, if their file is not there any more."""
         best = self.goals.best
         if state.best_iteration is None or (best and snapshots.find_best(state.best_iteration)):
             return
@@ -132,6 +137,6 @@ class TestNets:
         state.best_value = state.best_iteration = state.best_goal = None
 
     def close(self) -> None:
-        """Ends data threads, closes data sources."""
+        """Ends data threads and closes data sources."""
         for evaluator in self.evaluators:
             evaluator.close()

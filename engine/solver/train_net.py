@@ -1,4 +1,4 @@
-"""Builds the train net on several ranks: the parts of layers that each holds, and identical parameter layouts."""
+"""Builds the train net on several ranks: gives each its parts of layers, and all the same parameter layouts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def parts_of_ranks(config: NetConfig, world: World) -> tuple[list[MpiGroup], dict[str, Part]]:
-    """Groups of ranks that hold layers together, and this rank's parts of layers by name."""
+    """Returns the groups of ranks that hold layers together, and this rank's parts of layers, by the layers' names."""
     counts = model_parts(config, world.size)
     groups = {count: world.group(count) for count in sorted(set(counts.values()))}
     parts = {name: Part(world.rank % count, count, groups[count]) for name, count in counts.items()}
@@ -36,12 +36,12 @@ def parts_of_ranks(config: NetConfig, world: World) -> tuple[list[MpiGroup], dic
 
 
 def memory_budget(param: proto.SolverParameter) -> int | None:
-    """In bytes; None: no limit, which no budget above 0 is, however small."""
+    """Returns memory_budget_mb in bytes; None if it is 0, for no limit."""
     return math.ceil(1e6 * param.memory_budget_mb) or None
 
 
 def net_options(solver: Solver, parts: dict[str, Part]) -> NetOptions:
-    """Those of a solver's train net."""
+    """Returns the options of a solver's train net. parts: this rank's parts of layers."""
     options = NetOptions(
         seed=solver.seed,
         shapes_of=solver.feeder.shapes_of,
@@ -55,12 +55,14 @@ def net_options(solver: Solver, parts: dict[str, Part]) -> NetOptions:
 
 
 def _besides(feeder: Feeder, sets: float, learned: int) -> dict[str, int]:
-    """See NetOptions: the batches of each data layer; what the optimizer remembers, in sets of all that is learned."""
+    """Returns the memory besides a net's own, in bytes: see NetOptions.besides.
+
+    sets: how many numbers the optimizer remembers for each that is learned. learned: bytes of what is learned."""
     return {**feeder.ring_bytes(), "": int(sets * learned)}
 
 
 def _may_grow(param: proto.SolverParameter) -> bool:
-    """Whether an iteration may come to have more micro-batches than iter_size says."""
+    """Tells whether an iteration may have more micro-batches later than iter_size says."""
     holds = param.comm_param.elastic.batch == proto.ElasticParameter.HOLD
     return param.HasField("batch_growth") or (param.comm_param.HasField("elastic") and holds)
 
@@ -73,11 +75,11 @@ def build_alike(
     kernels: Kernels,
     share: Net | None = None,
 ) -> Net:
-    """Collective. The net in the same layouts on every rank: in plain ones where processors or libraries differ.
+    """Collective. Builds the net in the same layouts on every rank: in plain ones if processors or libraries differ.
 
-    feeder: whose sources the net opens. kernels: how it comes by those that compute it. share: as for Net.
-    Raises DataError where sources are not the same on all ranks, CommError where layers that they compute together have
-    other shapes.
+    feeder: its sources are opened by the net. kernels: chooses the kernels that compute it. share: as for Net.
+    Raises DataError if sources are not the same on all ranks, CommError if layers that ranks compute together differ in
+    their shapes.
     """
 
     def make(choices: Choices) -> Net:
@@ -104,7 +106,8 @@ def build_alike(
 
 
 def _shapes_together(net: Net) -> str:
-    """Of the bottoms of layers that normalise the batches of all ranks, or of which ranks hold parts."""
+    """Returns the shapes of layers that ranks compute together, as text: those with synchronised BatchNorm, and those
+    of which ranks hold parts."""
     together = [
         layer
         for layer in net.graph.layers

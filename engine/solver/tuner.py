@@ -1,5 +1,5 @@
-"""`comm_param { autotune: true }`: the first iterations, which are training like any other, measure how the gradients
-are best reduced on this machine (as Horovod's autotuner does, Sergeev and Del Balso 2018)."""
+"""`comm_param { autotune: true }`: measures in the first iterations, which train like all others, how gradients are
+best reduced on this machine (as Horovod's autotuner does, Sergeev and Del Balso 2018)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WARM_UP, TIMED = 1, 4  # iterations of each trial
 
 
 def complaints(param: proto.SolverParameter) -> Iterator[Complaint]:
-    """What is wrong with comm_param.autotune."""
+    """Yields what does not go with comm_param.autotune."""
     comm = param.comm_param
     others = {
         f"mode: {Mode.Name(comm.mode)}": comm.mode != comm.SYNC,
@@ -45,7 +45,7 @@ def complaints(param: proto.SolverParameter) -> Iterator[Complaint]:
 
 
 def refuse(observers: Sequence[Observer], place: Callable[[str], str]) -> None:
-    """Raises ConfigError for observers of single buckets, which change while they are tried."""
+    """Raises ConfigError for observers that want the events of single buckets: a search changes the buckets."""
     if any(type(each).wants_trace is not Observer.wants_trace for each in observers):
         raise ConfigError(
             "comm_param.autotune does not go together with --timeline and --layer_times, for which gradients are cut "
@@ -57,8 +57,11 @@ def refuse(observers: Sequence[Observer], place: Callable[[str], str]) -> None:
 class Tuner:
     """Wraps each iteration until the search is over; then the optimizer has the settings of the fastest steps.
 
-    A step is that of the slowest rank, without what it waits for data, the median of TIMED. Steps and not the exposed
-    time alone: servers that take the cores of the compute threads make steps longer and leave nothing exposed.
+    A trial's time is the median of TIMED steps of the slowest rank, without its waits for data. It counts whole steps,
+    not exposed communication alone: servers that take cores from the compute threads make steps longer, and yet leave
+    no communication exposed.
+
+    is_done: whether the search is over. chosen: what it has found, as JSON for snapshots; None before.
     """
 
     def __init__(self, optimizer: Optimizer, feeder: Feeder, world: World):
@@ -69,14 +72,14 @@ class Tuner:
         self._free = free_fields(settings, param, world)
         self._search = Search(settings, fields_of(settings, param, world, cores))
         self._times: list[tuple[float, float]] = []
-        self.is_done = world.broadcast_object(self._search.is_over)  # hosts may have different numbers of ranks
+        self.is_done = world.broadcast_object(self._search.is_over)  # rank 0's search counts: see _read()
         if self.is_done:
             log("autotune: comm_param gives all fields that could be tried; nothing is measured")
-        self.chosen: str | None = None  # for snapshots
+        self.chosen: str | None = None
 
     def restore(self, chosen: str | None, ranks: int | None, source: str) -> None:
-        """Collective. Goes on with what the run of a snapshot has chosen, on as many ranks: sums are then made in the
-        same order. Raises WeightsError."""
+        """Collective. Goes on with the settings that a snapshot's run has chosen, if it had as many ranks: sums are
+        then made in the same order. Raises WeightsError if they cannot be read."""
         if chosen is None or self.is_done or ranks != self._world.size:
             return
         read = self._world.broadcast_object(self._read(chosen) if self._world.rank == 0 else None)
@@ -87,22 +90,22 @@ class Tuner:
         log(f"autotune: as in the snapshot: {as_text(read)}")
 
     def _read(self, chosen: str) -> CommSettings | str:
-        """The settings, or why they cannot be read. Rank 0's, as in a search: hosts may have different numbers of
-        ranks, and so fields that are free."""
+        """Returns the settings, or why they cannot be read. Rank 0 alone decides, as in a search: hosts may have
+        different numbers of ranks, and so different fields that are free to try."""
         try:
             return from_json(chosen, self._optimizer.strategy.settings, self._free)
         except ValueError as error:
             return str(error)
 
     def _use(self, settings: CommSettings) -> None:
-        """Collective."""
+        """Collective. Makes the optimizer reduce gradients with these settings, on the cores of the solver's."""
         wanted = replace(settings, cores=self._cores)
         if wanted != self._optimizer.strategy.settings:
             self._optimizer.communicate(wanted)
 
     @contextmanager
     def iteration(self) -> Iterator[None]:
-        """Around one. Collective after the last of a trial."""
+        """Times the iteration inside the context. Collective at the end of a trial's last one."""
         waited, begin = self._feeder.wait_seconds, time.perf_counter()
         exposed = self._optimizer.waited_ns()
         yield
@@ -112,14 +115,14 @@ class Tuner:
             self._end_trial()
 
     def end(self) -> None:
-        """The run is over."""
+        """Logs the best settings so far if the run is over before the search."""
         if not self.is_done:
             log(f"autotune: the run has ended before the search; best so far: {as_text(self._search.best)}")
 
     def _end_trial(self) -> None:
         search, all_times = self._search, self._world.gather(self._times[WARM_UP:])
         self._times = []
-        if all_times is not None:  # rank 0, whose search counts
+        if all_times is not None:  # on rank 0
             step, exposed = np.median(np.max(np.array(all_times), axis=0), axis=0)
             known = len(search.trials)
             search.tell(float(step), float(exposed))

@@ -1,6 +1,6 @@
-"""The update rule that a solver asks for, and the buckets in which gradients are reduced.
+"""Finds the update rule that a solver asks for, and makes the updater and the buckets in which gradients are reduced.
 
-The rules themselves are in csrc/update_rules/: there each says which fields of a SolverParameter ask for it, what its
+The rules themselves are in csrc/update_rules/: each says there which fields of a SolverParameter ask for it, what its
 histories hold and which constants it reads.
 """
 
@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 
 
 def buckets_for(net: Net, settings: CommSettings) -> list[Bucket]:
-    """Ranges of the arenas that travel together."""
+    """Returns the buckets of a net: ranges of its arenas that are reduced together."""
     parameters = [(placed.name, placed.offset, placed.count) for placed in net.parameters]
     parts = {placed.name: placed.parameter.parts for placed in net.parameters}
     return make_buckets(parameters, settings.bucket_bytes, parts)
 
 
 def solver_types(decoupled_weight_decay: bool | None = None) -> list[str]:
-    """The known values of SolverParameter.type; those of one kind of weight decay, if it is given."""
+    """Returns the known values of SolverParameter.type, or, if decoupled_weight_decay is given, those that have rules
+    with this kind of weight decay."""
     from engine.host import _core
 
     wanted = (True, False) if decoupled_weight_decay is None else (decoupled_weight_decay,)
@@ -38,20 +39,20 @@ def solver_types(decoupled_weight_decay: bool | None = None) -> list[str]:
 
 
 def unknown_type(type_: str) -> str:
-    """What is wrong with a value of SolverParameter.type; "" for a known one."""
+    """Returns what is wrong with a value of SolverParameter.type; "" for a known one."""
     known = solver_types()
     return "" if type_ in known else f"unknown solver type '{type_}'{suggestion(type_, known)}"
 
 
 def remembered(param: proto.SolverParameter, ranks: int) -> float:
-    """Returns how many numbers a rank's optimizer remembers for each that is learned, with its average (`ema`)."""
+    """Returns how many numbers a rank's optimizer keeps for each that is learned, those of the average (`ema`) too."""
     rule, comm = find_rule(param), param.comm_param
     sets, average = len(rule.histories if rule else ()), int(param.ema > 0)
-    if ranks > 1 and comm.mode == comm.ASYNC:  # with the weights and sums of its share, and what others send
+    if ranks > 1 and comm.mode == comm.ASYNC:  # also masters and sums of its shares, and what other ranks send
         return (sets + 1) / ranks + 1
     if ranks == 1 or not comm.shard_updates:
         return sets + average
-    masters = comm.compression == proto.CommParameter.BF16  # the net's weights are rounded, and those float32
+    masters = comm.compression == proto.CommParameter.BF16  # float32, beside the net's weights, which are rounded
     return (sets + masters) / ranks + average
 
 
@@ -75,7 +76,7 @@ def rule_of(param: proto.SolverParameter) -> _core.UpdateRule:
 
 
 def constants_of_others(param: proto.SolverParameter) -> list[str]:
-    """Constants that a SolverParameter sets and that other update rules read, but not its own."""
+    """Returns the constants that a SolverParameter sets, and that other update rules read, but not its own."""
     from engine.host import _core
 
     rule = find_rule(param)
@@ -98,15 +99,15 @@ def make_updater(
 ) -> _core.Updater:
     """Makes what updates the parameters of a net by the rule of a SolverParameter.
 
-    The arrays, float32 in the order of the net's arenas, are updated and read in place. weight_decay, momentum: of the
-    first steps. sharded: weights are its masters, if it has any, and histories are of shares. Raises ConfigError if
-    there is no such rule.
+    weights, gradients, histories: float32, in the order of the net's arenas; read and updated in place. weight_decay,
+    momentum: of the first step. sharded: if given, histories hold shares alone, and so do weights if it has masters.
+    Raises ConfigError if there is no such rule.
     """
     from engine.host import _core
 
     rule = rule_of(param)
     multipliers = {placed.name: (placed.parameter.lr_mult, placed.parameter.decay_mult) for placed in net.parameters}
-    every = param.clamp_weights_lower, param.clamp_weights_upper  # happynear's
+    every = param.clamp_weights_lower, param.clamp_weights_upper  # of happynear's Caffe
     clamps = param.HasField("clamp_weights_lower") or param.HasField("clamp_weights_upper")
     bounds = {placed.name: every if clamps else placed.parameter.bounds for placed in net.parameters}
     return _core.Updater(
@@ -126,12 +127,12 @@ def make_updater(
 
 
 def has_local_rates(param: proto.SolverParameter) -> bool:
-    """Whether each parameter has a rate of its own, LARS's or LARC's."""
+    """Tells whether each parameter has a rate of its own, by LARS or LARC."""
     return param.local_lr_auto or param.larc
 
 
 def local_ratio(param: proto.SolverParameter, momentum: float) -> float:
-    """What layer-wise rates are multiplied by; 0 where there are none. NVIDIA's larc makes up for the momentum."""
+    """Returns the factor of layer-wise rates; 0 if there are none. NVIDIA's larc makes up for the momentum."""
     if param.larc:
         return param.larc_eta * (1 - momentum)
     return param.local_gw_ratio if param.local_lr_auto else 0.0

@@ -1,4 +1,4 @@
-"""Checks a solver file before a run begins: all errors in one go, each with its line in the file."""
+"""Checks a solver file before a run begins, and raises all its errors together, each with its line in the file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.errors import Complaint, ConfigError, EngineError, NumericalError, t
 from engine.files import check_writable, reason
 from engine.report.average_precision import AP_VERSIONS
 from engine.solver import adversarial_param, elastic_param, goals, modes, tuner
-from engine.solver.policies import WARMUPS, left_out
+from engine.solver.policies import WARMUPS, notes_of_policy
 from engine.solver.resolve import SCHEDULES, in_epochs, is_given, resolve, twins
 from engine.solver.schedules import (
     MOMENTUM_POLICIES,
@@ -25,9 +25,9 @@ from engine.solver.schedules import (
 from engine.solver.update import constants_of_others, find_rule, has_local_rates, solver_types, unknown_type
 
 REGULARIZATIONS = ("L1", "L2")
-EVAL_TYPES = ("classification", "detection")  # outputs are averaged, those of detectors judged in either case
+EVAL_TYPES = ("classification", "detection")  # both do the same: outputs are averaged, and those of detectors scored
 LARC_POLICIES = ("scale", "clip")
-LEAST_FLOAT = 2.0**-126  # above zero, as denormals count as zero
+LEAST_FLOAT = 2.0**-126  # the least number that is not zero, as denormals count as zero
 
 # Fields that must lie in [least, below). The constants of an update rule are declared with it.
 RANGES: dict[str, tuple[float, float]] = {
@@ -55,7 +55,7 @@ RANGES: dict[str, tuple[float, float]] = {
 
 # Of the fields that count in epochs, those that may be 0.
 MAY_BE_ZERO = ("max_epoch", "warmup_epoch", "test_epoch", "snapshot_epoch", "display_epoch")
-# What would change the result and is not built: better refused than ignored.
+# Fields that would change the result and are not supported: they are refused, not ignored.
 UNSUPPORTED = ("disabled_update", "snapshot_diff")
 
 
@@ -66,10 +66,10 @@ def validate(param: proto.SolverParameter, where: str | Callable[[str], str] | N
     """
     place = where if callable(where) else lambda field: where
     errors = [ConfigError(message, place(field)) for field, message in _complaints(param)]
-    if not errors:  # of the fields that schedules read
+    if not errors:  # else schedules might read a field that is wrong
         try:
-            # Rates depend on numbers that are not known yet: what they need can be checked with any. Least of all are
-            # iterations where an epoch is one.
+            # The global batch and the size of the data set are not known yet. Schedules can be checked with any; with
+            # these an epoch is one iteration, and no field can be too large in iterations.
             unsized = type(param)()
             unsized.CopyFrom(param)
             unsized.ClearField("epoch_size")
@@ -81,21 +81,21 @@ def validate(param: proto.SolverParameter, where: str | Callable[[str], str] | N
         errors += _schedule_errors(param, place, values=False)
     comm = proto.CommParameter()
     comm.CopyFrom(param.comm_param)
-    comm.ClearField("affinity")  # is right or wrong by a number of servers that the job's environment may set
+    comm.ClearField("affinity")  # must fit the number of servers, which the job's environment may set
     try:
         comm_settings(comm, environ={})
     except ConfigError as error:
         errors.append(ConfigError(str(error), place("comm_param")))
     if errors:
         raise together(errors)
-    if param.HasField("adversarial"):  # whose fields are right by themselves
+    if param.HasField("adversarial"):
         other = adversarial_param.of_discriminator(param)
         validate(other, lambda field: place(f"adversarial.discriminator_solver.{field}") or "")
 
 
 def check_schedules(param: proto.SolverParameter, place: Callable[[str], str | None], values: bool = True) -> None:
-    """Checks rate and weight decay of a solver that counts in iterations; values: also whether they are numbers, 0 or
-    more, all through the run. Raises ConfigErrors."""
+    """Checks the rate and weight decay of a solver that counts in iterations. values: also checks that they are
+    numbers, 0 or more, throughout the run. Raises ConfigErrors."""
     errors = _schedule_errors(param, place, values)
     if errors:
         raise together(errors)
@@ -118,25 +118,25 @@ def _schedule_errors(
 
 
 def tests(param: proto.SolverParameter) -> bool:
-    """Whether a run of this solver tests."""
+    """Tells whether a run of this solver tests."""
     return bool(param.test_interval or param.test_epoch or param.test_iter)
 
 
-# What says that a run tests, when and on what, and what goes by its tests.
-OF_TESTS = (
+# The fields that ask for tests, or that depend on them.
+TEST_FIELDS = (
     *("test_iter", "test_interval", "test_epoch", "test_state", "test_net", "test_net_param"),
     *("snapshot_best", "snapshot_best_is", "early_stopping"),
 )
 
 
 def leave_tests_out(param: proto.SolverParameter) -> None:
-    """For runs that are to train alone."""
-    for field in OF_TESTS:
+    """Clears all fields of tests, for runs that are to train alone."""
+    for field in TEST_FIELDS:
         param.ClearField(field)
 
 
 def check_tests(param: proto.SolverParameter, reads: Sequence[bool], place: Callable[[str], str]) -> None:
-    """Raises ConfigError for tests that have no end. reads: of each test net, whether it reads a set of data."""
+    """Raises ConfigError for tests without an end. reads: for each test net, whether it reads a data set."""
     if tests(param) and not param.test_iter and not all(reads):
         field = "test_epoch" if param.test_epoch else "test_interval"
         raise ConfigError(
@@ -156,18 +156,20 @@ def require_loss(net: str, has_loss: bool, where: str) -> None:
 
 
 def saves(param: proto.SolverParameter) -> bool:
-    """Whether a run of this solver takes snapshots by itself."""
+    """Tells whether a run of this solver takes snapshots by itself."""
     return saves_on_the_way(param) or param.snapshot_after_train
 
 
 def saves_on_the_way(param: proto.SolverParameter) -> bool:
-    """Whether it does so before its end."""
+    """Tells whether it takes some before its end."""
     return param.snapshot > 0 or param.snapshot_epoch > 0 or bool(param.snapshot_best)
 
 
 def check_snapshots(param: proto.SolverParameter, path: str, where: str | None = None) -> None:
-    """Raises ConfigError now, not at the first snapshot, if there is no folder for it, or none that can be written to.
-    `path` is the solver's file, beside which snapshots go if no prefix is given."""
+    """Raises ConfigError if there is no folder for snapshots, or if it cannot be written to, before the first one
+    fails.
+
+    path: the solver's file; snapshots are written beside it if no prefix is given. where: the place of the prefix."""
     if not saves(param):
         return
     prefix = param.snapshot_prefix or path
@@ -192,8 +194,8 @@ def check_snapshots(param: proto.SolverParameter, path: str, where: str | None =
         raise ConfigError(f"snapshot_prefix: {error}", where) from None
 
 
-CORRECTED = ("SGD", "Nesterov")  # whose momentum grows with the rate
-# Fields that are read with another alone: that one, and whether it is on.
+CORRECTED = ("SGD", "Nesterov")  # solver types whose history holds the rate, so that momentum_correction applies
+# Fields that are read only with another one: (its name, whether it is on).
 READ_WITH: dict[tuple[str, ...], tuple[str, Callable[[proto.SolverParameter], bool]]] = {
     ("warmup_start_lr", "warmup_policy", "policy_after_warmup"): (
         "warmup_iter",
@@ -212,7 +214,7 @@ READ_WITH: dict[tuple[str, ...], tuple[str, Callable[[proto.SolverParameter], bo
 
 
 def notes(param: proto.SolverParameter) -> Iterator[str]:
-    """What the file asks for and a run passes over, without a change of the result."""
+    """Yields what the file asks for and a run ignores, and what may surprise those who come from other Caffes."""
     if param.HasField("solver_mode") and param.solver_mode == param.GPU:
         yield "solver_mode: GPU is ignored, this engine computes on the processor"
     if param.HasField("engine"):
@@ -231,7 +233,7 @@ def notes(param: proto.SolverParameter) -> Iterator[str]:
         if getattr(param, field) and not tested and (param.train_net or param.HasField("train_net_param")):
             yield f"{field} tests nothing: train_net is for training alone; give a test_net, or net"
     for field in constants_of_others(param):
-        if field == "momentum":  # an error
+        if field == "momentum":  # an error: see _rule()
             continue
         yield f"{field} is ignored: solver type {param.type} does not read it"
     comm = param.comm_param
@@ -255,7 +257,7 @@ def notes(param: proto.SolverParameter) -> Iterator[str]:
             "momentum is not corrected during the warm-up, as it is in Intel's Caffe without its fused update; "
             "momentum_correction: true does it"
         )
-    yield from left_out(param)
+    yield from notes_of_policy(param)
 
 
 def _complaints(param: proto.SolverParameter) -> Iterator[Complaint]:
@@ -298,7 +300,7 @@ def _ranges(param: proto.SolverParameter, ranges: Mapping[str, tuple[float, floa
 
 
 def _epochs(param: proto.SolverParameter) -> Iterator[Complaint]:
-    """Fields that count in epochs."""
+    """Checks the fields that count in epochs."""
     for message, prefix, epochs, iterations in twins(param):
         if not is_given(message, epochs):
             continue
@@ -317,7 +319,7 @@ def _epochs(param: proto.SolverParameter) -> Iterator[Complaint]:
 
 
 def _schedules(param: proto.SolverParameter) -> Iterator[Complaint]:
-    """Warm-up, scaling by the batch, growth of the batch."""
+    """Checks the warm-up, lr_scaling and batch_growth."""
     if param.warmup_policy not in WARMUPS:
         known = suggestion(param.warmup_policy, WARMUPS)
         yield "warmup_policy", f"unknown warmup_policy '{param.warmup_policy}'{known}"
@@ -349,7 +351,7 @@ def _schedules(param: proto.SolverParameter) -> Iterator[Complaint]:
 
 
 def _rule(param: proto.SolverParameter) -> Iterator[Complaint]:
-    """The update rule: its type, and the constants that it reads."""
+    """Checks the update rule: its type, and the constants that it reads."""
     if wrong := unknown_type(param.type):
         yield "type", wrong
         return
@@ -366,7 +368,7 @@ def _rule(param: proto.SolverParameter) -> Iterator[Complaint]:
 
 
 def _policies(param: proto.SolverParameter) -> Iterator[Complaint]:
-    """NVIDIA's, of momentum and weight decay."""
+    """Checks NVIDIA's policies of momentum and weight decay, and the bounds of weights."""
     for field, known in (("momentum", MOMENTUM_POLICIES), ("weight_decay", WEIGHT_DECAY_POLICIES)):
         name = getattr(param, f"{field}_policy")
         if name not in known:
@@ -391,7 +393,7 @@ def _policies(param: proto.SolverParameter) -> Iterator[Complaint]:
 
 
 def _local_rates(param: proto.SolverParameter) -> Iterator[Complaint]:
-    """LARS."""
+    """Checks layer-wise rates: LARS and LARC."""
     for on, ratio in (("local_lr_auto", "local_gw_ratio"), ("larc", "larc_eta")):
         if getattr(param, on) and getattr(param, ratio) <= 0:
             yield ratio, f"{ratio}: expected more than 0, got {getattr(param, ratio):g}"
@@ -405,7 +407,7 @@ def _local_rates(param: proto.SolverParameter) -> Iterator[Complaint]:
 
 
 def _lists(param: proto.SolverParameter) -> Iterator[Complaint]:
-    """Repeated fields: counts, signs, order."""
+    """Checks repeated fields: counts, signs, order."""
     if param.test_iter and not param.test_interval and not param.test_epoch:
         yield "test_iter", "test_iter is given, but no test_interval"
     for count in param.test_iter:

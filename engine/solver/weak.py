@@ -1,5 +1,5 @@
-"""Methods that an object lends to what it owns, without being kept alive by it: a cycle would be freed late, and all of
-its memory with it."""
+"""Lets an object lend its methods to what it owns without a cycle of references: Python frees cycles late, and all of
+their memory with them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ T = TypeVar("T")
 
 
 def weakly(method: Callable[P, T]) -> Callable[P, T]:
-    """Calls a bound method. Raises ReferenceError once its object is gone."""
+    """Returns a function that calls a bound method and does not keep its object alive. It raises ReferenceError once
+    the object is gone."""
     found, name = weakref.WeakMethod(method), method.__qualname__
 
     def call(*args: P.args, **options: P.kwargs) -> T:

@@ -1,8 +1,8 @@
-"""Adversarial training: how a solver's text puts two nets together, and what of that would teach nothing.
+"""Adversarial training: puts two nets together as a solver's text says, and refuses what would teach nothing.
 
-The joint net is the generator with the discriminator behind it, whose parameters rest there: its backward takes the
-loss of the scores through both. The discriminator alone is fed, in turn, what is real and what is made. Both end with
-an AdversarialLoss.
+The joint net is the generator with the discriminator behind it, whose parameters do not learn there: backward carries
+the gradient of the scores' loss through both. The discriminator alone is fed real samples and made samples in turn.
+Both nets end with an AdversarialLoss.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ from engine.graph.graph import Graph
 from engine.layers.base import Blob, Layer
 from engine.solver.global_batch import data_layers
 
-LOSS, REAL, MEETING = "adversarial_loss", "is_real", "adversarial_meeting"  # layers, and blobs, that are added
+LOSS, REAL, MEETING = "adversarial_loss", "is_real", "adversarial_meeting"  # names of added layers and their blobs
 
 
 @dataclass(frozen=True)
 class Wiring:
-    """generator: the solver's own, with its noise in the batch of its data. joint: with the discriminator behind it.
-    frozen: the discriminator's layers, whose parameters do not learn there."""
+    """The nets of an adversarial training.
+
+    generator: the solver's own net, with as much noise as data in a batch. discriminator: it alone, with Input layers.
+    joint: the generator with the discriminator behind it. frozen: names of the discriminator's layers, whose parameters
+    do not learn in the joint net. meets: which blobs of the generator are fed to which input."""
 
     generator: NetConfig
     discriminator: NetConfig
@@ -37,7 +40,7 @@ class Wiring:
 
 
 def wire(solver: SolverConfig) -> Wiring:
-    """Puts the nets together. Raises ConfigError where names do not fit."""
+    """Puts the nets together. Raises ConfigError if names do not fit."""
     param, nets = solver.message.adversarial, nets_of_solver(solver)
     generator, discriminator = nets.train, nets.discriminator
     if generator is None or discriminator is None:
@@ -79,7 +82,7 @@ def _copy(config: NetConfig) -> NetConfig:
 
 
 def _match_batches(config: NetConfig, batch: int) -> None:
-    """As many samples of noise, and in each input, as the data have: their number then stands in one place."""
+    """Gives noise and inputs as many samples as the data have, so that the number stands in one place."""
     for layer in config.message.layer if batch else ():
         noise = layer.type == "DummyData" and layer.dummy_data_param.per_sample
         for shape in layer.dummy_data_param.shape if noise else layer.input_param.shape:
@@ -140,7 +143,8 @@ def _check_names(solver: SolverConfig, generator: NetConfig, discriminator: NetC
 
 
 def _join(param: proto.AdversarialParameter, generator: NetConfig, discriminator: NetConfig) -> NetConfig:
-    """The generator, a layer that reads what the discriminator is fed, the discriminator on what is made, its loss."""
+    """Returns the joint net: the generator's layers, a Silence that reads all blobs that are fed to the discriminator
+    (MEETING), the discriminator's layers on what the generator made, and the loss."""
     joint = _copy(generator)
     _take_statistics(joint.message.layer, generator.message)
     for field in ("bn_sync", "bn_stats_batch_size"):
@@ -164,7 +168,7 @@ def _join(param: proto.AdversarialParameter, generator: NetConfig, discriminator
 
 
 def _take_statistics(layers: Iterable[proto.LayerParameter], net: proto.NetParameter) -> None:
-    """Says in each BatchNorm layer what its file says for all of them: the joint net holds those of two files."""
+    """Moves a net's settings for all BatchNorm layers into each of them, as the joint net has those of two files."""
     for layer in layers:
         if layer.type == "BatchNorm":
             param = layer.batch_norm_param
@@ -173,7 +177,7 @@ def _take_statistics(layers: Iterable[proto.LayerParameter], net: proto.NetParam
 
 
 def check_wiring(solver: SolverConfig, wiring: Wiring, shapes_of: ShapesOf) -> None:
-    """Raises ConfigError for blobs that do not fit together, and where one of the nets would learn nothing."""
+    """Raises ConfigError if blobs do not fit together, or if one of the nets would learn nothing."""
     generator, discriminator = (_build(config, shapes_of) for config in (wiring.generator, wiring.discriminator))
     blobs, inputs = generator.blobs(), discriminator.blobs()
     for meet in wiring.meets:
@@ -216,7 +220,7 @@ def _build(config: NetConfig, shapes_of: ShapesOf) -> Graph:
 
 
 def _reached(graph: Graph) -> tuple[set[Blob], list[Layer]]:
-    """The blobs into which a gradient of the adversarial loss flows, and the layers through which it does."""
+    """Returns the blobs that a gradient of the adversarial loss reaches, and the layers through which it flows."""
     wanted: set[Blob] = set()
     layers: list[Layer] = []
     for layer in reversed(graph.layers):
