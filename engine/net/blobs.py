@@ -1,4 +1,4 @@
-"""What a net has, as the solver and programs see it: parameters in the arenas, blobs by name."""
+"""The parameters and blobs of a net as the solver and programs see them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Placed:
-    """A learnable parameter in the arenas: `offset` and `count` in floats, the kernel's padding included."""
+    """A learnable parameter and its place in the net's arenas. offset, count: in floats, with the kernel's padding."""
 
     parameter: Parameter
     tensor: Tensor
@@ -29,7 +29,7 @@ class Placed:
 
 
 class BlobView:
-    """A blob as Python sees it: row-major float32 copies of what the executor holds."""
+    """A blob as Python sees it: row-major float32 copies of the program's values."""
 
     def __init__(self, net: Net, blob: Blob):
         self._net, self._blob = net, blob
@@ -44,14 +44,15 @@ class BlobView:
 
     @property
     def data(self) -> np.ndarray:
-        """A copy, shaped as Caffe's blob. Only meaningful while the memory plan keeps the blob (`keep_all`,
-        outputs)."""
+        """A copy of the values, in the shape of Caffe's blob. It means something only if the memory plan keeps the
+        blob: with `keep_all`, and for outputs."""
         return self.tensor.get().reshape(self.shape)
 
     @property
     def diff(self) -> np.ndarray | None:
+        """A copy of the gradient, as of the values; None if the blob has none."""
         return None if self.tensor.diff is None else self.tensor.diff.get().reshape(self.shape)
 
     def set(self, values: np.ndarray) -> None:
-        """Values of an input blob for the next forward."""
+        """Feeds values to the next forward. For input blobs."""
         self._net.feed(self._blob, values)

@@ -1,4 +1,4 @@
-"""At which ops of a net's program gradients leave and updated parameters are waited for."""
+"""The gates of a net's program: the ops at which gradients are ready, and those that wait for updated parameters."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ if TYPE_CHECKING:
 
 
 def gates(net: Net, buckets_of: dict[str, list[int]]) -> list[tuple[list[int], list[int]]]:
-    """(buckets to wait for before, buckets ready after the backward of) every op. A bucket is ready when the
-    first op that reads any of its parameters, the last in backward, has written its gradient. `buckets_of`: by
-    parameter name."""
+    """Returns, for every op, the buckets that its forward waits for, and those that are ready after its backward.
+
+    A bucket is ready when the first op that reads any of its parameters, which is the last in backward, has written its
+    gradient. buckets_of: the buckets of each parameter, by name."""
     waits: list[list[int]] = [[] for _ in range(len(net.program))]
     readies: list[list[int]] = [[] for _ in range(len(net.program))]
     first_use = {parameter.name: op for parameter, op in net.first_uses().items()}

@@ -1,7 +1,7 @@
-"""The kernels of a net's convolutions and inner products, chosen by measurement, kept, and the same on all ranks.
+"""Chooses the kernels of a net's convolutions and inner products by measurement, the same on all ranks.
 
-What was measured is kept in the user's cache folder, a file for each kind of process: processor, threads, instruction
-set, versions. A table is believed only on the kind that it names.
+The measurements are kept in the user's cache folder, a file for each kind of process: processor, threads, instruction
+set, versions. A table counts only for processes of the kind that it names.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from engine.net.net import Net
 
 FORMAT = 1
-KEEP_SECONDS = 5.0  # of measuring, at most, are lost with a run that is ended meanwhile
+KEEP_SECONDS = 5.0  # at least so often measurements are written, for a run that is ended while it measures
 KERNELS = ("direct", "fp32", "winograd", *OWN)
 SCHEMA = f"expected the JSON that --kernels measure keeps: a table of format {FORMAT}"
 
@@ -37,7 +37,7 @@ Say = Callable[[str], None]
 
 
 def this_machine() -> dict[str, object]:
-    """What decides how long a kernel takes, beside the op itself."""
+    """Returns what decides how long a kernel takes, beside the op itself: the kind of this process."""
     from engine.host import _core, _ext
 
     return {
@@ -51,7 +51,7 @@ def this_machine() -> dict[str, object]:
 
 @functools.cache
 def _digest(path: str) -> str:
-    """Of the kernels themselves: a version stays while they change."""
+    """Returns a digest of the extension: kernels may change while the version stays."""
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:8]
 
 
@@ -61,13 +61,13 @@ def _same_but_for_engine(one: Machine, other: Machine) -> bool:
 
 @dataclass
 class Table:
-    """What was measured on one kind of process, by the key of the op."""
+    """The measurements of one kind of process, by the key of the op."""
 
     machine: Machine
     ops: dict[str, Measured] = field(default_factory=dict)
 
     def choices(self, keys: Iterable[str] | None = None) -> dict[str, Choice]:
-        """The kernels of all, or of these, ops."""
+        """Returns the chosen kernels of the ops with these keys; None: of all ops."""
         wanted = self.ops if keys is None else keys
         return {key: self.ops[key].kernels for key in wanted if key in self.ops and self.ops[key].kernels}
 
@@ -77,7 +77,7 @@ class Table:
 
     @classmethod
     def from_text(cls, text: str, where: str) -> Table:
-        """Raises EngineError, which names what is wrong."""
+        """Reads what to_text() wrote. where: the file, for errors. Raises EngineError that names what is wrong."""
 
         def fail(found: object) -> EngineError:
             return EngineError(f"{SCHEMA}; {found}", where)
@@ -112,11 +112,14 @@ def _are_numbers(values: Iterable[object]) -> bool:
 
 
 class Kernels:
-    """How a run comes by its kernels: by rules of thumb, by measurement, or from a file.
+    """Chooses the kernels of a run's nets: by rules of thumb, by measurement, or from a file.
 
-    mode: "default", "measure" or the path of a table. snapshot: the table of the run that this one continues, as JSON,
-    which comes before what was measured elsewhere, so that the bits stay the same. say: takes lines for the log. beat:
-    called after each op that was measured, as a sign of progress.
+    Args:
+        mode: "default" (rules of thumb), "measure" or the path of a table.
+        snapshot: the table of the run that this one continues, as JSON. Its kernels override measurements, so that
+            results stay the same to the bit.
+        say: takes lines for the log.
+        beat: called after each op that was measured, as a sign of progress.
     """
 
     def __init__(
@@ -127,19 +130,21 @@ class Kernels:
         beat: Callable[[], None] = lambda: None,
     ):
         self.mode, self._snapshot, self._say, self._beat = mode, snapshot, say, beat
-        self.table: Table | None = None  # in use; None: rules of thumb alone
+        self.table: Table | None = None  # None: rules of thumb alone
         self._opened = False
         self._used: set[str] = set()  # keys of the ops of all nets
-        self._handed_on: str | None = None
+        self._handed_on: str | None = None  # a snapshot's table that this run does not use: see hand_on()
 
     @property
     def measures(self) -> bool:
         return self.mode == "measure"
 
     def build(self, make: Callable[[Choices], Net], ranks: Ranks) -> Net:
-        """Collective. Returns a net with the chosen kernels, those that nobody knows yet measured first.
+        """Collective. Returns a net with the chosen kernels. In mode "measure" it first measures the ops that are not
+        in the table.
 
-        make: builds it; called twice where something was measured. Raises EngineError for a table that is none.
+        make: builds the net with these kernels; called twice if something was measured. Raises EngineError if a table
+        cannot be read.
         """
         if not self._opened:
             self._open(ranks)
@@ -157,14 +162,15 @@ class Kernels:
         return net
 
     def hand_on(self, snapshot: str | None) -> None:
-        """When a program goes on from a snapshot, by the kernels that its nets have: the next snapshot has that one's
-        again, for runs to come."""
+        """Keeps a snapshot's table for the next snapshot, when a program goes on from it: the program's nets are built
+        and have other kernels, but later runs may have the snapshot's again."""
         self._handed_on = snapshot
         if snapshot:
             self._say("Kernels: this program does not compute by those of the snapshot: results may differ by rounding")
 
     def saved(self) -> str | None:
-        """For a snapshot: the table of what the nets use, without times; None for rules of thumb."""
+        """Returns the table of the kernels that the nets use, without times, as JSON for a snapshot; None for rules of
+        thumb."""
         used = self.table.choices(sorted(self._used)) if self.table is not None else {}
         if self.table is None or not used:
             return self._handed_on
@@ -172,7 +178,7 @@ class Kernels:
         return json.dumps(json.loads(table.to_text()), separators=(",", ":"))
 
     def _open(self, ranks: Ranks) -> None:
-        """Collective, once. The first rank of each kind of process reads, for all of its kind."""
+        """Collective, once. Reads the table: the first rank of each kind of process reads it for all of its kind."""
         self._opened = True
         if self.mode == "default" and self._snapshot is None:
             return
@@ -185,9 +191,10 @@ class Kernels:
         self.table = gather_everywhere(ranks, table)[self._leader]
 
     def _read(self, machine: Machine) -> Table | None:
+        """Returns the table that the mode and the snapshot ask for; None for rules of thumb."""
         if not self.measures and self.mode != "default":
-            return self._of_file(machine)
-        before = self._of_snapshot(machine)
+            return self._read_file(machine)
+        before = self._read_snapshot(machine)
         if not self.measures:
             return before
         path = cache_path(machine)
@@ -196,17 +203,17 @@ class Kernels:
             table.ops.update(before.ops)
         return table
 
-    def _of_file(self, machine: Machine) -> Table:
+    def _read_file(self, machine: Machine) -> Table:
         table = Table.from_text(read_text(self.mode), self.mode)
         if table.machine != machine:
             self._say(f"Kernels: {self.mode} was measured elsewhere ({_difference(table.machine, machine)})")
         return table
 
-    def _of_snapshot(self, machine: Machine) -> Table | None:
+    def _read_snapshot(self, machine: Machine) -> Table | None:
         if self._snapshot is None:
             return None
         table = Table.from_text(self._snapshot, "the snapshot's kernels")
-        if not _same_but_for_engine(table.machine, machine):  # another build has the kernels, too, if not their times
+        if not _same_but_for_engine(table.machine, machine):  # another build's kernels give the same results
             why = _difference(table.machine, machine)
             self._say(f"Kernels: those of the snapshot are of another machine ({why}): results may differ by rounding")
             return None
@@ -214,7 +221,8 @@ class Kernels:
         return table
 
     def _measure(self, asked: Mapping[str, Asked]) -> dict[str, Measured]:
-        """By key. Keeps it for other runs, now and then in case that this one is ended."""
+        """Measures ops, and writes the measurements to the cache for other runs, also now and then in between. Returns
+        them by key."""
         if not asked:
             return {}
         self._say(f"Kernels: measuring {len(asked)} ops, once for this processor, number of threads and batch size")
@@ -234,8 +242,10 @@ class Kernels:
 
 
 def _keep(path: Path, found: dict[str, Measured]) -> bool:
-    """Adds what was found to a file; what another run has put there meanwhile counts, here as well. Whether it could be
-    written."""
+    """Adds measurements to a file of the cache. Returns whether it could be written.
+
+    Where another run has written an op meanwhile, its measurement replaces the one in `found`: both runs then use the
+    same kernels."""
     machine = this_machine()
     table = _cached(path, machine)
     found.update({key: table.ops[key] for key in found if key in table.ops})
@@ -250,7 +260,7 @@ def _keep(path: Path, found: dict[str, Measured]) -> bool:
 
 
 def _cached(path: Path, machine: Machine, say: Say = lambda line: None) -> Table:
-    """What a file holds; an empty table where there is none, a damaged one, or another machine's."""
+    """Returns the table of a file; an empty one if there is no file, or if it is damaged or another machine's."""
     if not os.path.exists(path):
         return Table(machine)
     try:
@@ -265,13 +275,13 @@ def _cached(path: Path, machine: Machine, say: Say = lambda line: None) -> Table
 
 
 def cache_path(machine: Machine) -> Path | None:
-    """Where the table of a kind of process is kept; None where the user has no cache folder."""
+    """Returns the path of the table of a kind of process; None if the user has no cache folder."""
     folder = cache_folder()
     digest = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()[:16]
     return folder / f"kernels.{digest}.json" if folder is not None else None
 
 
 def _difference(theirs: Machine, ours: Machine) -> str:
-    """The first fact in which two kinds differ."""
+    """Returns the first fact in which two kinds of processes differ, for messages."""
     what = next((name for name in ours if theirs.get(name) != ours[name]), "format")
     return f"{what}: {theirs.get(what)}; here: {ours.get(what)}"

@@ -1,8 +1,9 @@
 """Times the kernels that can compute an op, by running the op alone in the shapes, layouts and threads of its net.
 
-What a kernel converts and reorders is part of its time, and so is what the op's neighbours would pay for another layout
-of its result. The backward passes are timed beside the fastest forward kernel for each layout of the result; then the
-best of all is run against the kernels of the rules of thumb, all passes together, and has to win by a margin.
+A kernel's time includes what it converts and reorders, and what the op's neighbours would pay for another layout of its
+result. For each layout of the result, the backward passes are timed beside the fastest forward kernel with that layout.
+The best combination is then run against the kernels of the rules of thumb, all passes together, and must win by a
+margin.
 """
 
 from __future__ import annotations
@@ -19,26 +20,26 @@ from engine.layers.kernels import DATA, FORWARD, WEIGHTS, Asked, Choice
 if TYPE_CHECKING:
     from engine.host._core import Program, Tensor
 
-MARGIN = 0.97  # of the time by the rules of thumb: what is closer may be noise
-HOPELESS = 2.0  # times the best so far: one run is enough
-RUNS, SECONDS = 20, 0.1  # of a kernel, at most and about
-LONG = 0.2  # seconds, of a first run that says enough although it meets cold memory
+MARGIN = 0.97  # kernels must take less than this fraction of the rules' time: what is closer may be noise
+HOPELESS = 2.0  # a kernel that takes so many times the best time so far is not run any more
+RUNS, SECONDS = 20, 0.1  # a kernel is run so often at most, and for about so long
+LONG = 0.2  # seconds: a first run that takes longer may count, although it meets cold memory
 
 
 @dataclass
 class Measured:
-    """kernels: by pass, the chosen ones; nothing where there is no choice. ms: by pass, the milliseconds of each
-    kernel, beside the chosen forward kernel."""
+    """The measurement of an op. kernels: the chosen ones by pass; empty if there is no choice. ms: by pass, the
+    milliseconds of each kernel; those of backward beside the chosen forward kernel."""
 
     kernels: dict[str, str] = field(default_factory=dict)
     ms: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 class Trial:
-    """One op as a program of its own, with the kernels of `choice`; all blobs are 0.
+    """One op as a program of its own, with the kernels of `choice`. All its blobs are 0.
 
-    dx, dw: whether the gradients of the bottom and of the parameters are taken. Raises RuntimeError or ValueError for
-    kernels that do not suit the op.
+    dx, dw: whether backward computes the gradients of the bottom, and of the parameters. Raises RuntimeError or
+    ValueError if the kernels do not suit the op.
     """
 
     def __init__(self, asked: Asked, choice: Choice, dx: bool, dw: bool):
@@ -75,12 +76,13 @@ class Trial:
                 each.place(_core.Arena(each.nbytes), 0)
 
     def forward(self) -> float:
-        """Runs it; returns the seconds."""
+        """Runs the op's forward. Returns the seconds that it took."""
         self.program.forward()
         begin, end = self.program.spans()[0]
         return float(end - begin) / 1e9
 
     def backward(self) -> float:
+        """Runs the op's backward. Returns the seconds that it took."""
         self.program.backward()
         begin, end = self.program.spans()[1]
         return float(end - begin) / 1e9
@@ -91,8 +93,8 @@ class Trial:
         return (self.top.layout, self.top.dtype) == (self._given.layout, self._given.dtype)
 
     def border(self, trains: bool) -> float:
-        """Seconds that the neighbours would take to bring the result into the layout that it has in the net, and, where
-        it `trains`, its gradient back."""
+        """Returns the seconds that the neighbours would take to bring the result into the layout that it has in the
+        net and, if `trains`, its gradient back."""
         from engine.host import _core
 
         if self.same_layout:
@@ -121,7 +123,9 @@ def measure(asked: Asked) -> Measured:
 
 
 def _by_rule(asked: Asked, ms: dict[str, dict[str, float]]) -> dict[str, str]:
-    """The kernels that an op has without a choice, as far as they could be run."""
+    """Returns the kernels that the rules of thumb give an op, as far as they could be run.
+
+    ms: the measured kernels, by pass."""
     rules = {name: asked.choice.get(name, "direct") for name in ms}
     if "amx" in ms.get(WEIGHTS, {}) and WEIGHTS not in asked.choice:
         rules[WEIGHTS] = "amx"
@@ -129,7 +133,8 @@ def _by_rule(asked: Asked, ms: dict[str, dict[str, float]]) -> dict[str, str]:
 
 
 def _best(asked: Asked, passes: dict[str, list[str]]) -> tuple[dict[str, str] | None, dict[str, dict[str, float]]]:
-    """The sum of the fastest kernels of the passes, for each layout that a forward kernel gives the result."""
+    """Finds, among the layouts that forward kernels give the result, the one whose fastest kernels take least time over
+    all passes. Returns these kernels by pass, None if none could be run, and the milliseconds of all that were."""
     forward: dict[str, float] = {}
     layouts: dict[str, list[tuple[float, str]]] = {}  # (seconds, kernel) by the layout of the result
     for kernel in passes[FORWARD]:
@@ -164,7 +169,7 @@ def _best(asked: Asked, passes: dict[str, list[str]]) -> tuple[dict[str, str] | 
 
 
 def _trial(asked: Asked, choice: Choice, dx: bool, dw: bool) -> Trial | None:
-    """None where the kernels do not suit the op."""
+    """Returns the trial; None if the kernels do not suit the op."""
     try:
         return Trial(asked, choice, dx, dw)
     except (RuntimeError, ValueError):
@@ -172,7 +177,7 @@ def _trial(asked: Asked, choice: Choice, dx: bool, dw: bool) -> Trial | None:
 
 
 def _whole(asked: Asked, choice: Choice) -> float | None:
-    """Seconds of all passes of the op together; None where the kernels do not suit each other."""
+    """Returns the seconds of all passes of the op together; None if the kernels do not suit each other."""
     trial = _trial(asked, choice, dx=True, dw=True)
     if trial is None:
         return None
@@ -182,8 +187,9 @@ def _whole(asked: Asked, choice: Choice) -> float | None:
 
 
 def best_of(run: Callable[[], float], best: float | None = None) -> float:
-    """The least of some runs; of fewer, where it is clear that `best` is less. The first, which meets cold memory,
-    counts where there is no other."""
+    """Returns the least seconds of several runs; of fewer if they are clearly slower than `best`.
+
+    The first run meets cold memory and does not count, unless it is so slow that it is the only one."""
     first = run()
     if best is not None and first > max(LONG, HOPELESS**2 * best):
         return first

@@ -1,4 +1,4 @@
-"""What its user chooses about a net before it is built."""
+"""NetOptions: what a user chooses about a net before it is built."""
 
 from __future__ import annotations
 
@@ -15,18 +15,26 @@ from engine.layers.model_parallel import Part
 
 @dataclass(frozen=True)
 class NetOptions:
-    """The defaults give a net that runs as fast as it can. watched() and plain() change what they are named after.
+    """How a net is built. The defaults give a net that runs as fast as it can; watched() and plain() return variants.
 
-    seed: of fillers and dropout. shapes_of(layer, where): gives the shapes that data layers are fed. passes: those that
-    may rewrite the graph. keep_all: every blob and gradient stays readable after a run. accumulate: gradients of
-    parameters add up over several backward passes (iter_size). plain_parameters: parameters are row-major. precision:
-    "bf16" computes activations and their gradients in bfloat16 in the layers that support it; parameters stay float32.
-    frozen: names of layers whose parameters do not learn. watched_layers: those whose bottoms are read from outside,
-    between layers. gradients: whether there is a backward; by default in phase TRAIN, and with force_backward.
-    memory_budget: the limit in bytes for blobs, gradients and masks. parts: the layers of which this rank holds a part,
-    by name. kernels: those that are chosen for convolutions and inner products; the others follow rules of thumb.
-    besides(bytes that are learned): the bytes that whoever runs the net takes next, by the layer that they are for ("":
-    none); a net for which there is too little memory is refused before any of it is taken.
+    Attributes:
+        seed: of fillers and dropout.
+        shapes_of: shapes_of(layer, where) returns the shapes with which a data layer is fed.
+        passes: those that may rewrite the graph.
+        keep_all: every blob and gradient stays readable after a run.
+        accumulate: gradients of parameters add up over several backward passes (iter_size).
+        plain_parameters: parameters are row-major.
+        precision: "bf16" computes activations and their gradients in bfloat16 in the layers that support it; parameters
+            stay float32.
+        frozen: names of layers whose parameters do not learn.
+        watched_layers: names of layers whose bottoms are read from outside, between layers.
+        gradients: whether there is a backward; None: in phase TRAIN, and with force_backward.
+        memory_budget: the limit in bytes for blobs, gradients and masks.
+        parts: the layers of which this rank holds a part, by name.
+        kernels: those chosen for convolutions and inner products; all others follow rules of thumb.
+        besides: besides(bytes that learn) returns how many bytes whoever runs the net will take beside it, by the name
+            of the layer that they are for ("": no layer). A net for which there is too little memory, with these, is
+            refused before any is taken.
     """
 
     seed: int = 1
@@ -45,15 +53,15 @@ class NetOptions:
     besides: Callable[[int], Mapping[str, int]] = lambda learned: {}
 
     def replace(self, **changes: Any) -> NetOptions:
-        """These options with some of them changed."""
+        """Returns these options with some of them changed."""
         return dataclasses.replace(self, **changes)
 
     def watched(self) -> NetOptions:
-        """For a net into which a program looks: nothing is fused, and every blob and gradient is kept."""
+        """Returns the options of a net that a program looks into: nothing is fused, every blob and gradient is kept."""
         return self.replace(passes=frozenset(), keep_all=True, memory_budget=None)
 
     def plain(self) -> NetOptions:
-        """For ranks whose processors would lay parameters out differently: row-major parameters."""
+        """Returns the options with row-major parameters, for ranks whose processors would lay them out differently."""
         return self.replace(plain_parameters=True)
 
 
