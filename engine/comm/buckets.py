@@ -1,4 +1,7 @@
-"""Cuts the flat gradient arena into buckets: the unit that is reduced, updated and waited for."""
+"""Cuts the flat gradient arena into buckets, and buckets into chunks.
+
+A bucket is what backward marks ready, and what the next forward waits for; a chunk of it is reduced at a time.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,11 @@ if TYPE_CHECKING:
     from engine.comm.shares import ShardedWeights
     from engine.host import _core
 
-# Measured, 102 MB on 2 ranks through shared memory: 22 ms in buckets of 2 to 16 MB, which stay in the cache; 47 in one.
+# Measured, 102 MB on 2 ranks through shared memory: 22 ms in buckets of 2 to 16 MB, which stay in the cache; 47 ms in
+# one bucket.
 BUCKET_BYTES = 8 << 20
 FLOAT_BYTES = 4
-# MPI counts are 32-bit ints in most libraries; messages of so many bytes also keep their staging buffers small.
+# The largest message. MPI counts are 32-bit ints in most libraries; this also keeps their staging buffers small.
 MESSAGE_BYTES = 256 << 20
 # The last buckets hold what the next forward waits for at once: each is at most half of what remains, down to this.
 TAPER_BYTES = 256 << 10
@@ -23,7 +27,7 @@ TAPER_BYTES = 256 << 10
 
 @dataclass(frozen=True)
 class ParameterRange:
-    """Floats [begin, end) of the arena that belong to one parameter: all of it, or some of a large one."""
+    """Floats [begin, end) of the arena that belong to one parameter: the whole of it, or some of a large one."""
 
     name: str
     begin: int
@@ -32,13 +36,13 @@ class ParameterRange:
 
 @dataclass(frozen=True)
 class Bucket:
-    """A contiguous range [begin, end) of the arena, in floats; complete when all of its ranges are."""
+    """A contiguous range [begin, end) of the arena, in floats. It is complete when all of its parameter ranges are."""
 
     index: int
     begin: int
     end: int
     ranges: tuple[ParameterRange, ...]
-    parts: int = 1  # into which its layers are divided (model parallelism); every parts-th rank holds the same part
+    parts: int = 1  # how many parts its layers have (model parallelism); every parts-th rank holds the same part
 
     @property
     def nbytes(self) -> int:
@@ -56,12 +60,14 @@ def make_buckets(
     bucket_bytes: int = BUCKET_BYTES,
     parts: Mapping[str, int] = MappingProxyType({}),
 ) -> list[Bucket]:
-    """Buckets of about `bucket_bytes` that follow the order in which backward completes the parameters.
+    """Returns buckets of about `bucket_bytes`, in the order in which backward completes the parameters.
 
-    parameters: (name, offset, count) in floats, offsets ascending as backward completes them; gaps (alignment) are
-    allowed and are reduced, too. Small parameters share a bucket; one larger than `bucket_bytes` is cut into equal
-    buckets of its own, so that several servers can work on it. Towards the end buckets become smaller (TAPER_BYTES).
-    parts: the number of parts of divided parameters (model parallelism), which share buckets with their like only.
+    Small parameters share a bucket. One larger than `bucket_bytes` is cut into equal buckets of its own, so that
+    several servers can work on it. Towards the end buckets become smaller (TAPER_BYTES).
+
+    parameters: (name, offset, count) in floats, offsets ascending as backward completes them. There may be gaps
+    (alignment), which are reduced, too. parts: the number of parts of divided parameters, by name (model parallelism);
+    a bucket holds only parameters with the same number of parts.
     Raises ValueError if the parameters overlap or are out of order.
     """
     most = max(1, bucket_bytes // FLOAT_BYTES)
@@ -91,7 +97,7 @@ def make_buckets(
 
 
 def _cut(name: str, offset: int, count: int, limit: int) -> Iterable[ParameterRange]:
-    """Equal ranges of at most `limit` floats, a multiple of a cache line (16 floats) but for the last."""
+    """Yields equal ranges of at most `limit` floats; all but the last are a multiple of a cache line (16 floats)."""
     ranges = -(-count // limit)
     step = -(-count // ranges)
     step = min(-(-step // 16) * 16, max(16, limit // 16 * 16))
@@ -100,13 +106,14 @@ def _cut(name: str, offset: int, count: int, limit: int) -> Iterable[ParameterRa
 
 
 def chunk_bounds(bucket: Bucket, chunk_bytes: int) -> list[tuple[int, int]]:
-    """[begin, end) of what is reduced at a time, in floats of the arena."""
+    """Returns [begin, end) of a bucket's chunks, which are reduced at a time, in floats of the arena."""
     step = max(1, min(chunk_bytes, MESSAGE_BYTES) // FLOAT_BYTES)
     return [(begin, min(begin + step, bucket.end)) for begin in range(bucket.begin, bucket.end, step)]
 
 
 def buckets_of(buckets: Iterable[Bucket]) -> dict[str, list[int]]:
-    """The buckets that hold a parameter: a reader of it waits for all of these, its last writer completes them."""
+    """Returns the buckets that hold each parameter, by name: a reader of the parameter waits for all of these, and the
+    last writer of its gradient completes them."""
     found: dict[str, list[int]] = {}
     for bucket in buckets:
         for one in bucket.ranges:
@@ -120,9 +127,13 @@ def parameter_ranges(
     bounds: Mapping[str, tuple[float, float]] = MappingProxyType({}),
     sharded: ShardedWeights | None = None,
 ) -> list[list[_core.ParameterRange]]:
-    """The ranges of each bucket as _core.Updater takes them. multipliers: lr_mult and decay_mult of parameters by
-    name, 1 for those that are not there; bounds: the least and the most that their values may be, of those that have
-    bounds. sharded: of each range only what this rank updates, an empty range where that is nothing."""
+    """Returns the ranges of each bucket as _core.Updater takes them.
+
+    Args:
+        multipliers: (lr_mult, decay_mult) by parameter name; 1 for those that are not there.
+        bounds: the least and the largest value of a parameter, by name, for those that have bounds.
+        sharded: if given, the ranges are those that this rank updates.
+    """
     from engine.host import _core
 
     numbers: dict[str, int] = {}
@@ -138,7 +149,8 @@ def parameter_ranges(
             if sharded is None:
                 found[-1].append(_core.ParameterRange(one.begin, one.end, *options, *limits))
                 continue
-            found[-1].append(_core.ParameterRange(0, 0, *options, *limits))  # all ranks know it
+            # An empty range, so that every rank's updater knows the parameter, also without a share of it.
+            found[-1].append(_core.ParameterRange(0, 0, *options, *limits))
             for begin, end, at in sharded.shares.of_bucket(bucket.index):
                 first, last = max(begin, one.begin), min(end, one.end)
                 shifts = 0 if sharded.masters is None else at - begin, at - begin

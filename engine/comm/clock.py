@@ -1,4 +1,4 @@
-"""One clock for all ranks: the offset between the clocks of two hosts, from messages there and back."""
+"""Measures the offset between the clocks of two hosts by messages there and back, so that all ranks have one clock."""
 
 import time
 from collections.abc import Callable
@@ -9,10 +9,10 @@ PINGS = 40
 
 
 def offset(comm, clock: Callable[[], int] = time.monotonic_ns) -> int:
-    """Collective. Nanoseconds to add to this rank's clock to get rank 0's.
+    """Collective. Returns the nanoseconds to add to this rank's clock to get rank 0's.
 
-    Rank 0 asks each rank for its time; the quickest of PINGS questions counts, whose answer was read, within half of
-    the time that it took, in the middle of it (Cristian, 1989).
+    Rank 0 asks each rank for its time, PINGS times. The quickest exchange counts: its answer is taken to be the time in
+    the middle of it, which is wrong by half of its duration at most (Cristian, 1989).
     """
     here, found = np.zeros(1, np.int64), np.zeros(1, np.int64)
     if comm.rank > 0:

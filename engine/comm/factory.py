@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def strategy_of(world: World, settings: CommSettings, buckets: Sequence[Bucket]) -> type[Strategy]:
-    """Collective. Local on one rank; on several, Servers, Blocking if the settings ask for no servers, or Asynchronous.
-    Raises CommError if the ranks disagree about buckets or how to reduce them."""
+    """Collective. Returns Local on one rank; on several Asynchronous in mode ASYNC, Blocking if the settings ask for no
+    servers, else Servers. Raises CommError if the ranks disagree about buckets or how to reduce them."""
     chosen = Servers if settings.servers else Blocking
     if settings.max_staleness is not None:
         chosen = Asynchronous
-    if not buckets:  # nothing learns, and servers would have nothing to wait for
+    if not buckets:  # nothing learns: servers would have nothing to do
         chosen = Blocking
     if world.size == 1:
         chosen = Local
@@ -38,6 +38,7 @@ def strategy_of(world: World, settings: CommSettings, buckets: Sequence[Bucket])
 
 
 def settings_of(world: World, param: proto.CommParameter) -> CommSettings:
-    """From a CommParameter and the environment; collective, as it measures the link. Raises ConfigError."""
-    cores = fewest_cores(world.places())  # of hosts that may differ: the ranks need the same number of servers
+    """Collective, as it measures the link. Returns the settings by a CommParameter and the environment. Raises
+    ConfigError."""
+    cores = fewest_cores(world.places())  # hosts may differ, but all ranks need the same number of servers
     return comm_settings(param, world.links(), world.local_rank, world.local_size, cores=cores)

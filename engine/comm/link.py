@@ -13,8 +13,8 @@ PINGS = 20
 
 @dataclass(frozen=True)
 class Link:
-    """The worst of what was measured at the same time. latency: seconds, one way. bandwidth: bytes/s, each way with
-    both in use; an infinite one means that no two ranks are that near (or far)."""
+    """The worst of the links that were measured at the same time. latency: seconds, one way. bandwidth: bytes/s, each
+    way with both in use; infinite if there is no such link."""
 
     latency: float = 0.0
     bandwidth: float = float("inf")
@@ -25,7 +25,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Links:
-    """between: hosts; within: a host. None where there are no two such ranks."""
+    """between: the link of two hosts. within: that of two ranks on one host. None if there are no two such ranks."""
 
     between: Link | None = None
     within: Link | None = None
@@ -43,8 +43,10 @@ ALONE = Links()
 
 
 def measure(mpi: ModuleType, comm, local) -> Links:
-    """Collective, about 0.2 s. comm: of all ranks; local: of this host's. Neighbours in rank measure in pairs, all
-    pairs at once; then one rank of every host, for hosts share their link."""
+    """Collective; takes about 0.2 s. Measures the links within hosts, then those between hosts.
+
+    comm: of all ranks. local: of this host's ranks. All pairs of neighbouring ranks measure at once; between hosts it
+    is one rank of every host, as the ranks of a host share its link."""
     within = _worst(mpi, comm, local if local.size > 1 else None)
     leaders = comm.Split(0 if local.rank == 0 else mpi.UNDEFINED, comm.rank)
     several = leaders != mpi.COMM_NULL and leaders.size > 1
@@ -55,7 +57,9 @@ def measure(mpi: ModuleType, comm, local) -> Links:
 
 
 def _worst(mpi: ModuleType, comm, group) -> Link | None:
-    """Of the pairs of `group` on every rank; None if there is no pair anywhere."""
+    """Returns the worst link among the pairs of all ranks' groups, the same on all ranks; None if there is no pair.
+
+    group: this rank's, None if it has no pair to measure."""
     found = np.array([0.0, -np.inf])  # latency, -bandwidth: the worst is the largest
     if group is not None and (peer := group.rank ^ 1) < group.size:
         link = _pair(group, peer)
@@ -65,6 +69,7 @@ def _worst(mpi: ModuleType, comm, group) -> Link | None:
 
 
 def _pair(comm, peer: int) -> Link:
+    """Measures the link to rank `peer`, which calls this, too."""
     small, mine, theirs = np.zeros(1), np.ones(PROBE_BYTES, np.uint8), np.empty(PROBE_BYTES, np.uint8)
 
     def exchange(times: int) -> float:
@@ -73,7 +78,7 @@ def _pair(comm, peer: int) -> Link:
             comm.Sendrecv(mine, peer, recvbuf=theirs, source=peer)
         return time.perf_counter() - begin
 
-    def ping() -> None:  # there and back
+    def ping() -> None:
         if comm.rank < peer:
             comm.Send(small, peer)
             comm.Recv(small, peer)
@@ -87,7 +92,7 @@ def _pair(comm, peer: int) -> Link:
         begin = time.perf_counter()
         ping()
         times.append(time.perf_counter() - begin)
-    exchange(2)  # fills buffers on the way, and takes what a rate limit lets pass at first
+    exchange(2)  # fills buffers on the way, and uses up what a rate limit lets pass at first
     repeats = np.array([max(1, min(64, int(TIMED_SECONDS / exchange(1))))])
     if comm.rank < peer:
         comm.Send(repeats, peer)

@@ -1,8 +1,8 @@
 """Reductions of one thread over MPI: plain, hierarchical, and of gradients that travel as bfloat16.
 
-Only collectives that do not block are used, and asked about now and then. MPI's own waiting spins on a core that the
-slower rank may need, and in its blocking reductions MPICH ends a rank on the spot when it cannot read the memory of
-another that is being killed; the sentinels might then name the wrong one.
+They use non-blocking collectives only, and test now and then whether these are complete. MPI's own waiting spins on a
+core that the slower rank may need. And in its blocking reductions MPICH ends a rank on the spot when it cannot read the
+memory of another that is being killed; the sentinels might then name the wrong rank.
 """
 
 import contextlib
@@ -19,32 +19,34 @@ from engine.comm.settings import Reduction, exchanges_directly
 from engine.comm.shares import ALIGNMENT, bounds_of_share, bounds_of_shares
 from engine.comm.world import Channel, Scattered
 
-# The least and the longest sleep between two looks at a request. While nothing comes, each is a SLEEP_DIVISOR-th of the
-# time since something did; while something does, so long as the link needs for SLEEP_BYTES, which the system's socket
-# buffers hold.
-FIRST_SLEEP, LONGEST_SLEEP, SLEEP_DIVISOR, SLEEP_BYTES = 40e-6, 2e-3, 4, 512 << 10
-IDLE_LOOK, MOST_LOOKS = 8e-6, 64  # seconds; in a row, in case that all take so long here
+# The shortest and the longest sleep between two tests of a request, in seconds. While no data come, a sleep is the time
+# since the last ones divided by SLEEP_DIVISOR. While data come, it is at least the time that the link needs for
+# SLEEP_BYTES, which the system's socket buffers hold.
+SHORTEST_SLEEP, LONGEST_SLEEP, SLEEP_DIVISOR, SLEEP_BYTES = 40e-6, 2e-3, 4, 512 << 10
+IDLE_SECONDS = 8e-6  # a test that takes longer has moved data
+MOST_TESTS = 64  # without a sleep between, as there may be machines on which every test takes longer than that
 
 
-def wait(request, flowing: float = FIRST_SLEEP) -> None:
-    """Waits for a request. flowing: seconds to sleep between looks while something comes."""
-    least, looks, moved = FIRST_SLEEP, 0, time.perf_counter()
+def wait(request, flowing: float = SHORTEST_SLEEP) -> None:
+    """Waits, asleep, for a request. flowing: the shortest sleep between two tests while data come, in seconds."""
+    shortest, tests, moved = SHORTEST_SLEEP, 0, time.perf_counter()
     while True:
         begin = time.perf_counter()
         if request.Test():
             return
         now = time.perf_counter()
-        looks += 1
-        # Libraries move a little of a message at each look, such as 64 KB: a look that took its time has moved one.
-        if now - begin >= IDLE_LOOK and looks < MOST_LOOKS:
-            least, moved = flowing, now
+        tests += 1
+        # At each test libraries move a little of a message, such as 64 KB. After one that has, test again at once.
+        if now - begin >= IDLE_SECONDS and tests < MOST_TESTS:
+            shortest, moved = flowing, now
             continue
-        time.sleep(min(LONGEST_SLEEP, max(least, (now - moved) / SLEEP_DIVISOR)))
-        looks = 0
+        time.sleep(min(LONGEST_SLEEP, max(shortest, (now - moved) / SLEEP_DIVISOR)))
+        tests = 0
 
 
 def messages(values: np.ndarray) -> Iterator[np.ndarray]:
-    """The values as flat views that MPI can take."""
+    """Yields flat views of the values, each small enough for one message. Raises ValueError for values that are not
+    C-contiguous."""
     if not values.flags.c_contiguous:
         raise ValueError("MPI needs a C-contiguous array")
     flat = values.reshape(-1)
@@ -53,22 +55,28 @@ def messages(values: np.ndarray) -> Iterator[np.ndarray]:
         yield flat[begin : begin + step]
 
 
-Rows = Sequence[np.ndarray] | np.ndarray  # one for each rank
+Rows = Sequence[np.ndarray] | np.ndarray  # a row for each rank
 
 
 class MpiChannel(Channel):
+    """See Channel for what the methods promise.
+
+    _across is the communicator over which values are exchanged: of all ranks, or, if the reduction is hierarchical, of
+    one rank of each host; ranks that are not in it have MPI.COMM_NULL. _local is then that of this host's ranks, else
+    None."""
+
     def __init__(self, mpi: ModuleType, comm, local, reduction: Reduction, link: Link):
-        """comm: of all ranks; local: of this host's; link: the slowest, from which follows how long to sleep."""
+        """Collective. comm: of all ranks. local: of this host's. link: the slowest; waits sleep accordingly."""
         self._mpi, self._reduction = mpi, reduction
         self._comm = self._across = comm.Dup()
         self._local = None
-        self._sleep = max(FIRST_SLEEP, SLEEP_BYTES / link.bandwidth)
-        self._room = np.empty(0, np.uint8)
+        self._sleep = max(SHORTEST_SLEEP, SLEEP_BYTES / link.bandwidth)
+        self._scratch = np.empty(0, np.uint8)  # see _rows()
         largest = comm.allreduce(local.size, mpi.MAX)  # hosts may have different numbers of ranks
         if reduction.hierarchical and 1 < largest < comm.size:
             self._local = local.Dup()
             self._across = comm.Split(0 if local.rank == 0 else mpi.UNDEFINED, comm.rank)
-        crowd = 1 if self._local is not None else largest  # of ranks that share a link
+        crowd = 1 if self._local is not None else largest  # how many ranks share a link
         self._direct = self._across != mpi.COMM_NULL and exchanges_directly(self._across.size, crowd)
         self._in_memory = local.size == comm.size and not self._direct
 
@@ -134,22 +142,24 @@ class MpiChannel(Channel):
             self._pass_on(values)
             return
         begin, end = bounds_of_share(values.size, self._across.size, self._across.rank)
-        packed = self._rows(1, values.size, np.uint16)[0]  # where scatter() has put Scattered.packed
+        packed = self._rows(1, values.size, np.uint16)[0]  # the same memory in which scatter() put Scattered.packed
         if mine.dtype == np.float32:
             _core.pack_bf16(mine, packed[begin:end])
         self._pass_on(packed)
         _core.unpack_bf16_away(packed, values)  # the next forward is far away
 
     def _gather_ranks(self) -> None:
-        """Where MPI adds on one host, asleep until all ranks are here: it does so at full speed then, and spins."""
+        """Waits, asleep, until all ranks are here, if MPI itself sums within one host: it spins while it does."""
         if self._in_memory:
             wait(self._comm.Ibarrier())
 
     @property
     def _packs(self) -> bool:
+        """Whether values travel as bfloat16."""
         return self._reduction.bf16 and self._across.size > 1
 
     def _hierarchical(self, local, values: np.ndarray, residual: np.ndarray | None) -> None:
+        """Sums within each host, then across hosts, in place."""
         leads = local.rank == 0
         self._wait(local.Ireduce(self._mpi.IN_PLACE if leads else values, values if leads else None))
         if leads:
@@ -157,6 +167,7 @@ class MpiChannel(Channel):
         self._wait(local.Ibcast(values))
 
     def _reduce(self, values: np.ndarray, residual: np.ndarray | None) -> None:
+        """Sums over the ranks of _across, in place."""
         from engine.host import _core
 
         if self._packs:
@@ -167,8 +178,8 @@ class MpiChannel(Channel):
             self._wait(self._across.Iallreduce(self._mpi.IN_PLACE, values))
 
     def _sum_bf16(self, values: np.ndarray, residual: np.ndarray | None) -> np.ndarray:
-        """Rank r adds up the r-th share of the values, in float32, and passes the sum on, rounded once. Returns the
-        sums."""
+        """Sums values that travel as bfloat16: rank r sums the r-th share in float32, rounds the sum once, and sends it
+        to all. Returns the sums as bfloat16, valid until the next call."""
         from engine.host import _core
 
         comm = self._across
@@ -180,8 +191,10 @@ class MpiChannel(Channel):
         return packed
 
     def _exchange_bf16(self, values: np.ndarray, residual: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Sends the other ranks their shares. Returns the values as bfloat16, but for this rank's share, for which
-        there is room, and rows (ranks, stride) with what has come."""
+        """Sends the other ranks their shares as bfloat16.
+
+        Returns (packed, received), valid until the next call. packed: the values as bfloat16, with this rank's share
+        left undefined. received: rows (ranks, stride) with the other ranks' values of this rank's share."""
         from engine.host import _core
 
         comm = self._across
@@ -190,7 +203,7 @@ class MpiChannel(Channel):
         share = -(-share // ALIGNMENT) * ALIGNMENT
         sent, received = self._rows(2 * comm.size, share, np.uint16).reshape(2, comm.size, share)
         packed = sent.reshape(-1)[: values.size]
-        for first, last in ((0, begin), (end, values.size)):  # of the others
+        for first, last in ((0, begin), (end, values.size)):  # the shares of other ranks
             if first < last:
                 rest = None if residual is None else residual[first:last]
                 _core.pack_bf16(values[first:last], packed[first:last], rest)
@@ -198,12 +211,12 @@ class MpiChannel(Channel):
         return packed, received
 
     def _sum_direct(self, values: np.ndarray) -> None:
-        """The same with float32, in place."""
+        """Sums float32 values by direct exchanges, in place."""
         self._sum_share(values)
         self._pass_on(values)
 
     def _sum_share(self, values: np.ndarray) -> None:
-        """Of this rank, in place."""
+        """Sums this rank's share of float32 values, in place; the rest of them is undefined then."""
         from engine.host import _core
 
         comm = self._across
@@ -214,7 +227,7 @@ class MpiChannel(Channel):
         _core.sum_rows(received, comm.rank, mine)
 
     def _pass_on(self, values: np.ndarray) -> None:
-        """This rank's share to all, and theirs into their places."""
+        """Sends this rank's share of the values to all, and receives theirs into their places."""
         comm = self._across
         if self._direct:
             shares = self._shares_of(values)
@@ -225,19 +238,19 @@ class MpiChannel(Channel):
             self._wait(comm.Iallgatherv(self._mpi.IN_PLACE, [values, places]))
 
     def _shares_of(self, values: np.ndarray) -> list[np.ndarray]:
-        """Views, of every rank."""
+        """Returns views of every rank's share of the values."""
         return [values[begin:end] for begin, end in bounds_of_shares(values.size, self._across.size)]
 
     def _rows(self, count: int, length: int, dtype: type) -> np.ndarray:
-        """Room for (count, length) values, used again by the next call."""
+        """Returns scratch memory for (count, length) values; the next call returns the same memory."""
         nbytes = count * length * np.dtype(dtype).itemsize
-        if self._room.size < nbytes:
-            self._room = np.zeros(nbytes, np.uint8)
-        return self._room[:nbytes].view(dtype).reshape(count, length)
+        if self._scratch.size < nbytes:
+            self._scratch = np.zeros(nbytes, np.uint8)
+        return self._scratch[:nbytes].view(dtype).reshape(count, length)
 
     def _exchange(self, sent: Rows, received: Rows) -> None:
-        """Row r of `sent` to rank r, whose own arrives in row r of `received`; an empty one needs no message. Not MPI's
-        Ialltoall: that goes on by small steps, each of which would wait for the next look at it."""
+        """Sends row r of `sent` to rank r, and receives that rank's row into row r of `received`. Empty rows are not
+        sent. It does without MPI's Ialltoall, which advances by small steps, each at a test of its request."""
         comm = self._across
         others = [(comm.rank + i) % comm.size for i in range(1, comm.size)]
         requests = [comm.Irecv(received[rank], rank) for rank in others if received[rank].size]
@@ -246,7 +259,7 @@ class MpiChannel(Channel):
             for request in requests:
                 self._wait(request)
         except self._mpi.Exception:
-            if LOSSES.outlived:  # the arrays will be used again
+            if LOSSES.outlived:  # the run goes on and uses the arrays again: nothing may still write into them
                 comm.Revoke()
                 for request in requests:
                     with contextlib.suppress(self._mpi.Exception):
@@ -260,7 +273,7 @@ class MpiChannel(Channel):
             wait(request, self._sleep)
 
     def revoke(self) -> None:
-        """Ends what any rank waits for here; nothing more can be done with it."""
+        """Ends every rank's waits in this channel with an error. It cannot be used any more."""
         for comm in (self._comm, self._local, self._across):
             if comm is not None and comm != self._mpi.COMM_NULL:
                 comm.Revoke()

@@ -1,4 +1,4 @@
-"""What becomes of MPI's errors: of most, the end of the run; of the death of other ranks, not where it is outlived."""
+"""Turns MPI's errors into CommErrors, and notes those by the death of another rank, which a run may outlive."""
 
 import functools
 import time
@@ -10,15 +10,17 @@ from engine.errors import CommError
 
 MethodT = TypeVar("MethodT", bound=Callable)
 
-# How long a rank whose MPI call has failed waits before it says so: mostly because another rank has died, of which the
-# sentinels hear only when the system has cleared its memory away. They name it, and end this one meanwhile.
+# How long a rank whose MPI call has failed waits before it says so. Mostly another rank has died, and the sentinels
+# hear of that only when the system has freed its memory: they name it then, and end this rank while it waits.
 PATIENCE_SECONDS = 3.0
 
 
 @dataclass
 class Losses:
-    """Of this process, whose MPI is one. outlived: the ranks that are left go on, see World.outlive(). happened: a rank
-    was lost, and World.shrink() has not been called since."""
+    """The losses of ranks, one object for this process as it has one MPI.
+
+    outlived: whether the ranks that are left go on after a death: see World.outlive(). happened: whether a rank was
+    lost since the last World.shrink()."""
 
     outlived: bool = False
     happened: bool = False
@@ -28,7 +30,7 @@ LOSSES = Losses()
 
 
 def checked(method: MethodT) -> MethodT:
-    """For methods that call MPI: raises CommError where it fails."""
+    """Decorates methods that call MPI: they raise CommError if it fails."""
 
     @functools.wraps(method)
     def call(self, *args, **options):

@@ -1,4 +1,4 @@
-"""What ranks exchange in the middle of forward and backward, when they hold the parts of a layer together."""
+"""Exchanges between ranks that hold the parts of a layer, in the middle of forward and backward."""
 
 import time
 from types import ModuleType
@@ -11,12 +11,11 @@ from engine.watchdog.board import Board
 
 
 class MpiGroup:
-    """The ranks of `comm`; used by the solver's thread alone. Waits asleep, as channels do, and says so on the
-    board."""
+    """The ranks of `comm`, for the solver's thread alone. It waits asleep, as channels do, and the board shows it."""
 
     def __init__(self, mpi: ModuleType, comm, board: Board):
         self._mpi, self._comm, self._board = mpi, comm, board
-        self.waited_ns = 0  # in exchanges so far
+        self.waited_ns = 0  # nanoseconds that exchanges have taken so far
 
     @checked
     def allgather(self, mine: np.ndarray, all: np.ndarray) -> None:

@@ -11,23 +11,24 @@ from engine.comm.mpi_faults import checked
 
 
 class MpiMailbox:
-    """Arrays to and from ranks by number; what has come or gone is told by poll(), in which callbacks run."""
+    """Sends arrays to ranks and receives arrays from them. Messages have numbers: a receive takes the message with its
+    number. Callbacks run in poll()."""
 
     def __init__(self, mpi: ModuleType, comm):
         """Collective."""
         self._mpi, self._comm = mpi, comm.Dup()
         self._requests: list = []
         self._then: list[Callable[[], None]] = []
-        self._comes: list[bool] = []  # or goes
+        self._comes: list[bool] = []  # whether a request receives; else it sends
 
     @checked
     def send(self, rank: int, number: int, values: np.ndarray, then: Callable[[], None]) -> None:
-        """`then` runs when `values` may be overwritten."""
+        """Sends `values` to `rank`. then: called when `values` may be overwritten."""
         self._add(self._comm.Isend(values, rank, number), then, comes=False)
 
     @checked
     def receive(self, rank: int, number: int, values: np.ndarray, then: Callable[[], None]) -> None:
-        """`then` runs when the values are there."""
+        """Receives a message from `rank` into `values`. then: called when they are there."""
         self._add(self._comm.Irecv(values, rank, number), then, comes=True)
 
     def _add(self, request, then: Callable[[], None], comes: bool) -> None:
@@ -37,7 +38,7 @@ class MpiMailbox:
 
     @checked
     def poll(self) -> bool:
-        """Does what has become due; whether something has."""
+        """Calls the callbacks of the messages that are complete. Returns whether there were any."""
         done = self._mpi.Request.Testsome(self._requests)
         if not done:
             return False
@@ -51,7 +52,7 @@ class MpiMailbox:
         return True
 
     def close(self) -> None:
-        """Collective, when nothing more is sent; what was waited for is given up."""
+        """Collective, when nothing more is sent. Cancels the receives that are open."""
         for request, comes in zip(self._requests, self._comes, strict=True):
             if comes:
                 request.Cancel()

@@ -1,4 +1,4 @@
-"""Several ranks, through mpi4py. Imported only when a launcher started more than one."""
+"""The world of several ranks, through mpi4py. Imported only when a launcher started more than one rank."""
 
 import contextlib
 import functools
@@ -46,7 +46,7 @@ def _import_mpi() -> ModuleType:
 
 
 def mpi_library() -> str | None:
-    """Name and version of the library that mpi4py finds, None if there is none; MPI itself is not started."""
+    """Returns name and version of the library that mpi4py finds, None if there is none. MPI is not initialised."""
     try:
         return _library(_import_mpi())
     except (ImportError, RuntimeError):
@@ -54,7 +54,8 @@ def mpi_library() -> str | None:
 
 
 def _load_mpi(launch: Launch) -> ModuleType:
-    """mpi4py's MPI module, initialised for calls from any thread."""
+    """Returns mpi4py's MPI module, initialised for calls from any thread. Raises CommError if it cannot be loaded, or
+    if it is not the launcher's."""
     try:
         MPI = _import_mpi()
     except (ImportError, RuntimeError) as error:
@@ -64,8 +65,8 @@ def _load_mpi(launch: Launch) -> ModuleType:
             f"({reason}): install mpi4py and an MPI library (pip install mpi4py mpich), or load the cluster's module"
         ) from error
     if not MPI.Is_initialized():
-        # UCX over TCP would send up to some MB in fragments that the receiver copies one at each look. Larger messages
-        # than this go straight to where they belong.
+        # UCX over TCP would send messages of up to some MB in fragments, of which the receiver copies one at each test.
+        # Messages above this threshold are written straight to where they belong.
         os.environ.setdefault("UCX_RNDV_THRESH", "64k")
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     # Communicators made from it inherit this. By default an error would end the process on the spot: it would look as
@@ -82,7 +83,8 @@ def _load_mpi(launch: Launch) -> ModuleType:
 
 
 def _tells_of_deaths() -> bool:
-    """Whether the launcher was asked to leave the other ranks running when one dies: Open MPI's, --with-ft ulfm."""
+    """Tells whether the launcher was asked to leave the other ranks running when one dies: Open MPI's --with-ft
+    ulfm."""
     return os.environ.get("OMPI_MCA_mpi_ft_enable") == "1"
 
 
@@ -91,7 +93,8 @@ def _library(mpi: ModuleType) -> str:
 
 
 def collective(method: MethodT) -> MethodT:
-    """For methods of MpiWorld that need the other ranks: the board says so meanwhile. Raises CommError."""
+    """Decorates methods that need the other ranks: the board shows that this one waits, and they raise CommError if MPI
+    fails."""
     checked_method = checked(method)
 
     @functools.wraps(method)
@@ -125,9 +128,10 @@ class MpiWorld(World):
         self._mpi = _load_mpi(launch)
         self._channels: weakref.WeakSet[MpiChannel] = weakref.WeakSet()
         self._links: Links | None = None
-        self._faults = -1  # the pipe by which faults are told
+        self._faults = -1  # the pipe through which the extension tells of faults; -1: none yet
+        # What the sentinel was told, for another one after shrink().
         self._saved, self._watched = "", 0.0
-        self._left: dict[tuple[str, ...], list[str]] = {}  # folders -> locks, where this rank is killed
+        self._left: dict[tuple[str, ...], list[str]] = {}  # folders to remove if this rank is killed -> their locks
         self._whole, self._is_group = self._mpi.COMM_WORLD.Dup(), launch.size < launch.job_size
         self._places = self._whole.allgather(host_and_cores())
         here = self._whole.Split_type(self._mpi.COMM_TYPE_SHARED)
@@ -135,7 +139,7 @@ class MpiWorld(World):
         here.Free()
         self._consist_of(self._whole.Split(launch.first, launch.rank) if self._is_group else self._whole.Dup())
         self._join_sentinels()
-        self.watch(0)  # whoever keeps the board says when to begin
+        self.watch(0)  # whoever keeps the board up to date says when to begin
 
     def places(self) -> list[tuple[str, tuple[int, ...]]]:
         return self._places
@@ -144,7 +148,7 @@ class MpiWorld(World):
         return self._hosts
 
     def _consist_of(self, comm) -> None:
-        """Collective over the ranks of `comm`."""
+        """Collective over the ranks of `comm`. Makes this world consist of them."""
         flags, local = comm.Dup(), comm.Split_type(self._mpi.COMM_TYPE_SHARED)
         self._comm, self._flags_comm, self._local = comm, flags, local
         self._hosts = comm.allgather(host_and_cores()[0])
@@ -180,7 +184,7 @@ class MpiWorld(World):
 
     def _await_fault(self, heard: int) -> None:
         text = os.read(heard, 1 << 16).decode().rstrip("\n")
-        self.abort(f"{text} (exit status 1)")  # as cli.py says it
+        self.abort(f"{text} (exit status 1)")  # the words of cli.py
 
     @collective
     def barrier(self) -> None:
@@ -230,7 +234,7 @@ class MpiWorld(World):
 
     @checked
     def agree(self, flags: Callable[[], int]) -> Agreement:
-        # Kept, for MPI may still write into it where a rank has died.
+        # Kept alive: if a rank has died, MPI may still write into its values.
         self._agreement = _MpiAgreement(self._mpi, self._flags_comm, flags, self.board)
         return self._agreement
 
@@ -291,7 +295,7 @@ class MpiWorld(World):
         self._sentinel.outlive(True)
         return ""
 
-    def end_with_the_first(self) -> None:
+    def stop_outliving(self) -> None:
         LOSSES.outlived = False
         self._sentinel.outlive(False)
 
@@ -307,14 +311,14 @@ class MpiWorld(World):
             channel.revoke()
 
     @checked
-    def consents(self, well: bool) -> bool:
+    def all_are_well(self, well: bool) -> bool:
         while True:
             try:
                 return bool(self._comm.Agree(int(well)))
             except self._mpi.Exception as error:
                 if error.Get_error_class() != self._mpi.ERR_PROC_FAILED:
                     raise
-                # On all others: a rank has died since they last agreed, which says nothing about how they are.
+                # All ranks get this error: one has died since they last agreed. It says nothing about the others.
                 LOSSES.happened = True
                 self._comm.Ack_failed()
 
@@ -338,7 +342,7 @@ class MpiWorld(World):
             super().leaves(locks, list(folders))
 
     def _try_to_consist_of(self, comm) -> bool:
-        """Collective. Whether it has worked on all ranks of `comm`."""
+        """Collective. Calls _consist_of(). Returns whether it has worked on all ranks of `comm`."""
         well = 1
         try:
             self._consist_of(comm)
@@ -347,7 +351,7 @@ class MpiWorld(World):
             comm.Revoke()  # others may wait for this rank
         try:
             return bool(comm.Agree(well))
-        except self._mpi.Exception:  # on all ranks
+        except self._mpi.Exception:  # all ranks get it
             return False
 
     def abort(self, message: str | None = None, status: int = 1) -> NoReturn:
@@ -358,19 +362,19 @@ class MpiWorld(World):
         for stream in (sys.stdout, sys.stderr):
             Output(stream).settle()
             Output(stream).drain()
-        # MPI_Abort ends the other ranks; what it would print is about itself, the reason stands above.
+        # MPI_Abort ends the other ranks. What it would print says nothing about the reason, which is printed already.
         null = os.open(os.devnull, os.O_WRONLY)
         if sys.__stderr__ is not None:
             os.dup2(null, sys.__stderr__.fileno())
         self._mpi.COMM_WORLD.Abort(status)
-        os._exit(status)  # never MPI_Finalize: it waits for ranks that are no more
+        os._exit(status)  # without MPI_Finalize, which would wait for ranks that have died
 
     def close(self) -> None:
         with self._at_the_end():
             self._comm.Barrier()
         self.board.enter(END)
         self._sentinel.complete()
-        if self._is_group:  # MPI_Finalize waits for all, and spins on a core that others need
+        if self._is_group:  # MPI_Finalize would wait for the other groups, and spin on a core that they need
             self._sentinel.watch(0)
             with self._at_the_end():
                 wait(self._whole.Ibarrier())
@@ -379,20 +383,21 @@ class MpiWorld(World):
                 comm.Free()
         late = threading.Timer(FINALIZE_SECONDS, self._leave)
         late.daemon = True
-        if _tells_of_deaths():  # there Open MPI waits for a rank that dies meanwhile
+        if _tells_of_deaths():  # then Open MPI's Finalize waits for a rank that dies in it
             late.start()
         self._mpi.Finalize()
         late.cancel()
         self._sentinel.farewell_at_exit()
 
     def _leave(self) -> None:
-        """Ends this rank well: all is done, and written."""
+        """Ends this process with status 0: all is done, and written."""
         self._sentinel.farewell()
         os._exit(0)
 
     @contextlib.contextmanager
     def _at_the_end(self) -> Iterator[None]:
-        """Nothing is lost any more with a rank that dies, of this group or another."""
+        """Ignores MPI's errors at the end of a run that goes on without dead ranks: nothing is lost with one any
+        more."""
         try:
             yield
         except self._mpi.Exception:

@@ -1,4 +1,4 @@
-"""Decides which precision a net can run in on the present processors."""
+"""Decides in which precision a net runs on the processors of all ranks."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from engine.comm.world import World
 
 
-LEAST_GAIN = 1.3  # in multiplying matrices: what is converted and packed for bf16 takes time, too
+LEAST_GAIN = 1.3  # bf16 must multiply matrices so many times faster, as conversions to it take time, too
 
 
 def asked_precision(param: proto.SolverParameter) -> str:
-    """Of a solver: "fp32" or "bf16"."""
+    """Returns the precision that a solver asks for: "fp32" or "bf16"."""
     return param.Precision.Name(param.precision).lower()
 
 
 def usable_precision(asked: str, world: World) -> str:
-    """Collective. "bf16" where it is asked for and saves time on every rank's processor, else "fp32", with a line in
-    the log."""
+    """Collective. Returns "bf16" if it is asked for and saves time on every rank's processor, else "fp32". Warns if it
+    was asked for in vain."""
     from engine.host import _core
 
     if asked == "fp32":

@@ -1,4 +1,6 @@
-"""Checks before iteration 0 that the ranks belong to one run; a difference is one line that names two ranks."""
+"""Checks before iteration 0 that the ranks belong to one run. A difference is an error of one line that names two
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,14 @@ from engine.report.log import log, warn
 if TYPE_CHECKING:
     from engine.comm.world import World
 
-SUMMED = 4096  # floats
+SUMMED = 4096  # floats of check_sum()
 
 
 def preflight(world: World, texts: dict[str, str]) -> None:
-    """Collective; logs where the ranks are. texts: what every rank has read, by the words that messages use for it.
+    """Collective. Compares versions and texts, checks a sum over the ranks, and logs where the ranks are.
 
-    Raises CommError, on every rank, where versions or texts differ, or where a sum over the ranks comes out wrong.
+    texts: what every rank has read, by the words that messages use for it. Raises CommError on every rank if versions
+    or texts differ, or if the sum is wrong.
     """
     if world.size == 1:
         return
@@ -38,7 +41,8 @@ def preflight(world: World, texts: dict[str, str]) -> None:
 
 
 def versions(world: World) -> dict[str, str]:
-    """What has to be the same for ranks to compute the same, or to understand each other."""
+    """Returns the versions that must be the same on all ranks, so that they compute the same and understand each
+    other."""
     from engine.host import _core
 
     return {
@@ -51,7 +55,8 @@ def versions(world: World) -> dict[str, str]:
 
 
 def engine_version() -> str:
-    """ "0.1.0, code 1a2b3c4d": a hash of what is installed, for checkouts and copies keep their version."""
+    """Returns the version and a hash of the installed code, such as "0.1.0, code 1a2b3c4d": checkouts change while the
+    version stays."""
     folder, code = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted([*folder.rglob("*.py"), *folder.glob("host/_ext*.so")]):
         code.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
@@ -59,17 +64,17 @@ def engine_version() -> str:
 
 
 def compare_data(world: World, identities: Callable[[], dict[str, str]]) -> None:
-    """Collective. Raises DataError where ranks have other data than rank 0, of which they would read their shares.
+    """Collective. Raises DataError if a rank has other data than rank 0: all are to read shares of the same.
 
-    identities: gives what must be the same, by the words that messages use for it; not called for one rank.
+    identities: returns what must be the same, by the words that messages use for it; not called if there is one rank.
     """
     if world.size > 1:
         compare(world, identities(), DataError, width=100)
 
 
 def compare(world: World, facts: dict[str, str], kind: type[EngineError] = CommError, width: int = 40) -> None:
-    """Collective. Raises an error of the type `kind` that names two ranks, their hosts, and the first of the facts that
-    differs, with `width` characters of each."""
+    """Collective. Compares facts over the ranks. Raises an error of the type `kind` that names two ranks, their hosts,
+    and the first fact that differs, with `width` characters of each rank's."""
     digests = {what: hashlib.sha256(value.encode(errors="surrogatepass")).digest() for what, value in facts.items()}
     everyone = world.gather((platform.node(), digests))
     found = world.broadcast_object(_first_difference(everyone) if everyone else None)
@@ -84,6 +89,7 @@ def compare(world: World, facts: dict[str, str], kind: type[EngineError] = CommE
 
 
 def _first_difference(everyone: list[tuple[str, dict[str, bytes]]]) -> tuple[str, int, str, str] | None:
+    """Returns (fact, rank, rank 0's host, the rank's host) of the first fact in which a rank differs from rank 0."""
     host, digests = everyone[0]
     for what, digest in digests.items():
         for rank, (other_host, others) in enumerate(everyone):
@@ -93,7 +99,7 @@ def _first_difference(everyone: list[tuple[str, dict[str, bytes]]]) -> tuple[str
 
 
 def check_sum(world: World) -> None:
-    """Collective. Adds up numbers whose sum float32 holds exactly. Raises CommError where another one comes out."""
+    """Collective. Sums numbers whose sum float32 holds exactly. Raises CommError if the result is another one."""
     pattern = np.arange(SUMMED, dtype=np.float32) % 8
     values = pattern + world.rank
     world.allreduce(values)
@@ -106,11 +112,13 @@ def check_sum(world: World) -> None:
 
 
 def _first_of(texts: list[str] | None) -> tuple[int, str] | None:
+    """Returns the first rank whose text is not empty, and the text."""
     return next(((rank, text) for rank, text in enumerate(texts or []) if text), None)
 
 
 def describe_hosts(names: list[str]) -> tuple[str, str]:
-    """Who is where, from the host of each rank, as a line; and a warning, or "", where some hosts have more ranks."""
+    """Returns a line that tells which ranks are on which host, and a warning if hosts have different numbers of ranks,
+    else "". names: the host of each rank."""
     by_host: dict[str, list[int]] = {}
     for rank, name in enumerate(names):
         by_host.setdefault(name, []).append(rank)

@@ -1,4 +1,4 @@
-"""The search of `comm_param { autotune: true }`: which settings to measure next, by how long steps took with others."""
+"""The search of `comm_param { autotune: true }`: chooses the settings to measure next by the times of those before."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from engine import proto
     from engine.comm.world import World
 
-GAIN = 0.02  # of a step: what is less may be noise, and the settings stay
-ROUNDS = 6  # of a contest; even, so that each order counts as often as the other
-SLOW, SLOW_AFTER = 1.05, 2  # settings so many times slower leave a contest after so many rounds
-PASSES = 3  # over all fields, at most: noise might go on for ever
+GAIN = 0.02  # settings win only if they save this fraction of a step: less may be noise
+ROUNDS = 6  # rounds of a contest; even, so that it has as many in one order as in the reverse
+SLOW, SLOW_AFTER = 1.05, 2  # settings so many times slower than the best leave a contest after so many rounds
+PASSES = 3  # how often the search goes through all fields at most: noise might keep it going for ever
 SERVERS = 1, 2, 4
-MOST_BYTES = 1024 * MB  # of a bucket: nearly every net in one
+MOST_BYTES = 1024 * MB  # the largest bucket to try; it holds nearly every net
 
-# Settings to try in place of the best ones, which differ in one field.
+# A function from the best settings to those to try in their place, which differ from them in one field.
 Others: TypeAlias = Callable[[CommSettings], Iterable[CommSettings]]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What steps took with some settings, in seconds: a step of the slowest rank, and what it waited for gradients;
-    medians of a contest."""
+    """The times of steps with some settings, in seconds: medians over a contest. step: of the slowest rank. exposed:
+    how long it waited for gradients."""
 
     settings: CommSettings
     step: float
@@ -40,10 +40,10 @@ class Trial:
 
 
 class Contest:
-    """The best settings against others, in turns, as machines change their speed: what counts is the median, over the
-    rounds, of the ratio of a trial to the best settings' trial of the same round.
+    """Compares the best settings with others. They take turns in rounds, as machines change their speed: what counts is
+    the median, over the rounds, of the ratio to the best settings' step in the same round.
 
-    current: what to measure next, None when it is over.
+    current: the settings to measure next; None when the contest is over.
     """
 
     def __init__(self, best: CommSettings, others: Sequence[CommSettings]):
@@ -55,6 +55,7 @@ class Contest:
         self._next_round()
 
     def tell(self, step: float, exposed: float) -> None:
+        """Takes the times of steps with `current`, in seconds."""
         assert self.current is not None
         self._steps[self.current].append(step)
         self._exposed[self.current].append(exposed)
@@ -64,23 +65,24 @@ class Contest:
             self._next_round()
 
     def ratio(self, settings: CommSettings) -> float:
+        """Returns how many times as long as with the best settings steps take with these."""
         return median(self._ratios(settings))
 
     def trials(self) -> list[Trial]:
-        """Of all settings, the best first."""
+        """Returns the trials of all settings, the best ones' first."""
         return [Trial(each, median(steps), median(self._exposed[each])) for each, steps in self._steps.items()]
 
     def winner(self) -> CommSettings | None:
-        """What has won against the best settings by GAIN."""
+        """Returns the settings that have beaten the best ones, by GAIN at least; None if none have."""
         fastest = min(self._left, key=self.ratio, default=None)
         return None if fastest is None or self.ratio(fastest) > 1 - GAIN else fastest
 
     def _ratios(self, settings: CommSettings) -> list[float]:
-        """By round."""
+        """Returns the ratio to the best settings' step in each round."""
         return [step / best for step, best in zip(self._steps[settings], self._steps[self._best])]
 
     def _next_round(self) -> None:
-        """Each in turn, in every other round the other way round. Those that are far behind have left."""
+        """Begins the next round, without the settings that are far behind. Every other round is in reverse order."""
         done = len(self._steps[self._best])
         if done >= SLOW_AFTER:
             self._left = [each for each in self._left if median_low(self._ratios(each)) <= SLOW]
@@ -92,18 +94,25 @@ class Contest:
 
 
 class Search:
-    """One field after another takes other values, in a contest with the best settings so far. A field whose value has
-    changed goes on from there; all others come again, until none of them changes any more.
+    """Searches for the fastest settings, field by field. Each contest tries other values of one field against the best
+    settings so far. If one wins, the field goes on from it; the search goes through all fields again, until none
+    changes any more.
 
-    current: what to measure next; best: what has won so far; is_over: whether that is the choice. trials: of the
-    contests that are over. fields: in the order in which they are tried.
+    Attributes:
+        current: the settings to measure next.
+        best: the settings that have won so far.
+        is_over: whether `best` is the choice.
+        trials: of the contests that are over.
     """
 
     def __init__(self, settings: CommSettings, fields: Sequence[Others]):
+        """fields: in the order in which they are tried."""
         self.best = settings
         self.trials: list[Trial] = []
-        self._fields, self._next, self._settled, self._left = list(fields), 0, 0, PASSES * len(fields)
-        self._seen: set[CommSettings] = set()  # since the field began
+        self._fields, self._next = list(fields), 0
+        self._settled = 0  # fields in a row that have changed nothing
+        self._left = PASSES * len(fields)
+        self._seen: set[CommSettings] = set()  # settings tried since the present field began
         self._contest: Contest | None = None
         self._go_on()
 
@@ -116,7 +125,7 @@ class Search:
         return self._contest is None
 
     def tell(self, step: float, exposed: float) -> None:
-        """What the steps with `current` took, in seconds."""
+        """Takes the times of steps with `current`, in seconds."""
         assert self._contest
         self._contest.tell(step, exposed)
         if self._contest.current is None:
@@ -126,8 +135,8 @@ class Search:
             self._go_on()
 
     def _go_on(self) -> None:
-        """The next contest: of the same field where its last one has changed it and it has more values, else of the
-        next field."""
+        """Begins the next contest: of the same field if it has values that were not tried yet, else of the next field
+        that has some. There is none if no field changes any more."""
         self._contest = None
         while self._left and self._settled < len(self._fields):
             self._seen.add(self.best)
@@ -144,8 +153,8 @@ class Search:
 def free_fields(
     settings: CommSettings, param: proto.CommParameter, world: World, environ: Mapping[str, str] = os.environ
 ) -> list[str]:
-    """Those of comm_param that are to be found, in the order in which they are tried: what it or a variable of MLSL's
-    gives stays."""
+    """Returns the fields of comm_param that the search may change, in the order in which it tries them: those that
+    neither comm_param nor an MLSL variable gives."""
 
     def is_free(field: str, *variables: str) -> bool:
         return not (param.HasField(field) or any(environ.get(f"MLSL_{name}", "").strip() for name in variables))
@@ -167,7 +176,7 @@ def fields_of(
     cores: int,
     environ: Mapping[str, str] = os.environ,
 ) -> list[Others]:
-    """What is worth trying of each free field. cores: of a rank."""
+    """Returns what to try for each free field. cores: how many a rank has."""
     counts = [count for count in SERVERS if count <= max(1, cores)]
     others: dict[str, Others] = {
         "bucket_mb": _buckets,
@@ -195,7 +204,7 @@ def _algorithms(best: CommSettings) -> Iterable[CommSettings]:
 
 
 def as_text(settings: CommSettings) -> str:
-    """The settings as a solver has them."""
+    """Returns the settings as a solver's text."""
     algorithm = "HIERARCHICAL" if settings.reduction.hierarchical else "PLAIN"
     return (
         f"comm_param {{ servers: {settings.servers} bucket_mb: {settings.bucket_bytes / MB:.9g} "
@@ -205,7 +214,7 @@ def as_text(settings: CommSettings) -> str:
 
 
 def to_json(settings: CommSettings) -> str:
-    """What a search has found, for a snapshot."""
+    """Returns the settings that a search has found, for a snapshot."""
     return json.dumps(
         {
             "servers": settings.servers,
@@ -218,7 +227,8 @@ def to_json(settings: CommSettings) -> str:
 
 
 def from_json(text: str, settings: CommSettings, free: Collection[str]) -> CommSettings:
-    """The settings with what a search has found of the free fields. Raises ValueError where that cannot be."""
+    """Returns `settings` with the free fields of to_json()'s text. Raises ValueError if the text is not of that
+    form."""
     found = json.loads(text)
     if not isinstance(found, dict):
         raise ValueError("expected an object")

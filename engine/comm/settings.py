@@ -1,4 +1,5 @@
-"""How gradients are reduced: the solver's `comm_param`, MLSL's environment variables, and defaults from the link."""
+"""CommSettings: how gradients are reduced, by the solver's `comm_param`, MLSL's environment variables, and defaults
+that follow from the link."""
 
 from __future__ import annotations
 
@@ -18,34 +19,35 @@ from engine.host.cores import own_cores
 if TYPE_CHECKING:
     from engine import proto
 
-MANY_CORES = 32  # per rank
-MOST_CORES = 1 << 20  # of a host: more is a typing error
+MANY_CORES = 32  # per rank: see default_servers()
+MOST_CORES = 1 << 20  # the largest core number; a larger one is a typing error
 MB = 1 << 20
-# Time that a message takes on the link, about: the longest that a more urgent one has to wait.
+# About how long a message takes on the link, and so how long a more urgent one may have to wait for it.
 MESSAGE_SECONDS = 0.02
 # A message takes at least so many times the latency, which is then negligible.
 LATENCIES = 50
-LEAST_BYTES = 256 << 10
-# MLSL's defaults, where only one of its two variables is given.
+LEAST_BYTES = 256 << 10  # of a message
+# MLSL's defaults, for when only one of its two variables is given.
 LARGE_MSG_SIZE_MB, LARGE_MSG_CHUNKS = 128, 4
 VARIABLES = (
     *("MLSL_NUM_SERVERS", "MLSL_SERVER_AFFINITY", "MLSL_MSG_PRIORITY"),
     *("MLSL_LARGE_MSG_SIZE_MB", "MLSL_LARGE_MSG_CHUNKS"),
 )
-WATCHDOG_SECONDS = 60.0  # CommParameter's default, while the solver has not been read
-DIRECT_RANKS = 8  # with more ranks, the number of messages matters
+WATCHDOG_SECONDS = 60.0  # CommParameter's default, for the time before the solver is read
+DIRECT_RANKS = 8  # the most that exchange directly: with more, the number of messages matters
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """What an allreduce does, and to what accuracy; the same bits on all ranks in any case.
+    """How an allreduce sums, and to what accuracy. The result is the same bits on all ranks in any case.
 
-    hierarchical: within each host, then one rank of each host across. A float32 sum either way; the order of the
-    additions, hence the rounding (2^-24 of the sum of magnitudes for each addition), differs.
-    bf16: what travels between ranks (hierarchical: hosts) is rounded to bfloat16, sums are made in float32 and rounded
-    once: |error| <= 2^-8 (sum of the ranks' magnitudes) + 2^-8 |sum|, and second-order terms.
+    hierarchical: sums are made within each host, then by one rank of each host across hosts. They are float32 sums
+    either way; the order of the additions differs, and so does the rounding (2^-24 of the sum of magnitudes for each
+    addition).
+    bf16: values that travel between ranks (hierarchical: hosts) are rounded to bfloat16; sums are made in float32 and
+    rounded once: |error| <= 2^-8 (sum of the ranks' magnitudes) + 2^-8 |sum|, and second-order terms.
     error_feedback: what was rounded away is added to the next iteration's gradients, so that over iterations nothing is
-    lost but the last rounding. It is not kept in snapshots.
+    lost but the last rounding. Snapshots do not keep it.
     """
 
     hierarchical: bool = False
@@ -59,27 +61,37 @@ class Reduction:
 
 @dataclass(frozen=True)
 class LocalSteps:
-    """mode: LOCAL. From iteration `start` on, ranks update by themselves; after every `every` of these iterations
-    weights and optimizer state become the ranks' average."""
+    """The schedule of mode LOCAL. From iteration `start` on, ranks update by themselves; after every `every` of these
+    iterations they average weights and optimizer state."""
 
     every: int
     start: int = 0
 
     def is_local(self, iteration: int) -> bool:
-        """Whether ranks update by themselves in it."""
+        """Tells whether ranks update by themselves in an iteration."""
         return iteration >= self.start
 
     def averages(self, iteration: int) -> bool:
-        """Whether it ends with the average."""
+        """Tells whether ranks average at the end of an iteration."""
         return self.is_local(iteration) and (iteration + 1 - self.start) % self.every == 0
 
 
 @dataclass(frozen=True)
 class CommSettings:
-    """servers: threads per rank; with 0, gradients are reduced at the end of backward. cores: one for each server;
-    None: not pinned. bucket_bytes: largest bucket of fused gradients. chunk_bytes: most of a bucket that is reduced
-    at a time. priority: see servers.py. shard_updates: see shares.py. local: None: ranks do not update by themselves.
-    max_staleness: None: they wait for each other; staleness_lr: see staleness.py."""
+    """How gradients are reduced.
+
+    Attributes:
+        servers: threads per rank; with 0, gradients are reduced at the end of backward.
+        cores: one for each server; None: servers are not pinned.
+        bucket_bytes: the largest bucket.
+        chunk_bytes: the most of a bucket that is reduced at a time.
+        priority: see servers.py.
+        reduction: see Reduction.
+        shard_updates: see shares.py.
+        local: the schedule of mode LOCAL; None in other modes.
+        max_staleness: the bound of mode ASYNC; None in other modes.
+        staleness_lr: whether mode ASYNC divides a gradient by its staleness.
+    """
 
     servers: int
     cores: tuple[int, ...] | None = None
@@ -101,12 +113,13 @@ def comm_settings(
     environ: Mapping[str, str] = os.environ,
     cores: int | None = None,
 ) -> CommSettings:
-    """The settings of rank `local_rank` of the `local_size` ranks on this host.
+    """Returns the settings of rank `local_rank` of the `local_size` ranks on this host.
 
-    param: the solver's comm_param. cores: of a rank, for the default number of servers (default: a share of those that
-    this process may use). Variables override: MLSL_NUM_SERVERS (servers), MLSL_SERVER_AFFINITY (affinity),
-    MLSL_LARGE_MSG_SIZE_MB / MLSL_LARGE_MSG_CHUNKS (chunk_mb is their quotient), MLSL_MSG_PRIORITY (priority). Raises
-    ConfigError that names the field or the variable.
+    Environment variables override fields: MLSL_NUM_SERVERS (servers), MLSL_SERVER_AFFINITY (affinity),
+    MLSL_LARGE_MSG_SIZE_MB / MLSL_LARGE_MSG_CHUNKS (chunk_mb is their quotient), MLSL_MSG_PRIORITY (priority).
+
+    param: the solver's comm_param. cores: how many a rank has, for the default number of servers; None: this process's,
+    divided by local_size. Raises ConfigError that names the field or the variable.
     """
     servers, seats = _servers(param, local_rank, local_size, environ, cores)
     bf16 = param.compression == param.BF16
@@ -115,7 +128,7 @@ def comm_settings(
     if environ.get("MLSL_LARGE_MSG_SIZE_MB", "").strip() or environ.get("MLSL_LARGE_MSG_CHUNKS", "").strip():
         size = _number(environ, "MLSL_LARGE_MSG_SIZE_MB", LARGE_MSG_SIZE_MB, least=1)
         chunk = max(1, size * MB // _number(environ, "MLSL_LARGE_MSG_CHUNKS", LARGE_MSG_CHUNKS, least=1))
-    # Within one host it takes longer to agree than to reduce.
+    # By default only between hosts: within one host it takes longer to agree on a bucket than to reduce it.
     priority = param.priority if param.HasField("priority") else links.between is not None
     if param.error_feedback and not bf16:
         raise ConfigError("comm_param: error_feedback needs compression: BF16; without it nothing is lost")
@@ -141,7 +154,7 @@ def comm_settings(
 def _servers(
     param: proto.CommParameter, local_rank: int, local_size: int, environ: Mapping[str, str], cores: int | None
 ) -> tuple[int, tuple[int, ...] | None]:
-    """The number of servers, and their cores if they are pinned.
+    """Returns the number of servers, and their cores if they are pinned.
 
     The affinity lists cores, "39,38,43,42": with S servers, local rank l uses entries l*S to (l+1)*S. A list of S
     entries serves every rank of the host.
@@ -176,8 +189,10 @@ def _servers(
 def watchdog_seconds(
     param: proto.CommParameter | None = None, environ: Mapping[str, str] = os.environ, where: str | None = None
 ) -> float:
-    """Seconds without progress after which a run is ended, 0: never. ENGINE_WATCHDOG overrides `param`, the
-    CommParameter at `where` ("file:line:column"). Raises ConfigError."""
+    """Returns the seconds without progress after which a run is ended; 0: never.
+
+    param: the CommParameter, which ENGINE_WATCHDOG overrides. where: its place, "file:line:column". Raises
+    ConfigError."""
     text = environ.get("ENGINE_WATCHDOG", "").strip()
     if not text:
         seconds, named = (WATCHDOG_SECONDS if param is None else param.watchdog), "comm_param: watchdog"
@@ -194,14 +209,16 @@ def watchdog_seconds(
 
 
 def exchanges_directly(ranks: int, ranks_per_node: int) -> bool:
-    """Whether float32 sums are made by two exchanges of every rank with every other (each rank sums its share, then
-    sends the sum): between hosts of one rank each, and within one host. MPI's own algorithms send fewer messages, and
-    less over a link that ranks share, but in more steps; they advance one step per MPI_Test, and add slowly."""
+    """Tells whether float32 sums are made by two exchanges of every rank with every other, in which each rank sums its
+    share and then sends the sum: between hosts of one rank each, and within one host.
+
+    MPI's own algorithms send fewer messages, and less over a link that ranks share, but in more steps: they advance one
+    step with each MPI_Test, and add slowly."""
     return 1 < ranks <= DIRECT_RANKS and ranks_per_node in (1, ranks)
 
 
 def ignored_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """A line for each MLSL variable that has no effect here."""
+    """Returns a line for each MLSL variable that has no effect here."""
     others = sorted(name for name in environ if name.startswith("MLSL_") and name not in VARIABLES)
     known = {name.removeprefix("MLSL_"): name for name in VARIABLES}
     near = {name: difflib.get_close_matches(name.removeprefix("MLSL_"), known, 1, 0.8) for name in others}
@@ -212,15 +229,17 @@ def ignored_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def default_servers(cores: int) -> int:
-    """MLSL's 4 where a rank has many cores (KNL nodes in Codreanu et al. 2017); else 2, as in their runs on Skylake."""
+    """Returns 4, as MLSL, if a rank has many cores (KNL nodes in Codreanu et al. 2017); else 2, as their Skylake
+    runs."""
     return 4 if cores >= MANY_CORES else 2
 
 
 def _message_bytes(link: Link, bf16: bool) -> int:
-    """Gradients that a link carries in MESSAGE_SECONDS, within bounds; at most BUCKET_BYTES, which stay in the cache.
+    """Returns how many bytes of gradients a link carries in MESSAGE_SECONDS, from LEAST_BYTES to BUCKET_BYTES, which
+    stay in the cache.
 
-    A power of two, so that runs on the same link cut alike although they measure a little differently: the order in
-    which MPI adds, and so the last bits, depend on it. bucket_mb and chunk_mb leave nothing to chance."""
+    It is a power of two, so that runs on one link get the same buckets although they measure a little differently: the
+    order in which MPI adds, and so the last bits, depend on them. bucket_mb and chunk_mb leave nothing to chance."""
     seconds = max(MESSAGE_SECONDS, LATENCIES * link.latency)
     size = min(BUCKET_BYTES, max(LEAST_BYTES, link.bandwidth * seconds * (2 if bf16 else 1)))
     return 1 << round(math.log2(size))

@@ -1,8 +1,8 @@
-"""Sharded updates: which floats of the arenas each rank updates, and flat arrays of only these.
+"""Sharded updates: which floats of the arenas each rank updates, and flat arrays of its shares alone.
 
-A rank's share of every chunk is the one that it sums up when gradients are reduced, so that it sends on the new weights
-instead of the sum. What it remembers of its shares (optimizer's state, float32 weights) lies in arrays of only these,
-share after share in the order of the arena.
+A rank's share of a chunk is the share whose gradients it sums when they are reduced: it updates that, and sends the new
+weights to the others instead of the sum. What it remembers of its shares (optimizer's state, float32 weights) lies in
+arrays of its shares alone, one after the other in the order of the arena.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ ALIGNMENT = 32  # floats: bfloat16 in a cache line
 
 
 def bounds_of_share(count: int, ranks: int, rank: int) -> tuple[int, int]:
-    """[begin, end) of one rank's share of `count` floats, in whole cache lines; the last ones may be shorter, or
-    empty."""
+    """Returns [begin, end) of one rank's share of `count` floats. Shares are whole cache lines; the last ranks' may be
+    shorter, or empty."""
     share = -(-count // ranks)
     share = -(-share // ALIGNMENT) * ALIGNMENT
     return min(count, rank * share), min(count, (rank + 1) * share)
 
 
 def bounds_of_shares(count: int, ranks: int) -> list[tuple[int, int]]:
-    """Those of every rank."""
+    """Returns bounds_of_share() of every rank."""
     return [bounds_of_share(count, ranks, rank) for rank in range(ranks)]
 
 
 class Share(NamedTuple):
-    """Floats [begin, end) of the arena; at: where they begin in the arrays of a rank's shares."""
+    """A rank's share of a chunk: floats [begin, end) of the arena. at: where they begin in the arrays of shares."""
 
     begin: int
     end: int
@@ -44,7 +44,7 @@ class Share(NamedTuple):
 
 
 class Shares:
-    """Of one rank: `count` floats in all."""
+    """The shares of one rank, `count` floats in all. Iterates over them in the order of the arena."""
 
     def __init__(self, buckets: Sequence[Bucket], chunk_bytes: int, rank: int, ranks: int):
         self.rank, self.ranks, self._buckets, self._chunk_bytes = rank, ranks, list(buckets), chunk_bytes
@@ -57,7 +57,7 @@ class Shares:
         self.count = sum(share.end - share.begin for shares in self._of_bucket for share in shares)
 
     def _of(self, rank: int) -> list[list[Share]]:
-        """Of any rank: by bucket, a share for each chunk."""
+        """Returns the shares of any rank: for each bucket, one for each chunk."""
         found, at = [], 0
         for bucket in self._buckets:
             found.append([])
@@ -67,32 +67,31 @@ class Shares:
         return found
 
     def _bounds(self, bucket: Bucket, rank: int) -> Iterator[tuple[int, int]]:
-        """[begin, end) of any rank's share of each chunk, in floats of the arena."""
+        """Yields [begin, end) of any rank's share of each chunk of a bucket, in floats of the arena."""
         for begin, end in chunk_bounds(bucket, self._chunk_bytes):
             first, last = bounds_of_share(end - begin, self.ranks, rank)
             yield begin + first, begin + last
 
     def of_bucket(self, index: int) -> list[Share]:
-        """This rank's, one for each chunk; some may be empty."""
+        """Returns this rank's shares of a bucket, one for each chunk; some may be empty."""
         return self._of_bucket[index]
 
     def of_chunk(self, begin: int) -> Share:
-        """This rank's share of the chunk that begins there."""
+        """Returns this rank's share of the chunk that begins at a float of the arena."""
         return self._of_chunk[begin]
 
     def __iter__(self) -> Iterator[Share]:
-        """This rank's, in the order of the arena."""
         return chain.from_iterable(self._of_bucket)
 
     def take(self, whole: np.ndarray, mine: np.ndarray) -> None:
-        """mine = this rank's shares of an arena."""
+        """Copies this rank's shares of an arena, `whole`, to an array of shares, `mine`."""
         for begin, end, at in self:
             mine[at : at + end - begin] = whole[begin:end]
 
-    # Collective: bucket by bucket, so that no rank but the first needs room for the whole
+    # Collective. They go bucket by bucket, so that no rank but rank 0 needs memory for a whole arena.
 
     def gather(self, world: World, mine: np.ndarray, whole: np.ndarray | None) -> None:
-        """Every rank's shares into an arena on rank 0; None elsewhere."""
+        """Copies every rank's shares, `mine`, into an arena of rank 0, `whole`; None on other ranks."""
         for bucket, shares in zip(self._buckets, self._of_bucket, strict=True):
             first, last = shares[0].at, shares[-1].at + shares[-1].end - shares[-1].begin
             found = world.gather_array(mine[first:last])
@@ -105,7 +104,7 @@ class Shares:
                     at += end - begin
 
     def scatter(self, world: World, whole: np.ndarray | None, mine: np.ndarray) -> None:
-        """The reverse."""
+        """Copies an arena of rank 0, `whole` (None on other ranks), into every rank's array of shares, `mine`."""
         for bucket, shares in zip(self._buckets, self._of_bucket, strict=True):
             values = (
                 np.empty(bucket.end - bucket.begin, np.float32) if whole is None else whole[bucket.begin : bucket.end]
@@ -117,9 +116,11 @@ class Shares:
 
 @dataclass
 class ShardedWeights:
-    """weights: the arena, which the net reads. masters: of this rank's shares, where the arena holds them rounded to
-    bfloat16, or as old ones; None: the arena holds them as they are. sums: of this rank's shares, where gradients are
-    added up outside of their arena."""
+    """The weights of a net with sharded updates.
+
+    weights: the arena, which the net reads. masters: the float32 weights of this rank's shares, if the arena does not
+    hold them: it holds them rounded to bfloat16, or, in mode ASYNC, those of older versions. sums: in mode ASYNC, the
+    sums of gradients of this rank's shares; elsewhere the sums are in the gradients' arena."""
 
     shares: Shares
     weights: np.ndarray
@@ -127,6 +128,7 @@ class ShardedWeights:
     sums: np.ndarray | None = None
 
     def of_chunk(self, begin: int) -> np.ndarray | None:
-        """The masters of the chunk that begins there."""
+        """Returns the masters of this rank's share of the chunk that begins at a float of the arena; None if there are
+        no masters."""
         share = self.shares.of_chunk(begin)
         return None if self.masters is None else self.masters[share.at : share.at + share.end - share.begin]

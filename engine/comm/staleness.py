@@ -1,16 +1,18 @@
-"""Bounded staleness: whose gradient goes into which update, for one range of floats that one rank updates.
+"""Bounded staleness: which rank's gradient goes into which update, for one share of the parameters that one rank
+updates.
 
 The protocol is that of Zhang et al. 2016, "Staleness-aware async-SGD for distributed deep learning", 1-softsync: an
-update has as many gradients as there are ranks, whosever they are, so that it means what a synchronous one does. A
-gradient's staleness is the number of updates between the weights that it was computed with and the update that it goes
-into. To bound it, an update keeps a gradient's place where it is the last that the gradient may go into; who comes too
-early waits.
+update is the sum of as many gradients as there are ranks, whichever ranks they come from, so that its size is that of a
+synchronous update. A gradient's staleness is the number of updates between the weights that it was computed with and
+the update that it goes into. To bound it, an update reserves a place for every gradient whose last chance it is; other
+gradients wait if only reserved places are left.
 
-Why nobody waits for ever. With a bound of 1 or more, whoever gets weights of version v must push by update v + bound,
-which has a place for every rank. So at most `ranks` gradients have their last chance in one update, and a gradient
-that may wait does so only for ranks that are computing. Such a rank could itself wait only for a place in another
-range; but it waits there with a gradient that it pushed here before, so that a circle of such ranks would go back in
-time. With a bound of 0 everybody gets new weights after an update, and each pushes once: synchronous training.
+Why no rank waits for ever. With a bound of 1 or more, the gradient of a rank that gets weights of version v has its
+last chance in update v + bound, which has a place for every rank. So at most `ranks` gradients have their last chance
+in one update, and a gradient that waits does so only for ranks that are computing. Such a rank could itself wait only
+for a place in another share; but it waits there with a gradient that it pushed here before, so that a circle of such
+ranks would go back in time. With a bound of 0 all ranks get new weights after an update, and each pushes once:
+synchronous training.
 """
 
 from __future__ import annotations
@@ -19,33 +21,36 @@ from collections import Counter, deque
 
 
 class Places:
-    """Of one range. version: updates made so far. staleness: how many gradients have had which."""
+    """The places of gradients in the updates of one share.
+
+    version: updates made so far. staleness: how many gradients had each staleness."""
 
     def __init__(self, ranks: int, bound: int):
         self.ranks, self.bound = ranks, bound
         self.version = 0
         self.staleness: Counter[int] = Counter()
-        self._taken = 0  # places of the update to come
-        self._versions: dict[int, int] = {}  # of the weights that a rank computes with
-        self._waiting: deque[int] = deque()  # ranks whose gradient has come
-        self._owed: deque[int] = deque()  # ranks whose gradient is in, and who wait for weights
+        self._taken = 0  # places of the next update that are taken
+        self._versions: dict[int, int] = {}  # rank -> version of the weights with which it computes
+        self._waiting: deque[int] = deque()  # ranks whose gradient has come and has no place yet
+        self._owed: deque[int] = deque()  # ranks whose gradient has a place, and which wait for new weights
 
     def begin(self, version: int) -> None:
-        """All ranks have the weights of a version, and nothing is under way."""
+        """Begins with all ranks at the weights of `version`, when nothing is under way."""
         assert not self._taken and not self._waiting and not self._owed
         self.version = version
         self._versions = dict.fromkeys(range(self.ranks), version)
 
     def withdraw(self, rank: int) -> None:
-        """It will push nothing until all begin anew."""
+        """Reserves no place for a rank, which pushes nothing until begin()."""
         self._versions.pop(rank, None)
 
     def push(self, rank: int) -> None:
-        """Its gradient has come."""
+        """Notes that a rank's gradient has come."""
         self._waiting.append(rank)
 
     def take(self) -> tuple[int, int] | None:
-        """The next gradient to add to the sum, (rank, staleness); None if none may be. Then ask is_full()."""
+        """Gives the next gradient a place. Returns its (rank, staleness); None if none may have one. If is_full holds
+        then, call update()."""
         must = sum(self._must(rank) for rank in self._versions)
         chosen = next((rank for rank in self._waiting if self._must(rank)), None)
         if chosen is None and self._taken + must < self.ranks:
@@ -60,26 +65,26 @@ class Places:
         return chosen, stale
 
     def _must(self, rank: int) -> bool:
-        """Whether this update is its gradient's last chance."""
+        """Tells whether the next update is the last chance of a rank's gradient."""
         return self.version - self._versions[rank] >= self.bound
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is in the sum yet."""
+        """Whether no place of the next update is taken yet."""
         return not self._taken
 
     @property
     def is_full(self) -> bool:
-        """The sum is complete: update(), and the next take() is of the next one."""
+        """Whether all places of the next update are taken."""
         return self._taken == self.ranks
 
     def update(self) -> None:
-        """The update has been made."""
+        """Notes that the update has been made. The places of the next one are free."""
         self.version += 1
         self._taken = 0
 
     def reply(self) -> int | None:
-        """The next rank to send the weights of this version to; None if nobody may have them yet."""
+        """Returns the next rank that is to get the weights of this version; None if there is none."""
         if not self._owed or (self.bound == 0 and self._taken):
             return None
         rank = self._owed.popleft()
@@ -88,21 +93,21 @@ class Places:
 
 
 class Tickets:
-    """Of the run: which iteration the next gradient of a rank counts as, so that all meet after a whole update.
+    """Gives each gradient of a run the iteration as which it counts, so that all ranks meet after a whole update.
 
-    With a bound of 0 every rank computes one gradient of each update, else whoever comes first takes the next.
+    With a bound of 0 every rank computes one gradient of each update; else the ranks that come first take the next.
     """
 
     def __init__(self, ranks: int, bound: int, iteration: int = 0):
-        """iteration: that all have come to."""
+        """iteration: at which all ranks are now."""
         self._ranks, self._bound = ranks, bound
         self._counts = [0] * ranks
         self._first = iteration
         self._limit: int | None = None
 
     def take(self, rank: int, until: int, stop: bool) -> tuple[bool, int]:
-        """(True, iteration), or (False, the iteration after which all meet): `until`, or an earlier one that a rank has
-        asked for. stop: this rank does."""
+        """Returns (True, the iteration of a rank's next gradient), or (False, the iteration at which all ranks meet) if
+        it is to compute no more. They meet at `until`, or earlier if a rank has asked for that by `stop`."""
         whole, rest = divmod(sum(self._counts), self._ranks)
         if stop and self._limit is None:
             begun = whole + bool(rest) if self._bound else max(self._counts)

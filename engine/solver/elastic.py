@@ -143,7 +143,7 @@ class Elastic:
             told = self._by_all(partial(end, finished))
             if not told or world.has_lost_ranks:
                 self._drop_dead_ranks()
-        world.end_with_the_first()
+        world.stop_outliving()
         return finished
 
     def _by_all(self, work: Callable[[], None]) -> bool:
@@ -157,7 +157,7 @@ class Elastic:
                 raise
             well = False
             world.revoke()  # the others meet here, too
-        return world.consents(well)
+        return world.all_are_well(well)
 
     def _go_on(self) -> None:
         """Collective. Brings the ranks that are left back to a common copy, and warns of what that changes."""
@@ -191,7 +191,7 @@ class Elastic:
 
         def regroup() -> None:
             world.revoke()
-            solver.optimizer.forsake()
+            solver.optimizer.stop_after_loss()
             world.shrink()
             rejoin()
             self._left = world.broadcast_object(world.gather(self._number)) or []

@@ -133,9 +133,9 @@ class Optimizer:
         self.strategy.keep_gradients = before.keep_gradients
         self.attach(self.net)
 
-    def forsake(self) -> None:
+    def stop_after_loss(self) -> None:
         """Gives up the updates under way, after World.revoke(). Returns when nothing touches the arenas any more."""
-        self.strategy.forsake()
+        self.strategy.stop_after_loss()
 
     def rejoin(self) -> None:
         """Collective, after World.shrink(). Makes the ranks that are left reduce gradients, in the same buckets."""

@@ -1,2 +1,2 @@
-"""How buckets of gradients are reduced and applied: by servers, after backward, without waiting for each other (mode:
-ASYNC), or on one rank alone."""
+"""The strategies that reduce buckets of gradients and update by them: by servers while backward runs, after backward,
+without ranks that wait for each other (mode: ASYNC), or on one rank alone."""

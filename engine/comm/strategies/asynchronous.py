@@ -1,14 +1,15 @@
-"""mode: ASYNC. Every rank updates its shares of the parameters for all, and waits for nobody more than the bound asks.
+"""mode: ASYNC. Every rank updates its shares of the parameters for all ranks, and waits for others only to keep the
+bound on staleness.
 
-A rank's share of every chunk (shares.py) lies with its communication server: the weights, the optimizer's state, and
-the sum of the gradients that have come. When backward has completed a bucket, the server sends each of its shares to
-the rank that updates it, and gets weights back, bucket by bucket, while backward goes on; the next forward waits for
-the weights of a layer just before it reads them. Whose gradient goes into which update, and who waits, is the subject
-of staleness.py.
+A rank's communication server has the rank's share of every chunk (shares.py): the weights, the optimizer's state, and
+the sum of the gradients that have come. When backward has completed a bucket, the server sends each share of its
+gradients to the rank that updates it, and gets weights back, bucket by bucket, while backward goes on. The next forward
+waits for the weights of a layer just before it reads them. Which gradient goes into which update, and which ranks wait,
+is decided in staleness.py.
 
-All that a rank's server does is done by one thread, which asks MPI now and then; the solver's thread hands it what it
-wants done. Before a test or a snapshot the ranks meet: they have computed as many gradients as whole updates need,
-every server has made these, and all ranks get the same weights.
+A rank's server is one thread, which asks MPI now and then whether messages have come; the solver's thread calls it by
+_call(). Before a test or a snapshot the ranks meet: they have computed as many gradients as whole updates need, every
+server has made these updates, and all ranks get the same weights.
 """
 
 from __future__ import annotations
@@ -37,41 +38,49 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ASK, GRANT, WITHDRAW = range(3)  # numbers of control messages
+# How long the server sleeps when there is nothing to do, in seconds: within BUSY_SECONDS after something was done,
+# later.
 BUSY_SLEEP, IDLE_SLEEP, BUSY_SECONDS = 60e-6, 1e-3, 0.01
-MOST_CHUNKS = 32767  # that MPI can number everywhere
+MOST_CHUNKS = 32767  # messages are numbered by chunks, and every MPI library knows numbers up to this
 
 
 class Unit:
-    """This rank's share of a chunk. number: the chunk's; sums, masters: views of the share's gradients and weights."""
+    """This rank's share of a chunk, with what is needed to update it.
+
+    number: the chunk's. sums, masters: views of the share's summed gradients and weights. buffers: one for each other
+    rank; it receives the rank's gradient, and then holds the weights that are sent back."""
 
     def __init__(self, number: int, bucket: int, share: Share, sums: np.ndarray, masters: np.ndarray, places: Places):
         self.number, self.bucket, self.share, self.places = number, bucket, share, places
         mine = slice(share.at, share.at + share.end - share.begin)
         self.sums, self.masters = sums[mine], masters[mine]
-        self.rooms: dict[int, np.ndarray] = {}  # what comes from a rank, and then the weights that go back to it
+        self.buffers: dict[int, np.ndarray] = {}
 
 
 class Asynchronous(Strategy):
+    """See above. step_of(updater, iteration), which must be set before the first step, sets the updater's constants for
+    an iteration and returns its Step. settled: the iteration of the last meeting."""
+
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
         assert self.sharded and self.sharded.masters is not None and self.sharded.sums is not None
-        # Given by whoever knows schedules: sets the updater's constants for an iteration, and tells its step.
         self.step_of: Callable[[Updater, int], Step] | None = None
         self.rank = self.world.rank
         self.bound, self.corrects = self.settings.max_staleness or 0, self.settings.staleness_lr
         self._gradients, self._weights, self._control = (self.world.mailbox() for _ in range(3))
         self._make_units()
-        self._open = False  # ranks are between two meetings
-        self._first = self._own = 0  # the iteration of the last meeting, this rank's steps since then
-        self._until: int | None = None  # the iteration of the next one, where tickets have told
-        self._steps = 0
-        self._tickets: Tickets | None = None  # rank 0's
+        self._open = False  # whether ranks are between two meetings
+        self._first = self._own = 0  # the iteration of the last meeting; this rank's steps since then
+        self._until: int | None = None  # the iteration of the next meeting, once tickets have told it
+        self._steps = 0  # this rank's, in all
+        self._tickets: Tickets | None = None  # on rank 0
+        # What the solver's thread has asked the server to do, and where the results go.
         self._asked: queues.SimpleQueue[tuple[Callable[[Future], object], Future]] = queues.SimpleQueue()
-        self._goal: tuple[int, Future] | None = None
-        self._withdrawn = 0  # other ranks that compute nothing more until all begin anew
-        self._next = 0  # the bucket to push
-        self._missing: dict[int, int] = {}  # of buckets that are under way: shares whose weights have not come
-        self._dirty: set[Unit] = set()
+        self._goal: tuple[int, Future] | None = None  # the version to which all units are to come, and who waits for it
+        self._withdrawn = 0  # how many other ranks compute nothing more until the meeting is over
+        self._next = 0  # the next bucket to push
+        self._missing: dict[int, int] = {}  # bucket under way -> its messages that are not complete yet
+        self._dirty: set[Unit] = set()  # units that may be able to go on
         self._seats = helper_cores()
         started: Future = Future()
         self.server = threading.Thread(target=self._run, args=(started,), name="comm-server-0", daemon=True)
@@ -95,12 +104,12 @@ class Asynchronous(Strategy):
             self._unit_of[number] = unit
             for rank in range(self.ranks):
                 if rank != self.rank:
-                    unit.rooms[rank] = np.empty(share.end - share.begin, np.float32)
+                    unit.buffers[rank] = np.empty(share.end - share.begin, np.float32)
 
     # The solver's thread
 
     def open(self, iteration: int) -> None:
-        """Collective. From here, after so many iterations, everybody may be ahead of everybody."""
+        """Collective. Begins, after `iteration` iterations, a time in which ranks do not wait for each other."""
         if self._open:
             return
         self._open, self._first, self._own, self._until = True, iteration, 0, None
@@ -113,8 +122,9 @@ class Asynchronous(Strategy):
             unit.places.begin(iteration)
 
     def next_iteration(self, iteration: int, until: int, stop: bool) -> int | None:
-        """Which iteration this rank's next gradient counts as; None when it is time to meet. iteration: of the last
-        meeting. until: of the next; stop: this rank wants an earlier one."""
+        """Returns the iteration as which this rank's next gradient counts; None when the ranks are to meet.
+
+        iteration: of the last meeting. until: of the next one. stop: whether this rank wants to meet earlier."""
         self.open(iteration)
         granted, number = self._call(lambda done: self._ask(until, stop, done))
         if granted:
@@ -133,7 +143,7 @@ class Asynchronous(Strategy):
         return False
 
     def settle(self) -> None:
-        """Collective: the meeting."""
+        """Collective. Lets the ranks meet: sets `settled`, and gives all ranks the same weights."""
         self.wait_all()
         if not self._open:
             return
@@ -144,6 +154,7 @@ class Asynchronous(Strategy):
         self._exchange()
 
     def _exchange(self) -> None:
+        """Collective. Sends every rank's masters to all ranks."""
         sharded, channel = self.sharded, self.plain_channel
         assert sharded and sharded.masters is not None and channel
         for unit in self.units:
@@ -152,7 +163,8 @@ class Asynchronous(Strategy):
             channel.all_gather(sharded.weights[chunk.begin : chunk.end])
 
     def report(self) -> str:
-        """Collective. One line about the staleness of all gradients since the last report, on rank 0."""
+        """Collective. Returns a line about the staleness of all gradients since the last report, on rank 0; "" on other
+        ranks."""
         mine: Counter[int] = Counter()
         for unit in self.units:
             mine += unit.places.staleness
@@ -161,7 +173,8 @@ class Asynchronous(Strategy):
         return describe_staleness(sum(found, Counter()), self.bound) if found else ""
 
     def _call(self, what: Callable[[Future[T]], object]) -> T:
-        """Has the server do something, and waits for the result."""
+        """Lets the server call what(done), and waits for the result, which `what` puts into `done`. Raises CommError if
+        the server has ended."""
         done: Future[T] = Future()
         self._asked.put((what, done))
         with self.world.board.waiting():
@@ -170,7 +183,7 @@ class Asynchronous(Strategy):
                     return done.result(timeout=0.2)
                 except NotYet:
                     if self.queue.stopped:
-                        self.queue.wait_all_done()  # raises what has happened
+                        self.queue.wait_all_done()  # raises the server's error
                         raise CommError("the communication server has ended") from None
 
     def wait_all(self) -> None:
@@ -222,8 +235,9 @@ class Asynchronous(Strategy):
             self.queue.fail(f"communication server 0: {reason}")
 
     def _listen(self) -> None:
+        """Posts the first receives for everything that other ranks may send."""
         for unit in self.units:
-            for rank in unit.rooms:
+            for rank in unit.buffers:
                 self._expect(unit, rank)
         for rank in range(self.ranks):
             if rank == self.rank:
@@ -233,7 +247,7 @@ class Asynchronous(Strategy):
                 self._hear_question(rank)
 
     def _turn(self) -> bool:
-        """Does what there is to do; whether there was anything."""
+        """Does what there is to do. Returns whether there was anything."""
         moved = False
         while not self._asked.empty():
             what, done = self._asked.get()
@@ -244,7 +258,7 @@ class Asynchronous(Strategy):
             moved |= mailbox.poll()
         while self._dirty:
             self._serve(self._dirty.pop())
-        # What a rank says of this meeting must not come into the next round.
+        # All ranks must have withdrawn, also if the updates are made: a late withdrawal would count for the next time.
         everybody = self._withdrawn == self.ranks - 1
         if self._goal and everybody and all(unit.places.version == self._goal[0] for unit in self.units):
             goal, self._goal = self._goal, None
@@ -253,7 +267,7 @@ class Asynchronous(Strategy):
         return moved
 
     def _push(self) -> bool:
-        """Sends the next bucket, if backward has completed it."""
+        """Sends the shares of the next bucket to their ranks, if backward has completed it. Returns whether it has."""
         if self._next == len(self.buckets) or not self.queue.wait_ready(self._next, 0.0):
             return False
         assert self.sharded
@@ -273,37 +287,39 @@ class Asynchronous(Strategy):
                 self._arrived(self._unit_of[number], rank)
                 continue
             self._weights.receive(rank, number, self.sharded.weights[begin:end], lambda: self._got(bucket))
-            self._missing[bucket] += 1  # what is sent must have gone, too, before backward writes over it
+            self._missing[bucket] += 1  # the gradients must have been sent, too, before backward overwrites them
             self._gradients.send(rank, number, self.gradients[begin:end], lambda: self._got(bucket))
         self.queue.reduced(bucket)
         return True
 
     def _got(self, bucket: int) -> None:
+        """Counts a message of a bucket that is complete. After the last one the bucket is done."""
         self._missing[bucket] -= 1
         if self._missing[bucket]:
             return
         del self._missing[bucket]
         if self._next == len(self.buckets) and not self._missing:
-            self._next = 0  # before the solver goes on
+            self._next = 0  # before done(), after which the solver goes on
         self.queue.done(bucket)
 
     def _expect(self, unit: Unit, rank: int) -> None:
-        """A gradient of a share from another rank."""
-        self._gradients.receive(rank, unit.number, unit.rooms[rank], lambda: self._arrived(unit, rank))
+        """Posts the receive of another rank's next gradient of a unit."""
+        self._gradients.receive(rank, unit.number, unit.buffers[rank], lambda: self._arrived(unit, rank))
 
     def _arrived(self, unit: Unit, rank: int) -> None:
         unit.places.push(rank)
         self._dirty.add(unit)
 
     def _serve(self, unit: Unit) -> None:
-        """Adds up what may be, updates when the sum is complete, sends weights to whom they are due."""
+        """Adds the gradients that may have a place, updates when the sum is complete, and sends weights to the ranks
+        that may have them."""
         places, share = unit.places, unit.share
         while True:
             first, found = places.is_empty, places.take()
             if found:
                 rank, stale = found
                 mine = rank == self.rank
-                gradient = self.gradients[share.begin : share.end] if mine else unit.rooms[rank]
+                gradient = self.gradients[share.begin : share.end] if mine else unit.buffers[rank]
                 self._add(unit.sums, gradient, 1 / max(1, stale) if self.corrects else 1.0, first)
                 if places.is_full:
                     self._update(unit)
@@ -330,18 +346,20 @@ class Asynchronous(Strategy):
         unit.places.update()
 
     def _reply(self, unit: Unit, rank: int) -> None:
+        """Sends a unit's weights to a rank, and expects its next gradient."""
         assert self.sharded
         if rank == self.rank:
             self.sharded.weights[unit.share.begin : unit.share.end] = unit.masters
             self._got(unit.bucket)
             return
-        room = unit.rooms[rank]
-        room[:] = unit.masters
-        self._weights.send(rank, unit.number, room, lambda: self._expect(unit, rank))
+        buffer = unit.buffers[rank]
+        buffer[:] = unit.masters
+        self._weights.send(rank, unit.number, buffer, lambda: self._expect(unit, rank))
 
-    # Control
+    # Control messages: rank 0 gives out tickets
 
     def _ask(self, until: int, stop: bool, done: Future) -> None:
+        """Asks rank 0 for a ticket. done: receives it, as Tickets.take() returns it."""
         if self.rank == 0:
             assert self._tickets
             done.set_result(self._tickets.take(0, until, stop))
@@ -351,7 +369,7 @@ class Asynchronous(Strategy):
         self._say(0, ASK, [until, int(stop)])
 
     def _hear_question(self, rank: int) -> None:
-        """Rank 0."""
+        """Posts the receive of a rank's next question, on rank 0, which answers it with a ticket."""
         question = np.zeros(2, np.int64)
 
         def answer() -> None:
@@ -363,6 +381,7 @@ class Asynchronous(Strategy):
         self._control.receive(rank, ASK, question, answer)
 
     def _hear_withdrawal(self, rank: int) -> None:
+        """Posts the receive of a rank's next withdrawal."""
         values = np.zeros(2, np.int64)
 
         def withdraw() -> None:
@@ -382,8 +401,8 @@ class Asynchronous(Strategy):
         self._control.send(rank, number, message, lambda: None)
 
     def _await(self, iteration: int, done: Future) -> None:
-        """This rank computes nothing more; `done` when the others do not, either, and so many iterations are in its
-        shares."""
+        """Tells all ranks that this one computes nothing more. done: set when the others have said the same, and this
+        rank's shares have had `iteration` updates."""
         self._withdraw(self.rank)
         for rank in range(self.ranks):
             if rank != self.rank:
@@ -392,7 +411,7 @@ class Asynchronous(Strategy):
 
 
 def describe_staleness(counts: Counter[int], bound: int) -> str:
-    """A histogram in one line; "" of nothing."""
+    """Returns a histogram of staleness in one line; "" if there were no gradients."""
     total = sum(counts.values())
     if not total:
         return ""

@@ -1,4 +1,5 @@
-"""MLSL_NUM_SERVERS=0: everything is reduced at the end of backward by the solver's own thread, without overlap."""
+"""servers: 0 (MLSL_NUM_SERVERS=0): the solver's own thread reduces everything at the end of backward, without
+overlap."""
 
 import time
 
@@ -14,7 +15,7 @@ class Blocking(Strategy):
 
     def backward_done(self) -> None:
         super().backward_done()
-        # Chunk by chunk as the servers do it: the same sums, the same bits.
+        # Chunk by chunk, as servers do it, so that the sums are the same bits.
         for bucket in self.buckets:
             self.queue.wait_ready(bucket.index)
             self.world.board.enter(UPDATE, bucket.index)

@@ -6,16 +6,16 @@ time. The order of the chunks is the same on every rank:
 - without priority, buckets ascend: the order in which backward completes them;
 - with priority, rank 0's server chooses before every chunk, among the buckets that are ready there, the one that the
   next forward needs first (the highest, because forward reads parameters in the reverse order), and tells the others
-  (Channel.follow). A large bucket can thus be overtaken between two of its chunks.
+  (Channel.follow). So another bucket may go before the rest of a large one, between two of its chunks.
 
 With sharded updates (shares.py), a chunk's reduction gives each rank the sums of its share, which it updates and sends
-to all; the server goes on to the next chunk when the other ranks' new weights are in the arena. So weights come in the
-order of the chunks, with priority that of the next forward. Nobody reads a bucket's weights meanwhile: it was ready on
-this rank before.
+to all. The server goes on to the next chunk when the other ranks' new weights are in the arena, so that weights come in
+the order of the chunks; with priority this is the order of the next forward. They may be overwritten: a bucket is ready
+only when backward on this rank reads its weights no more.
 
-In mode LOCAL a server updates its chunks with this rank's gradients alone, in any order, and talks to nobody; in the
-step that ends with an average it sums up each chunk's weights and state over the ranks right after their update, in the
-order above.
+In mode LOCAL a server updates its chunks with this rank's gradients alone, in any order, without other ranks. In a step
+that ends with an average it sums each chunk's weights and state over the ranks right after their update, in the order
+above.
 
 Why this cannot deadlock. Each communicator is used by one thread per rank, and all ranks make the same collective calls
 on it in the same order, so a call completes once every rank has made it. A rank is late for a call only because (a) its
@@ -41,24 +41,24 @@ from engine.comm.world import Channel
 from engine.errors import CommError, ConfigError
 from engine.host.cores import helper_cores, sit_on
 
-Chunks = dict[int, list[Chunk]]  # what is left of each bucket
+Chunks = dict[int, list[Chunk]]  # the chunks that are left of each bucket, by its index
 
 
 class Servers(Strategy):
-    """The weights are the same bits for any number of servers, with and without priority: a chunk's sum does not depend
-    on when it is made."""
+    """See above. The weights are the same bits for any number of servers, with and without priority: a chunk's sum does
+    not depend on when it is made."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
         count = max(1, min(self.settings.servers, len(self.buckets)))
         kinds = [self.make_channels() for _ in range(count)]
         self.channels = [channels.pop(1) for channels in kinds]
-        self.part_channels = kinds  # of each server, by the number of parts
-        self.sums = [0.0] * len(self.buckets)  # of squares, where the step needs the norms
-        self.meeting = threading.Barrier(count, action=lambda: self.use_norms(self.sums))
+        self.part_channels = kinds  # for each server, by the number of parts
+        self.squares = [0.0] * len(self.buckets)  # each bucket's sum of squares, if the step needs norms
+        self.meeting = threading.Barrier(count, action=lambda: self.use_norms(self.squares))
         self.seats = helper_cores()
         started = [Future() for _ in range(count)]
-        # Daemons: a server that is stuck in MPI because another rank has died must not keep this one.
+        # Daemons: a server that is stuck in MPI, because another rank has died, must not keep this process from ending.
         self.servers = [
             threading.Thread(
                 target=self._run, args=(server, started[server]), name=f"comm-server-{server}", daemon=True
@@ -70,8 +70,8 @@ class Servers(Strategy):
         for future in started:
             future.result()  # raises what kept the server from starting
 
-    def forsake(self) -> None:
-        super().forsake()
+    def stop_after_loss(self) -> None:
+        super().stop_after_loss()
         self.meeting.abort()
         self._join()
 
@@ -83,6 +83,7 @@ class Servers(Strategy):
             channel.close()
 
     def _join(self) -> None:
+        """Waits for the servers to end. Raises CommError if that takes longer than CLOSING."""
         end = time.monotonic() + CLOSING
         for thread in self.servers:
             thread.join(max(0.0, end - time.monotonic()))
@@ -121,7 +122,7 @@ class Servers(Strategy):
             self.meeting.abort()
 
     def _serve_step(self, server: int) -> bool:
-        """Reduces and updates this server's buckets of one step; False when the queue has stopped."""
+        """Reduces and updates this server's buckets of one step. Returns False when the queue has stopped."""
         deferred = []
         left = {bucket.index: self.chunks(bucket) for bucket in self.buckets[server :: len(self.servers)]}
         while left:
@@ -141,7 +142,7 @@ class Servers(Strategy):
             self.world.board.server_beat()
             if index not in left:
                 self.queue.reduced(index)
-                self.sums[index] = self.updater.measure(index)
+                self.squares[index] = self.updater.measure(index)
                 deferred.append(index)
         if deferred:  # norms need every bucket: all servers meet first
             self.meeting.wait()
@@ -156,7 +157,7 @@ class Servers(Strategy):
         return True
 
     def _reduce_and_update(self, index: int, chunk: Chunk, channel: Channel, server: int, last: bool) -> None:
-        """One pass over the sums as they have come: the chunk is in the cache."""
+        """Reduces and updates a chunk in one pass, while it is in the cache. last: it is the last of its bucket."""
         if self.sharded:
             mine = self.update_share(index, chunk, channel)
             if last:
@@ -179,11 +180,12 @@ class Servers(Strategy):
             self.queue.done(index, server)
 
     def _next(self, server: int, left: Chunks) -> int | None:
-        """The bucket to go on with, ready here; None when the queue has stopped."""
+        """Waits for the next bucket, and returns its index; None when the queue has stopped."""
         if not self.settings.priority:
             index = min(left)
         else:
-            # The other ranks, too, first wait for anything that they can reduce, asleep, and only then for rank 0.
+            # Ranks other than 0 also wait here first, asleep in the queue, for a bucket that they could reduce; only
+            # then for rank 0's choice, in MPI.
             index = self.queue.wait_first(sorted(left, reverse=True))
             if index < 0:
                 return None
@@ -193,7 +195,8 @@ class Servers(Strategy):
 
 
 def take_seat(settings: CommSettings, server: int, seats: Sequence[int]) -> None:
-    """Binds the calling thread, a server, to its core, or to `seats`. Raises ConfigError."""
+    """Binds the calling thread, a server, to its core in the settings, or to the cores `seats` if they give none.
+    Raises ConfigError."""
     if settings.cores is None:
         sit_on(seats)
         return
