@@ -1,7 +1,7 @@
-"""Builds the graph of a NetParameter: layers chosen by phase, level and stage, blobs connected, shapes inferred.
+"""Builds the graph of a NetParameter: chooses layers by phase, level and stage, connects blobs, infers shapes.
 
-Building does not stop at the first error: a layer that cannot be built is reported and the layers that depend on it are
-skipped, so that `engine check` shows all errors.
+Building does not stop at the first error: a layer that cannot be built is reported, and the layers that depend on it
+are skipped, so that `engine check` shows all errors.
 """
 
 from __future__ import annotations
@@ -41,11 +41,17 @@ def build(
     parts: Mapping[str, Part] = MappingProxyType({}),
     to_look_at: bool = False,
 ) -> Graph:
-    """The graph of a net in one phase. level, stages: by default those of the state that the net names.
+    """Returns the graph of a net in one phase.
 
-    `shapes_of(layer message, where)` gives the shapes of the tops of layers that are fed from data sources. `before`:
-    this net in other shapes, whose layers hand over what they remember. `strict`: a layer that does not fit these is an
-    error; else it is a Misfit. `to_look_at`: Python layers whose code may not run are no errors, see Graph.unshaped.
+    Args:
+        level, stages: by default those of the state that the net names.
+        shapes_of: shapes_of(layer message, where) returns the shapes of the tops of a layer that is fed from a data
+            source.
+        before: the graph of this net in other shapes, whose layers hand over what they remember.
+        strict: whether a layer that does not fit these shapes is an error; else it becomes a Misfit.
+        to_look_at: whether the graph is only shown: then Python layers whose code may not run are no errors, see
+            Graph.unshaped.
+
     Raises ConfigErrors with every error found.
     """
     graph = Graph(config.message.name or config.path, phase, force_backward=config.message.force_backward)
@@ -65,7 +71,7 @@ def build(
             layer = layer_type(message.type, message.name, where)(message, where, own_phase, net=config.message)
             if message.name in parts:
                 take_part(cast(Weighted, layer), parts[message.name])
-            if not connect.bottoms(layer, index):
+            if not connect.find_bottoms(layer, index):
                 continue
             if layer.name in earlier:
                 layer.succeed(earlier[layer.name])
@@ -76,17 +82,23 @@ def build(
                 except ModuleRefused:
                     if not to_look_at:
                         raise
-                    connect.without_shapes(layer)
+                    connect.leave_unshaped(layer)
             else:
-                connect.without_shapes(layer)
+                connect.leave_unshaped(layer)
             graph.layers.append(layer)
         except ConfigError as error:
             errors.append(error)
-            connect.broken(message)
+            connect.skip(message)
             if len(errors) > MOST_ERRORS:
                 break
     if errors:
         raise together(errors)
+    _complete(graph)
+    return graph
+
+
+def _complete(graph: Graph) -> None:
+    """Sets what follows from all layers of a graph: its parameters and its outputs."""
     graph.all_params = [parameter for layer in graph.layers for parameter in layer.params]
     for parameter in graph.all_params:
         if parameter.owner:
@@ -94,13 +106,13 @@ def build(
     consumed = {blob for layer in graph.layers for blob in layer.bottoms}
     outputs = [blob for layer in graph.layers for blob in layer.named_tops if blob not in consumed]
     graph.outputs = sorted(outputs, key=lambda blob: blob.name)  # as Caffe logs them
-    return graph
 
 
 def _build_layer(
     layer: Layer, connect: Connector, shapes_of: ShapesOf | None, before: Layer | None, strict: bool
 ) -> None:
-    """Shapes, tops, parameters and loss weights of one layer whose bottoms are known. before: it in other shapes."""
+    """Gives a layer whose bottoms are known its shapes, tops, parameters and loss weights. before: this layer of the
+    net in other shapes. Raises ConfigError."""
     _check_message(layer)
     try:
         _infer(layer, connect, shapes_of, before)
@@ -108,8 +120,8 @@ def _build_layer(
         if strict or before is None or not _may_misfit(layer, before):
             raise
         layer.misfit = Misfit(error, before)
-        connect.forget(layer)
-        layer.tops = connect.tops(layer, [top.shape for top in before.tops])
+        connect.take_back_tops(layer)
+        layer.tops = connect.make_tops(layer, [top.shape for top in before.tops])
         layer.params = [replace(parameter, owner=None) for parameter in before.params]
     _param_specs(layer, connect)
     given = list(layer.message.loss_weight)
@@ -121,13 +133,14 @@ def _build_layer(
 
 
 def _may_misfit(layer: Layer, before: Layer) -> bool:
-    """Whether its tops can keep their shapes: not those of a source, or in place, or with parts on other ranks."""
+    """Tells whether a layer can become a Misfit, whose tops keep their shapes: not a source, not a layer that works in
+    place, not one with parts on other ranks."""
     own = set(layer.message.top).isdisjoint(layer.message.bottom) and before.message.top == layer.message.top
     return own and bool(layer.bottoms) and layer.part is None
 
 
 def _infer(layer: Layer, connect: Connector, shapes_of: ShapesOf | None, before: Layer | None) -> None:
-    """Tops and parameters."""
+    """Gives a layer its tops and parameters. Raises ConfigError."""
     if isinstance(layer, Data):
         if shapes_of is None:
             raise layer.error("its data source is not open")
@@ -136,8 +149,8 @@ def _infer(layer: Layer, connect: Connector, shapes_of: ShapesOf | None, before:
         try:
             shapes = layer.infer()
         except ConfigError as error:
-            raise connect.explained(layer, error) from None
-        layer.tops = connect.tops(layer, shapes)
+            raise connect.with_hint(layer, error) from None
+        layer.tops = connect.make_tops(layer, shapes)
         for top in layer.tops:
             layer.check_blob(f"top '{top.name}'", top.shape)
         layer.params = layer.make_params()
@@ -154,7 +167,7 @@ def _infer(layer: Layer, connect: Connector, shapes_of: ShapesOf | None, before:
 
 
 def _check_parameters(layer: Layer, before: Layer) -> None:
-    """Raises ConfigError where a parameter, whose values stay, would have another shape than before."""
+    """Raises ConfigError if a parameter would have another shape than before: its values are to stay."""
     for index, (here, there) in enumerate(zip(layer.params, before.params, strict=False)):
         if tuple(here.shape) == tuple(there.shape) or (there.permissive and here.count == there.count):
             continue
@@ -166,6 +179,8 @@ def _check_parameters(layer: Layer, before: Layer) -> None:
 
 
 def _check_message(layer: Layer) -> None:
+    """Checks how many bottoms, tops and propagate_down flags a layer has, and that its type reads the given fields.
+    Raises ConfigError."""
     for what, names, (least, most) in (
         ("bottom", layer.message.bottom, layer.bottom_range),
         ("top", layer.message.top, layer.top_range),
@@ -184,6 +199,8 @@ def _check_message(layer: Layer) -> None:
 
 
 def _param_specs(layer: Layer, connect: Connector) -> None:
+    """Gives the parameters of a layer what its `param` entries say: multipliers, and with whom they are shared. Raises
+    ConfigError."""
     specs = layer.message.param
     if len(specs) > len(layer.params):
         raise layer.error(f"{len(specs)} param entries for {len(layer.params)} parameter blobs")

@@ -1,5 +1,5 @@
-"""Connects the layers of a net while its graph is built: blobs and shared parameters by name, and what is wrong with
-names."""
+"""Connects the layers of a net while its graph is built: finds blobs and shared parameters by name, and makes the
+errors for wrong names."""
 
 from __future__ import annotations
 
@@ -16,26 +16,30 @@ from engine.layers.data import Data
 
 
 class Connector:
-    """Which blob a name means at this point of the file, and who owns a shared parameter."""
+    """Knows, at this point of the file, which blob a name means, and which parameter owns a shared name."""
 
     def __init__(self, graph: Graph, config: NetConfig, state: proto.NetState):
-        """state: that the graph of this net is built in."""
+        """state: phase, level and stages of the graph."""
         self.graph, self.config, self.state = graph, config, state
-        self.current: dict[str, Blob] = {}
-        self.unknown: set[str] = set()  # tops of layers that could not be built
-        self.unshaped: set[Blob] = set()
-        self.owners: dict[str, Parameter] = {}
-        self.makers: dict[str, Layer] = {}  # of tops: the first of each
-        self.by_name: dict[tuple[str, bool], Layer] = {}  # (name, whether it reads data): with weights, or with data
-        self.multipliers: dict[tuple[Parameter, str], str] = {}  # which layer has given one, to an owner
+        self.current: dict[str, Blob] = {}  # name -> the blob that it means now
+        self.unknown: set[str] = set()  # names of tops of layers that could not be built
+        self.unshaped: set[Blob] = set()  # blobs whose shapes are not known
+        self.owners: dict[str, Parameter] = {}  # shared name -> the parameter that owns it
+        self.makers: dict[str, Layer] = {}  # name of a top -> the first layer that makes it
+        # (name, whether the layer reads data) -> the first layer of that name that has weights, or reads data
+        self.by_name: dict[tuple[str, bool], Layer] = {}
+        # (owner, name of a multiplier) -> the layer that has given it
+        self.multipliers: dict[tuple[Parameter, str], str] = {}
 
     def keeps(self, message: proto.LayerParameter, where: str, more: Iterable[str] = ()) -> bool:
-        """Whether the graph has a layer, or would with more stages. Raises ConfigError, see kept()."""
+        """Tells whether the graph has a layer, or would have it with `more` stages. Raises ConfigError as kept()
+        does."""
         state = proto.NetState(phase=self.state.phase, level=self.state.level, stage=[*self.state.stage, *more])
         return kept(message, state, where)
 
     def claim_name(self, layer: Layer) -> None:
-        """Raises ConfigError for the name of another layer, where blobs of weights, or data, go by it."""
+        """Raises ConfigError if two layers that have weights, or two that read data, have one name: files of weights,
+        and the order of data, go by the name."""
         is_data = isinstance(layer, Data)
         if not (layer.params or is_data):
             return
@@ -45,10 +49,11 @@ class Connector:
                 f"has the name of the layer at {first.where}; weights and data go by names: give it another"
             )
 
-    def bottoms(self, layer: Layer, index: int) -> bool:
-        """Finds the layer's bottoms; False when one depends on a layer already reported."""
+    def find_bottoms(self, layer: Layer, index: int) -> bool:
+        """Finds the bottoms of the layer, which is number `index` of the file. Returns False if one depends on a layer
+        whose error is already reported. Raises ConfigError for a blob that is not there."""
         if any(name in self.unknown for name in layer.message.bottom):
-            self.broken(layer.message)
+            self.skip(layer.message)
             return False
         for name in layer.message.bottom:
             if name not in self.current:
@@ -56,7 +61,8 @@ class Connector:
             layer.bottoms.append(self.current[name])
         return True
 
-    def tops(self, layer: Layer, shapes: list[Shape]) -> list[Blob]:
+    def make_tops(self, layer: Layer, shapes: list[Shape]) -> list[Blob]:
+        """Returns new blobs of these shapes for a layer's tops. Raises ConfigError for a name that is taken."""
         names = list(layer.message.top)
         anonymous = [f"(automatic) {layer.name}"] * (len(shapes) - len(names))
         blobs = []
@@ -70,24 +76,25 @@ class Connector:
         self._keep_maker(layer)
         return blobs
 
-    def forget(self, layer: Layer) -> None:
-        """Takes back what tops() has done for a layer that works on none in place."""
+    def take_back_tops(self, layer: Layer) -> None:
+        """Undoes make_tops() for a layer that does not work in place."""
         for top in layer.tops:
             self.current.pop(top.name, None)
 
     def shapes_are_known(self, layer: Layer) -> bool:
-        """Of its bottoms."""
+        """Tells whether the shapes of a layer's bottoms are known."""
         return self.unshaped.isdisjoint(layer.bottoms)
 
-    def without_shapes(self, layer: Layer) -> None:
+    def leave_unshaped(self, layer: Layer) -> None:
+        """Gives a layer tops without shapes, in a graph that is only shown."""
         layer.tops = [Blob(name, ()) for name in layer.message.top]
         self.graph.unshaped.append(layer)
         self.unshaped.update(layer.tops)
         self.current.update({top.name: top for top in layer.tops})
         self._keep_maker(layer)
 
-    def explained(self, layer: Layer, error: ConfigError) -> ConfigError:
-        """A layer's error, with a hint where it reads what a data layer gives beside the pictures."""
+    def with_hint(self, layer: Layer, error: ConfigError) -> ConfigError:
+        """Returns a layer's error, with a hint if the layer reads a data layer's second top, which has no pictures."""
         first = layer.bottoms[0] if len(layer.bottoms) == 1 else None
         maker = self.makers.get(first.name) if first else None
         if not (first and isinstance(maker, Data) and first in maker.tops[1:2]):
@@ -104,10 +111,12 @@ class Connector:
         for name in layer.message.top:
             self.makers.setdefault(name, layer)
 
-    def broken(self, message: proto.LayerParameter) -> None:
+    def skip(self, message: proto.LayerParameter) -> None:
+        """Notes that a layer could not be built, so that layers that read its tops are skipped, too."""
         self.unknown.update(message.top)
 
     def share(self, layer: Layer, parameter: Parameter) -> None:
+        """Makes the first parameter of a shared name the owner of the others. Raises ConfigError if shapes differ."""
         owner = self.owners.setdefault(parameter.shared_name, parameter)
         if owner is parameter:
             return
@@ -121,7 +130,8 @@ class Connector:
         owner.row_major |= (owner.dims, owner.transposed) != (parameter.dims, parameter.transposed)
 
     def multiply(self, layer: Layer, parameter: Parameter, spec: proto.ParamSpec) -> None:
-        """A multiplier holds for all that share the parameter, whichever gives it; those that give one must agree."""
+        """Gives a shared parameter the multipliers of one of its layers: they hold for all layers that share it. Raises
+        ConfigError if layers give different ones."""
         owner = parameter.owner or parameter
         for name in ("lr_mult", "decay_mult"):
             if not spec.HasField(name):
@@ -135,7 +145,7 @@ class Connector:
             setattr(owner, name, value)
 
     def _twice(self, name: str) -> str:
-        """What is wrong where two layers make a top."""
+        """Returns the error's text for a top that two layers make."""
         first = self.makers[name]
         phase = PHASE_NAMES[self.graph.phase]
         return (
@@ -144,8 +154,9 @@ class Connector:
         )
 
     def _missing(self, layer: Layer, index: int, name: str) -> ConfigError:
-        """The reason why a bottom is not there: a cycle, a later layer, or nothing makes it."""
-        # Those in place, perhaps this one, make nothing of their own.
+        """Returns the error for a bottom that is not there: because of a cycle, because a later layer makes it, or
+        because no layer does."""
+        # A layer that works in place, such as perhaps this one, does not count: it makes no blob of its own.
         layers = enumerate(self.config.message.layer)
         makers = [(i, m) for i, m in layers if name in m.top and name not in m.bottom]
         later = [m for i, m in makers if i >= index and self.keeps(m, self.config.where(i))]
@@ -161,8 +172,9 @@ class Connector:
         )
 
     def _left_out(self, makers: list[tuple[int, proto.LayerParameter]]) -> str:
-        """By which layers, of (index, message), a bottom would be made that are not in this graph."""
-        phase, staged = PHASE_NAMES[self.graph.phase], {}  # the stages that would bring one back -> that layer
+        """Returns which layers would make a bottom, but are left out of this graph by their rules, and in which stages
+        they would not be. makers: (index, message) of these layers."""
+        phase, staged = PHASE_NAMES[self.graph.phase], {}  # stages that would bring a layer back -> the layer
         places = [(f"layer '{m.name}' ({self.config.where(i)})", m, self.config.where(i)) for i, m in makers]
         for place, message, where in places:
             for rule in message.include:
@@ -186,7 +198,8 @@ class Connector:
         )
 
     def _cycle(self, start: proto.LayerParameter, producer: proto.LayerParameter) -> list[str] | None:
-        """Names of the layers from `start` back to itself, if what `producer` reads depends on it."""
+        """Returns the names of the layers from `start` back to itself, if what `producer` reads depends on `start`;
+        else None."""
         makers: dict[str, proto.LayerParameter] = {}
         for message in self.config.message.layer:
             for top in message.top:

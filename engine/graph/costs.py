@@ -1,4 +1,4 @@
-"""What a net costs, from its graph alone: parameters, floating-point operations, memory. No kernel is built or run."""
+"""The costs of a net by its graph alone: parameters, floating-point operations, memory. No kernel is built or run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from engine.layers.base import Blob, Layer, Parameter
 from engine.layers.data import Data
 
 FLOAT_BYTES = 4
-VIEWS = ("Split", "Flatten", "Reshape")  # their tops are their bottom's memory
+VIEWS = ("Split", "Flatten", "Reshape")  # types whose tops are views of their bottom
 
 
 @dataclass(frozen=True)
 class LayerCost:
-    """One layer of the file. flops: of a forward pass over the batch; bytes: of its tops and parameters."""
+    """The costs of one layer of the file. flops: of a forward pass over the batch. bytes: of its tops and
+    parameters."""
 
     name: str
     type: str
@@ -29,9 +30,11 @@ class LayerCost:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one rank. activations: every blob, and in training every gradient, in memory of its own; planned: the
-    same, sharing memory by the steps at which they are alive; ring: the batches of data layers, those read ahead and
-    the one in use, whose tops are no blobs besides. The kernels' scratch and padding come on top."""
+    """The memory of one rank, in bytes, without the kernels' scratch and padding.
+
+    activations: every blob, and in training every gradient, each in memory of its own. planned: the same by the memory
+    plan, in which those that are alive at different steps share memory. ring: the batches of data layers, those read
+    ahead and the one in use; tops of data layers count here alone."""
 
     parameters: int
     gradients: int
@@ -41,11 +44,13 @@ class Memory:
 
 
 def layer_costs(graph: Graph) -> list[LayerCost]:
-    """In the file's order; of a graph as built, before any pass. A shared parameter counts where it is first used."""
+    """Returns the costs of all layers, in the file's order. graph: as built, before any pass. A shared parameter counts
+    in the first layer that has it."""
     return [layer_cost(layer) for layer in graph.layers]
 
 
 def layer_cost(layer: Layer) -> LayerCost:
+    """Returns the costs of one layer: see layer_costs()."""
     own = sum(parameter.count for parameter in layer.params if parameter.owner is None)
     in_place = set(layer.message.bottom)
     values = sum(math.prod(top.shape) for top in layer.tops if top.name not in in_place)
@@ -61,7 +66,7 @@ def layer_cost(layer: Layer) -> LayerCost:
 
 
 def memory(graph: Graph) -> Memory:
-    """Of a graph after its passes, of which splits and gradients must have been."""
+    """Returns the memory that a net takes. graph: after its passes, at least insert_splits() and mark_gradients()."""
     training = graph.trains
     owners: dict[Parameter, None] = dict.fromkeys(
         parameter.owner or parameter for layer in graph.layers for parameter in layer.params
@@ -82,8 +87,10 @@ def _ring_bytes(layer: Data) -> int:
 
 
 def _lifetimes(graph: Graph, training: bool) -> list[Lifetime]:
-    """Of values and gradients. Layer i runs forward at step i and backward at step 2n - 1 - i, where it is taken to
-    read its bottoms and tops again; what works in place or gives a view has no memory of its own."""
+    """Returns the lifetimes of values and gradients.
+
+    Of n layers, layer i runs forward at step i and backward at step 2n - 1 - i, in which it is taken to read its
+    bottoms and tops again. Tops of layers that work in place or give views have no memory of their own."""
     count = len(graph.layers)
     value_of, gradient_of = _Shared(), _Shared()
     values: dict[Blob, list[int]] = {}  # steps at which they are needed
@@ -93,7 +100,7 @@ def _lifetimes(graph: Graph, training: bool) -> list[Lifetime]:
             in_place = top.name in layer.message.bottom and layer.type != "Split"
             if layer.bottoms and (in_place or layer.type in VIEWS):
                 value_of.join(top, layer.bottoms[0])
-                if layer.type != "Split":  # its bottom's gradient is the sum of its tops'
+                if layer.type != "Split":  # the gradient of a Split's bottom is a sum, in memory of its own
                     gradient_of.join(top, layer.bottoms[0])
         backward = training and _runs_backward(layer)
         for blob in (*layer.bottoms, *layer.tops):
@@ -106,7 +113,7 @@ def _lifetimes(graph: Graph, training: bool) -> list[Lifetime]:
 
 
 class _Shared(dict[Blob, Blob]):
-    """Blob -> the first of those that are the same memory."""
+    """Blob -> the first of the blobs that share its memory; itself, if there is no other."""
 
     def __missing__(self, blob: Blob) -> Blob:
         return blob

@@ -12,10 +12,16 @@ from engine.layers.data import Data
 
 @dataclass(eq=False)
 class Graph:
-    """Layers in execution order. `outputs` are the named blobs that nobody reads, sorted. `all_params` are the
-    parameters of every layer in the order of the file, which is that of snapshots: rewrites of `layers` leave it alone.
-    `fused` are the layers that others compute within their own op. `unshaped` are the layers, in a graph to look at,
-    whose shapes are not known: their tops, and what follows, have none."""
+    """A net as a graph.
+
+    Attributes:
+        layers: in execution order.
+        outputs: the named blobs that no layer reads, sorted by name.
+        all_params: the parameters of every layer in the order of the file, which is that of snapshots; passes that
+            rewrite `layers` do not change it.
+        fused: layer -> the layers that its op computes, too.
+        unshaped: in a graph that is only shown, the layers whose shapes are not known: their tops have none.
+    """
 
     name: str
     phase: int
@@ -28,7 +34,7 @@ class Graph:
 
     @property
     def params(self) -> list[Parameter]:
-        """Those that belong to their layer, or to several of which it is the first."""
+        """The parameters without those that share another one's values."""
         return [parameter for parameter in self.all_params if parameter.owner is None]
 
     def readers(self) -> dict[Blob, list[Layer]]:
@@ -36,7 +42,8 @@ class Graph:
 
     @property
     def batch_size(self) -> int:
-        """Samples in a pass, of which the first data layer gives rows, else the first other source; 0 without one."""
+        """Samples in a pass: the rows of the first data layer, or of the first other source if there is no data layer;
+        0 if there is no source."""
         sources = [layer for layer in self.layers if layer.tops and not (layer.bottoms or layer.params)]
         sources = [layer for layer in sources if not layer.rows_are_steps]
         sources.sort(key=lambda layer: not isinstance(layer, Data))
@@ -44,26 +51,27 @@ class Graph:
 
     @property
     def recurrent(self) -> list[Layer]:
-        """The layers that learn from sequences which go on from batch to batch."""
+        """The layers that learn, and carry states from batch to batch."""
         return [layer for layer in self.layers if layer.goes_on and layer.params]
 
     @property
     def trains(self) -> bool:
-        """Whether there is a backward where nobody says otherwise."""
+        """Whether a net of this graph has a backward by default."""
         return self.phase == proto.TRAIN or self.force_backward
 
     def freeze(self, layers: Collection[str]) -> None:
-        """The parameters of these layers do not learn."""
+        """Makes the parameters of these layers, given by name, not learn."""
         for parameter in self.all_params:
             parameter.frozen |= parameter.layer in layers
 
     def blobs(self) -> dict[str, Blob]:
-        """The last version of every named blob."""
+        """Returns the last version of every named blob, by name."""
         return {top.name: top for layer in self.layers for top in layer.tops}
 
 
 def readers_among(layers: Iterable[Layer]) -> dict[Blob, list[Layer]]:
-    """The layers that read each blob, in their order; twice where two bottoms are that blob."""
+    """Returns the layers that read each blob, in their order. A layer is listed once for each bottom that is the
+    blob."""
     found: dict[Blob, list[Layer]] = {}
     for layer in layers:
         for blob in layer.bottoms:

@@ -1,5 +1,5 @@
-"""Which layers are divided among ranks, and into how many parts: the net's `multinode { model_parallel }` and the
-layers' own `multinode`, as in Intel's Caffe."""
+"""Decides which layers are divided among ranks, and into how many parts, by the net's `multinode { model_parallel }`
+and the layers' own `multinode`, as in Intel's Caffe."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ DIVISIBLE = ("InnerProduct", "Convolution")
 
 
 def model_parts(config: NetConfig, ranks: int) -> dict[str, int]:
-    """Layer -> parts, more than 1. On one rank every layer is whole.
+    """Returns layer name -> number of parts, for the layers that have more than one. On one rank there are none.
 
-    model_parallel { layer_from layer_to num_nodes model_parts } means all InnerProduct and Convolution layers from one
-    to the other, in the order of the file; layer_to is layer_from, num_nodes all ranks and model_parts num_nodes where
-    they are not given (or 0). `multinode { num_nodes model_parts }` of a layer overrides that. Groups of model_parts
-    consecutive ranks hold one copy. Raises ConfigErrors for unknown layers and numbers that do not divide the ranks.
+    model_parallel { layer_from layer_to num_nodes model_parts } divides all InnerProduct and Convolution layers from
+    one to the other, in the order of the file. If a field is missing (or 0), layer_to is layer_from, num_nodes is the
+    number of ranks, and model_parts is num_nodes. `multinode { num_nodes model_parts }` of a layer overrides that.
+    Groups of model_parts consecutive ranks hold one copy. Raises ConfigErrors for unknown layers and numbers that do
+    not divide the ranks.
     """
     names = [layer.name for layer in config.message.layer]
     asked: dict[str, tuple[int, int]] = {}
@@ -40,12 +41,15 @@ def model_parts(config: NetConfig, ranks: int) -> dict[str, int]:
 
 
 def _position(names: list[str], name: str, where: str) -> int:
+    """Returns the index of a layer. Raises ConfigError if it is unknown."""
     if name not in names:
         raise ConfigError(f"model_parallel: no layer '{name}'{suggestion(name, names)}", where)
     return names.index(name)
 
 
 def _parts(config: NetConfig, index: int, nodes: int, count: int, ranks: int) -> int:
+    """Returns the number of parts of layer `index` of the file. nodes, count: its num_nodes and model_parts, 0 if they
+    are not given. Raises ConfigError if they do not fit."""
     layer, where = config.message.layer[index], config.where(index)
     if nodes not in (0, ranks):
         raise ConfigError(f"layer '{layer.name}': multinode num_nodes {nodes}, but there are {ranks} ranks", where)
@@ -59,7 +63,8 @@ def _parts(config: NetConfig, index: int, nodes: int, count: int, ranks: int) ->
 
 
 def take_part(layer: Weighted, part: Part) -> None:
-    """Makes a layer hold its part alone; before its parameters are made. Raises ConfigError."""
+    """Makes a layer hold its part alone. Call it before its parameters are made. Raises ConfigError for a layer that
+    cannot be divided."""
     param, count = layer.param, part.count
     if param.num_output % count:
         raise layer.error(f"expected a num_output that {count} parts divide, got {param.num_output}")

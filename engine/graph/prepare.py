@@ -11,12 +11,15 @@ from engine.graph.passes.precision import lower_precision
 from engine.graph.passes.split import insert_splits
 from engine.graph.passes.subsample import subsample
 
-# Those that can be switched off; splits and gradients are the graph's meaning.
+# The passes that can be switched off. insert_splits and mark_gradients always run: without them a graph has no
+# gradients. "memory_plan" is not a rewrite of the graph; Net reads it.
 PASSES = frozenset({"chain_concats", "constant", "fuse", "memory_plan", "subsample"})
 
 
 def prepare(graph: Graph, passes: frozenset[str] = PASSES, precision: str = "fp32", gradients: bool = True) -> Graph:
-    """The rewrites between building and lowering. gradients: whether there is a backward."""
+    """Rewrites a graph, in place, and returns it.
+
+    passes: those of PASSES that run. precision: "fp32" or "bf16". gradients: whether there is a backward."""
     if "subsample" in passes:
         subsample(graph)
     insert_splits(graph)

@@ -1,8 +1,8 @@
 """The base of all layers: a node of the graph that knows its blobs, its parameters, its shapes and the ops it becomes.
 
-A layer type overrides `infer` (shapes), `make_params` (parameters), `attributes` (what its op needs to know) and,
-only when it becomes anything other than one op of its own name, `lower`. It knows neither ranks nor data sources nor
-other layers.
+A layer type overrides `infer` (shapes), `make_params` (parameters) and `attributes` (what its op needs to know). Only
+if it becomes something else than one op of the type's name does it override `lower`. It knows neither ranks nor data
+sources nor other layers.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ RecurrentParam: TypeAlias = "proto.RecurrentParameter | proto.LSTMParameter"
 SizedParam: TypeAlias = (
     "proto.ConvolutionParameter | proto.InnerProductParameter | proto.EmbedParameter | RecurrentParam"
 )
-# What an op can be told. A Callable(backward) is called when the op runs.
+# The values of an op's attributes. A Callable(backward) is called when the op runs.
 Attribute = int | float | str | Sequence[int] | Sequence[float] | Callable[[bool], None]
 Attributes = dict[str, Attribute]
 
-# Fields of parameters that many types have, and the type that reads them, as those do that are made of it; others
-# refuse them.
+# Messages that many types have, with those of their fields that only one type reads, and types derived from it. Other
+# types refuse these fields: see own_fields.
 FIELDS_OF_FEW = {
     "loss_param": {
         "positive_weight": "SigmoidCrossEntropyLoss",
@@ -50,8 +50,8 @@ FIELDS_OF_FEW = {
     },
 }
 
-MOST_AXES, MOST_VALUES = 12, 2**31 - 1  # of a blob: axes as in oneDNN (Caffe takes 32), values as in Caffe
-MOST_PIXELS = 2**31 - 1  # of a window along an axis: ops add two such numbers in 64 bits
+MOST_AXES, MOST_VALUES = 12, 2**31 - 1  # limits of a blob: axes as in oneDNN (Caffe takes 32), values as in Caffe
+MOST_PIXELS = 2**31 - 1  # limit of a window along an axis: ops add two such numbers in 64 bits
 
 
 @dataclass(eq=False)
@@ -61,25 +61,25 @@ class Blob:
     name: str
     shape: Shape = ()
     needs_gradient: bool = False
-    gradient_is_set: bool = False  # by its loss_weight or by Python: what reads it sends none
+    gradient_is_set: bool = False  # by its loss_weight or by Python, not by a reader
 
 
 @dataclass(eq=False)
 class Parameter:
-    """A learnable or statistical blob of a layer. `shape` is Caffe's, as in files."""
+    """A blob of a layer that learns, or that holds statistics. `shape` is Caffe's, as in files."""
 
     shape: Shape
     filler: proto.FillerParameter | None = None  # None: zeros
-    values: np.ndarray | None = None  # initial ones, of a layer that has them itself
+    values: np.ndarray | None = None  # initial values, of a layer that gives them itself
     lr_mult: float = 1.0
     decay_mult: float = 1.0
     shared_name: str = ""
     statistics: bool = False  # BatchNorm's running sums: averaged over ranks, never updated by the solver
     frozen: bool = False  # never updated, whatever its lr_mult
-    unread: bool = False  # only there because files have it, in any shape
+    unread: bool = False  # no op reads it; it is there because files have it, in any shape
     transposed: bool = False  # the op lays its values out by columns, whatever the shape says
-    dims: Shape = ()  # under which an op asks oneDNN for a layout; () for ops that read a row-major array
-    row_major: bool = False  # in memory as in files: those who share it ask for different layouts
+    dims: Shape = ()  # the dims with which an op asks oneDNN for a layout; () for ops that read a row-major array
+    row_major: bool = False  # in memory as in files, because layers that share it ask for different layouts
     layer: str = ""
     where: str = ""  # the layer's place, file:line:column
     index: int = 0
@@ -87,7 +87,7 @@ class Parameter:
     owner: Parameter | None = None  # the parameter that this one shares, if any
     part: int = 0  # which part of the whole, along the first axis, this rank holds
     parts: int = 1
-    bounds: tuple[float, float] = (-math.inf, math.inf)  # the least and the most that an update leaves
+    bounds: tuple[float, float] = (-math.inf, math.inf)  # an update clamps values to these
 
     @property
     def name(self) -> str:
@@ -103,18 +103,20 @@ class Parameter:
 
     @property
     def whole_shape(self) -> Shape:
-        """Caffe's, of all parts together: as in files."""
+        """Caffe's shape of all parts together, as in files."""
         return (self.parts * self.shape[0], *self.shape[1:]) if self.parts > 1 else self.shape
 
     def part_of(self, whole: np.ndarray) -> np.ndarray:
-        """What this rank holds of an array of whole_shape."""
+        """Returns this rank's part of an array of whole_shape."""
         return whole[self.part * self.shape[0] :][: self.shape[0]] if self.parts > 1 else whole
 
 
 @dataclass(eq=False)
 class Misfit:
-    """Of a layer that does not fit what its bottoms have become in a net that was built again: why, and what it was in
-    the last net that it fitted into. Its tops and parameters keep their shapes, and a run that comes to it raises."""
+    """What a layer is that does not fit the shapes of its bottoms, in a net that was built again in other shapes. Its
+    tops and parameters keep their shapes, and a run that comes to it raises `error`.
+
+    before: this layer of the last net in which it fitted."""
 
     error: ConfigError
     before: Layer
@@ -122,9 +124,8 @@ class Misfit:
 
 @dataclass(eq=False)
 class Layer:
-    """A node. `message` is what the text says of it, `where` its "file:line:column" for errors, `phase` TRAIN (0) or
-    TEST (1).
-    """
+    """A node of the graph. message: the layer's text. where: its "file:line:column", for errors. phase: TRAIN (0) or
+    TEST (1). The class attributes below describe a layer type."""
 
     message: proto.LayerParameter
     where: str
@@ -134,49 +135,49 @@ class Layer:
     params: list[Parameter] = field(default_factory=list)
     loss_weights: list[float] = field(default_factory=list)  # one per top; 0 where the top is no loss
     constant = False  # True in nets that are only tested: parameters do not change between forwards
-    net: proto.NetParameter = field(default_factory=proto.NetParameter)  # speaks of all layers of a type, too
+    net: proto.NetParameter = field(default_factory=proto.NetParameter)  # has fields for all layers of a type, too
 
-    # How many bottoms and tops the type takes (None: any number), for errors that say so.
+    # The least and the largest number of bottoms and of tops (None: any number).
     bottom_range: ClassVar[tuple[int, int | None]] = (1, 1)
     top_range: ClassVar[tuple[int, int | None]] = (1, 1)
     # False for types that have no backward (Accuracy, ArgMax); data layers have no bottoms and so need none.
     differentiable = True
     # True for types whose bottoms are read by whoever runs the net, after every forward.
     is_sink: ClassVar[bool] = False
-    # Tensors that lower() has made whose values stay until the layer writes others.
+    # Tensors made by lower() that keep their values from pass to pass, until the layer writes others.
     persistent: Sequence[Tensor] = ()
-    # Whether the layer's ops take bf16 bottoms and give bf16 tops; others run in float32, whatever the net's precision.
+    # Whether the layer's ops can take bf16 bottoms and give bf16 tops; others run in float32 in any net.
     bf16 = False
-    # Of those that do: which bottoms stay float32 all the same, and whether all tops do.
+    # In a layer that runs in bf16: the bottoms that stay float32 all the same, and whether all tops do.
     wide_bottoms: ClassVar[frozenset[int]] = frozenset()
     wide_tops: ClassVar[bool] = False
-    widens = False  # whether they are float32 in this net, for readers that take nothing else: see can_widen
+    widens = False  # whether its tops are float32 in this net, because their readers take nothing else: see can_widen
     # Bottoms of which only the shape is read.
     shape_bottoms: ClassVar[frozenset[int]] = frozenset()
-    # Those fields of FIELDS_OF_FEW that the type reads.
+    # The fields of FIELDS_OF_FEW that the type reads.
     own_fields: ClassVar[frozenset[str]] = frozenset()
-    # Whether NaN in a bottom stands for what nobody knows.
+    # Whether the type reads NaN in a bottom as a value that is not known.
     takes_nan: ClassVar[bool] = False
-    # Whether each top is made of the bottom of its number alone; whether the first top alone has a gradient, and the
-    # others, as those of losses, tell of it.
+    # Whether top i depends on bottom i alone.
     in_pairs: ClassVar[bool] = False
-    tells_more: ClassVar[bool] = False
-    # Of types that compare scores, their first bottom, with labels, the second: the type of the layer that makes
-    # probabilities of the scores, "Softmax" where one class is right, "Sigmoid" where each label is there or not.
+    # Whether the first top alone has a gradient, as in losses; the others only tell something.
+    first_top_learns: ClassVar[bool] = False
+    # For types that compare scores, their first bottom, with labels, the second: the type of the layer that makes
+    # probabilities of the scores. "Softmax" if one class is right, "Sigmoid" if each label is there or not.
     probabilities: ClassVar[str] = ""
-    # Of the latter: whether labels are above 0 for those that are there and below 0 for those that are not, and 0 where
-    # they do not count; else they are 1 and 0.
+    # With "Sigmoid": whether a label is above 0 if it is there, below 0 if it is not, and 0 if it does not count; else
+    # a label is 1 or 0.
     signed_labels: ClassVar[bool] = False
-    # Whether the type only says how good others are, or what to learn from: of no use where there are no labels.
+    # Whether the type only measures how good others are, or says what to learn: of no use without labels.
     is_measure: ClassVar[bool] = False
-    # Whether a loss's gradient is the sum over a batch, not the mean; whether the rows of a layer without bottoms are
-    # steps of time, not samples.
+    # Whether a loss's gradient is the sum over a batch, not the mean.
     sums_batch: ClassVar[bool] = False
+    # Whether the rows of a layer without bottoms are steps of time, not samples.
     rows_are_steps: ClassVar[bool] = False
     # Bottoms into which no gradient flows (labels).
     constant_bottoms: ClassVar[frozenset[int]] = frozenset()
 
-    part: Part | None = field(default=None, init=False)  # of a layer that several ranks hold together
+    part: Part | None = field(default=None, init=False)  # this rank's part, if several ranks hold the layer together
     misfit: Misfit | None = field(default=None, init=False)
 
     @property
@@ -189,32 +190,33 @@ class Layer:
 
     @property
     def is_loss(self) -> bool:
-        """Whether the op takes its top's loss_weight itself, 1 where the text gives none."""
+        """Whether the type is a loss: its op reads loss_weight by itself, 1 if the text gives none."""
         return self.type.endswith("Loss")
 
     @property
     def asked_axis(self) -> int:
-        """Of the classes, as the text gives it, of Softmax and of types whose `probabilities` are one."""
+        """The axis of the classes, as the text gives it, for Softmax and for types whose `probabilities` is
+        "Softmax"."""
         return 1
 
     @property
     def smallest_is_best(self) -> bool:
-        """Of the scores that it compares with labels."""
+        """Whether the smallest score is the best, for types that compare scores with labels."""
         return False
 
     @property
     def ignored_label(self) -> int | None:
-        """The label that does not count, of types that compare scores with labels."""
+        """The label that does not count, for types that compare scores with labels; None: all count."""
         return None
 
     @property
     def named_tops(self) -> list[Blob]:
-        """Those that the text names: a loss that it leaves out has a top all the same."""
+        """The tops that the text names. A loss has a top also if the text names none."""
         return self.tops[: len(self.message.top)]
 
     @property
     def remembers(self) -> bool:
-        """Whether a forward leaves anything behind but its tops, so that repeating it is not the same."""
+        """Whether a forward changes more than its tops, so that a second one would not do the same."""
         return self.is_sink or self.goes_on
 
     @property
@@ -224,7 +226,7 @@ class Layer:
 
     @property
     def rescales_weights(self) -> bool:
-        """Whether a forward brings rows of the weights to length 1, where they are."""
+        """Whether a forward scales rows of the weights to length 1, in place."""
         return False
 
     @property
@@ -234,6 +236,7 @@ class Layer:
 
     @property
     def training(self) -> bool:
+        """Whether the layer's phase is TRAIN."""
         return self.phase == 0
 
     @property
@@ -243,7 +246,7 @@ class Layer:
 
     @property
     def keeps_kernels(self) -> bool:
-        """Whether no kernel may be chosen for it but those of the rules of thumb."""
+        """Whether it must have the kernels of the rules of thumb, and none chosen by measurement."""
         return False
 
     @property
@@ -253,29 +256,30 @@ class Layer:
 
     @property
     def takes_rows(self) -> bool:
-        """Whether its ops read bottoms row by row, in row-major order; others may want images with channels last, or
-        as they are."""
+        """Whether its ops read bottoms row by row, in row-major order. Other ops may want images with channels last, or
+        in the layout that they have."""
         return False
 
     def infer(self) -> list[Shape]:
-        """Shapes of the tops, from `self.shapes`. Raises ConfigError (through `self.error`) when they do not fit."""
+        """Returns the shapes of the tops, by `self.shapes`. Raises ConfigError (see `self.error`) if these do not
+        fit."""
         raise NotImplementedError
 
     def make_params(self) -> list[Parameter]:
-        """Parameters, after shapes are known. Multipliers from `param {}` are filled in by the graph."""
+        """Returns the parameters, after shapes are known. The graph fills in what `param {}` says."""
         return []
 
     def attributes(self) -> Attributes:
-        """What the op of this type needs to know: ints, floats, strings, lists of ints or floats."""
+        """Returns what the op of this type needs to know: ints, floats, strings, lists of ints or floats."""
         return {}
 
     def lower(self, builder: Builder) -> None:
-        """Adds the ops. The default is one op with the type's name: bottoms in, tops out."""
+        """Adds the layer's ops to a program. By default one op of the type's name, from bottoms to tops."""
         inputs = [builder.tensor(blob) for blob in self.bottoms]
         builder.op(self.type, self, inputs, self.attributes())
 
     def lower_misfit(self, builder: Builder) -> None:
-        """Adds the op of a misfit."""
+        """Adds the op of a misfit, which raises its error."""
         error = cast(Misfit, self.misfit).error
 
         def run(backward: bool) -> None:
@@ -286,35 +290,39 @@ class Layer:
         builder.hold(self.params)
 
     def reached_from(self, top: int) -> Collection[int]:
-        """The bottoms that the gradient of a top flows into."""
+        """Returns the bottoms into which the gradient of a top flows."""
         if self.in_pairs:
             return (top,)
-        return () if top > 0 and (self.is_loss or self.tells_more) else range(len(self.bottoms))
+        return () if top > 0 and (self.is_loss or self.first_top_learns) else range(len(self.bottoms))
 
     def propagates(self, i: int) -> bool:
-        """Whether a gradient may flow into a bottom: it is no label, and propagate_down does not forbid it."""
+        """Tells whether a gradient may flow into a bottom: it is no label, and propagate_down does not forbid it."""
         flags = self.message.propagate_down
         return i not in self.constant_bottoms and (flags[i] if flags else True)
 
     def summed_params(self) -> list[Parameter]:
-        """Parameters whose gradients are sums over several ops of this layer."""
+        """Returns the parameters whose gradients are sums over several ops of this layer."""
         return []
 
     def feed(self, step: int, seed: int, first_sample: int | None = None) -> dict[Blob, np.ndarray]:
-        """Values of the tops for this step, for layers that generate their own (DummyData); {} keeps the previous
-        ones. first_sample: the number of the batch's first sample in the whole training, where that is known."""
+        """Returns the values of the tops for this step, for layers that make up their own (DummyData); {} keeps the
+        previous ones.
+
+        step: the number of the pass. first_sample: the number of the batch's first sample in the whole training; None
+        if it is not known."""
         return {}
 
     def succeed(self, before: Layer) -> None:
-        """Called before infer() when the net is rebuilt in other shapes. before: this layer of the old net."""
+        """Takes over what `before`, this layer of the old net, remembers. Called before infer() when a net is built
+        again in other shapes."""
 
     def absorb(self, following: Layer) -> bool:
-        """Called by the fusion pass with the only reader of this layer's top; True if this layer has taken over its
-        work."""
+        """Takes over the work of the only reader of this layer's top, if it can, and returns whether it has. Called
+        when layers are fused."""
         return False
 
     def flops(self) -> int:
-        """Floating-point operations of one forward pass (a multiply-add counts two)."""
+        """Returns the floating-point operations of one forward pass (a multiply-add counts two)."""
         return sum(math.prod(top.shape) for top in self.tops)
 
     def error(self, message: str, details: str = "", kind: type[ConfigError] = ConfigError) -> ConfigError:
@@ -322,15 +330,15 @@ class Layer:
         return kind(f"layer '{self.name}' ({self.type}): {message}", self.where, details)
 
     def check_above_zero(self, param: SizedParam, *fields: str) -> None:
-        """Raises ConfigError for a field of the layer's parameters that is 0, or not there."""
+        """Raises ConfigError for a field of `param` that is 0, or not given."""
         for name in fields:
             if getattr(param, name) == 0:
                 missing = f"{name} is missing; give it, a number above 0"
                 raise self.error(f"expected {name} above 0, got 0" if param.HasField(name) else missing)
 
     def check_blob(self, what: str, shape: Shape) -> None:
-        """Raises ConfigError unless a blob can have this shape. what: the blob, in the message's words."""
-        count = math.prod(shape, start=1.0)  # a float, which does not wrap where dims are NumPy's
+        """Raises ConfigError unless a blob can have this shape. what: what the message calls the blob."""
+        count = math.prod(shape, start=1.0)  # a float does not overflow, as NumPy's integers do
         if count <= MOST_VALUES and len(shape) <= MOST_AXES and (not shape or min(shape) > 0):
             return
         raise self.error(
@@ -339,21 +347,23 @@ class Layer:
         )
 
     def check_window(self, name: str, sizes: Sequence[int]) -> None:
-        """Raises ConfigError if a size of a window, which fields hold without a sign, is too large for the ops."""
+        """Raises ConfigError if a size of a window is too large for the ops: fields hold unsigned numbers. name: what
+        the message calls the sizes."""
         if max(sizes) > MOST_PIXELS:
             raise self.error(f"expected {name} of at most {MOST_PIXELS}, got {max(sizes)}")
 
     @contextlib.contextmanager
     def arithmetic(self) -> Iterator[None]:
-        """Within it, a parameter's value with which nothing can be computed is a ConfigError: it is too large for a
-        float or a field, or a logarithm has no value."""
+        """A context that turns errors of arithmetic into ConfigError: a value of the layer's parameters may be too
+        large for a float or a field, or have no logarithm."""
         try:
             yield
         except (ArithmeticError, ValueError) as error:
             raise self.error(f"its parameters cannot be computed with: {error}") from error
 
     def canonical_axis(self, axis: int, rank: int) -> int:
-        """Negative axes count from the end, as in Python. Raises ConfigError when out of range."""
+        """Returns an axis of a blob of `rank` axes, from 0; negative ones count from the end, as in Python. Raises
+        ConfigError if it is out of range."""
         if not -rank <= axis < rank:
             raise self.error(f"axis {axis} is out of range for a blob of {rank} axes")
         return axis % rank

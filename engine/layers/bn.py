@@ -25,7 +25,7 @@ class BN(BatchNorm):
     """
 
     top_range = (1, 3)
-    tells_more = True
+    first_top_learns = True
 
     scale = shift = True
 

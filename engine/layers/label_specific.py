@@ -23,7 +23,7 @@ class LabelSpecific(Layer):
 
     bottom_range = (2, 2)
     top_range = (1, 2)
-    tells_more = True
+    first_top_learns = True
     constant_bottoms = frozenset({1})
     numbers: ClassVar[int] = 1
     in_test = False  # whether TEST changes scores, too

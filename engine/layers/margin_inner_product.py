@@ -26,7 +26,7 @@ class MarginLayer(Layer):
 
     bottom_range = (2, 2)
     top_range = (1, 2)
-    tells_more = True
+    first_top_learns = True
     constant_bottoms = frozenset({1})
     unit_weights = False
 

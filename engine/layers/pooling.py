@@ -27,7 +27,7 @@ class Pooling(Layer):
 
     bf16 = True
     top_range = (1, 2)
-    tells_more = True
+    first_top_learns = True
 
     @property
     def param(self):

@@ -1,8 +1,8 @@
-"""Lets Concats that append to each other (DenseNet's) write into one blob, of which every top is the first part.
+"""Chains Concats that append to each other (DenseNet's): they write into one blob, of which every top is a prefix.
 
-Without it a dense block of L layers copies its first bottom L times, and again in backward, where a Split then adds
-what the next layer sends to what comes from all later ones: most of what such a block does to memory. In the chain,
-every bottom is copied once, and gradients are added where they lie.
+Without it a dense block of L layers copies its first bottom L times in forward, and again in backward, where Splits add
+the gradients of the next layer to those of all later ones. That is most of such a block's memory traffic. In a chain
+every bottom is copied once, and gradients are added in place.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from engine.layers.split import Split
 
 
 def chain_concats(graph: Graph) -> None:
-    """Runs on the final graph. A top may be the first part of a larger blob where only the next Concat and BatchNorms,
-    whose kernels are our own, read it. Results stay the same, bit by bit."""
+    """Chains the Concats of a graph; the last pass. A top may be a prefix of a larger blob if only the next Concat and
+    BatchNorms read it: the kernels of the latter are our own, and can read a prefix. Results stay the same, bit by
+    bit."""
     readers = graph.readers()
     follower = {layer: found for layer in graph.layers if (found := _next(layer, readers))}
     continued = {concat for _, concat in follower.values()}
@@ -44,7 +45,8 @@ def chain_concats(graph: Graph) -> None:
 
 
 def _next(layer: Layer, readers: dict[Blob, list[Layer]]) -> tuple[Split | None, Concat] | None:
-    """The Concat that appends to this one's top, and the Split between, if there is one."""
+    """Returns the Concat that appends to this one's top, and the Split between them, if there is one; None if a chain
+    cannot go on from this layer."""
     if not _may_chain(layer) or any(layer.loss_weights):
         return None
     top, split = layer.tops[0], None
@@ -66,8 +68,8 @@ def _next(layer: Layer, readers: dict[Blob, list[Layer]]) -> tuple[Split | None,
 
 
 def _owns_its_gradient(top: Blob, readers: dict[Blob, list[Layer]]) -> bool:
-    """Whether nothing else is kept where the gradient of a chain's last top is, to which the chain's Splits add: other
-    readers than these share it with their other bottoms, or leave it as it has been set."""
+    """Tells whether the gradient of a chain's last top has memory of its own, to which the chain's Splits can add. Not
+    all readers write it there: some share it with their other bottoms, or leave it as it was set."""
     blobs, reading = [top], readers.get(top, [])
     if [type(each) for each in reading] == [Split]:
         blobs = reading[0].tops
@@ -89,7 +91,7 @@ def _may_chain(layer: Layer) -> bool:
 
 
 def _reads_parts(layer: Layer, blob: Blob) -> bool:
-    """Whether it takes the blob as part of a larger one, and sends its gradient by itself."""
+    """Tells whether a layer can read a blob that is a prefix of a larger one, and writes its gradient by itself."""
     if type(layer) is not BatchNorm or layer.stats_batch_size:
         return False
     return layer.bottoms[0] is blob and layer.bottoms.count(blob) == 1

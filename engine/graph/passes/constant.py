@@ -1,6 +1,6 @@
-"""Marks the parameters of nets that are only tested as constant, so that kernels prepare them once and not at every
-forward: weights in the kernel's layout and precision, with a normalisation by running statistics folded into them. The
-result changes by rounding only."""
+"""Marks the parameters of nets that are only tested as constant, so that ops prepare them once and not in every
+forward: they bring weights into the kernel's layout and precision, and fold a normalisation by running statistics into
+them. The result changes by rounding only."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from engine.graph.graph import Graph
 
 
 def mark_constant(graph: Graph) -> None:
-    """For nets without a backward. Runs before layers are fused: convolutions can then take over more."""
+    """Marks the layers of a graph without a backward. Runs before layers are fused: with constant parameters
+    convolutions can absorb more."""
     for layer in graph.layers:
         layer.constant = True

@@ -7,11 +7,12 @@ from engine.layers.base import Layer
 
 
 def fuse(graph: Graph) -> None:
-    """Moves the work of such layers into the first of them, which then stands where the last stood (all that the others
-    read is known there). Only where the blob between them has no other reader and is no output, so that no value anyone
-    asks for disappears; the result changes by rounding only."""
+    """Moves the work of such a chain of layers into the first, which takes the place of the last: there all that the
+    others read is made. A blob between two of them must have no other reader and be no output, so that no value that
+    anybody asks for disappears. The result changes by rounding only."""
     readers = graph.readers()
-    stands_for: dict[Layer, Layer | None] = {}  # the last of a chain by the first, and nothing by the others
+    # Layer of a chain -> the layer that takes its place: the first for the last, None for the others.
+    stands_for: dict[Layer, Layer | None] = {}
     for layer in graph.layers:
         gone: list[Layer] = []
         while layer not in stands_for and len(layer.tops) == 1 and not layer.loss_weights[0]:

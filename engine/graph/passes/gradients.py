@@ -1,6 +1,4 @@
-"""Which blobs need a gradient: something below them learns, and a loss lies above them. The rest of backward is
-pruned.
-"""
+"""Marks the blobs that need a gradient: those between something that learns and a loss. Ops compute no others."""
 
 from __future__ import annotations
 
@@ -11,15 +9,16 @@ from engine.layers.split import Split
 
 
 def mark_gradients(graph: Graph, gradients: bool) -> None:
-    """Sets `needs_gradient` on every blob. With `force_backward` gradients also flow to inputs, and from every output.
+    """Sets `needs_gradient` of every blob. With `force_backward` gradients also flow to inputs, and from every output.
 
-    gradients: whether there is a backward. Raises ConfigError when a gradient would have to pass a layer that has none.
+    gradients: whether there is a backward. Raises ConfigError if a gradient would have to pass a layer without a
+    backward.
     """
     if not gradients:
         return
     wanted = _below(graph)
     ends = ends_of(graph)
-    leads: set[Blob] = set(ends)  # to a loss
+    leads: set[Blob] = set(ends)  # blobs that lead to a loss
     for layer in reversed(graph.layers):
         weighted = zip(layer.tops, layer.loss_weights, strict=True)
         senders = [number for number, (top, weight) in enumerate(weighted) if weight or top in leads]
@@ -36,13 +35,13 @@ def mark_gradients(graph: Graph, gradients: bool) -> None:
     for layer in graph.layers:
         layers += [layer, *_mark_weighted_tops(graph, layer, wanted)]
     graph.layers = layers
-    for blob in ends & wanted:  # gradients that Python sets
+    for blob in ends & wanted:  # Python may set their gradients
         blob.needs_gradient = blob.gradient_is_set = True
 
 
 def ends_of(graph: Graph) -> set[Blob]:
-    """Where, with `force_backward`, no layer sends a gradient, but Python may: outputs, and what is read only by layers
-    without a backward or without tops."""
+    """Returns the blobs whose gradients, with `force_backward`, no layer writes but Python may: outputs, and bottoms of
+    layers without a backward or without tops."""
     if not graph.force_backward:
         return set()
     ends = set(graph.outputs)
@@ -53,8 +52,8 @@ def ends_of(graph: Graph) -> set[Blob]:
 
 
 def _below(graph: Graph) -> set[Blob]:
-    """Blobs that depend on something that learns (or on an input, with force_backward), and those of which a layer asks
-    for a gradient by `propagate_down: true`, as in Caffe."""
+    """Returns the blobs that depend on something that learns (with force_backward also on an input), and those for
+    which a layer asks for a gradient by `propagate_down: true`, as in Caffe."""
     wanted: set[Blob] = set()
     for layer in graph.layers:
         if not layer.differentiable:
@@ -72,17 +71,17 @@ def _below(graph: Graph) -> set[Blob]:
 
 
 def _mark_weighted_tops(graph: Graph, layer: Layer, wanted: set[Blob]) -> list[Layer]:
-    """Tops with a loss_weight: it is their gradient, where the layer is no loss, whose op takes it for itself. Returns
-    the layers that follow this one now."""
+    """Makes loss_weight the gradient of a layer's top, if the layer is no loss: the op of a loss reads it by itself.
+    Returns the Splits that were added behind the layer."""
     added: list[Layer] = []
     if layer.is_loss:
         if layer.tops[0].needs_gradient and not layer.message.loss_weight:
-            layer.loss_weights[0] = 0.0  # as in Caffe: what its reader sends is its gradient
+            layer.loss_weights[0] = 0.0  # as in Caffe: its gradient is what its reader writes
         return added
     for number, (top, weight) in enumerate(zip(layer.tops, layer.loss_weights, strict=True)):
         if not weight or top.gradient_is_set:
             continue
-        if top.needs_gradient:  # what its reader sends counts, too: the weight moves to a top of a Split
+        if top.needs_gradient:  # a reader writes a gradient, too: a Split adds both, and has the weight
             (reader,) = graph.readers()[top]
             if isinstance(reader, Split) and reader.inserted:
                 split = reader

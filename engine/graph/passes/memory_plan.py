@@ -1,4 +1,4 @@
-"""One memory plan: activations, gradients and masks that are alive at different steps share memory in an arena."""
+"""Plans memory: activations, gradients and masks that are alive at different steps share memory in one arena."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Span = tuple[int, int]  # first and last step
 
 @dataclass(frozen=True)
 class Lifetime:
-    """A buffer of `bytes`, needed in each of `spans`, which are in order; what it holds between them is lost."""
+    """The steps in which a buffer of `bytes` is needed: the ascending `spans`. Its content between them is lost."""
 
     bytes: int
     spans: tuple[Span, ...]
@@ -30,14 +30,16 @@ class Lifetime:
         return self.spans[-1][1]
 
     def meets(self, other: Lifetime) -> bool:
+        """Tells whether both buffers are needed in some step."""
         return any(a[0] <= b[1] and b[0] <= a[1] for a in self.spans for b in other.spans)
 
 
 def plan(lifetimes: list[Lifetime]) -> tuple[list[int], int]:
-    """Offsets of the buffers in one arena, and its size, such that buffers alive at the same step do not overlap.
+    """Returns the offsets of the buffers in one arena, and its size, so that buffers alive at the same step do not
+    overlap.
 
-    Greedy by size, each in the lowest gap that fits: within a few per cent of the lower bound (the most bytes alive
-    at one step) on the nets of nets/.
+    It places the largest buffer first, each in the lowest gap that fits. On the nets of nets/ the size is within a few
+    per cent of the lower bound, the most bytes that are alive at one step.
     """
     order = sorted(range(len(lifetimes)), key=lambda i: (-lifetimes[i].bytes, lifetimes[i].first))
     offsets = [0] * len(lifetimes)
@@ -59,7 +61,7 @@ def plan(lifetimes: list[Lifetime]) -> tuple[list[int], int]:
 
 
 def apart(lifetimes: list[Lifetime]) -> tuple[list[int], int]:
-    """The plan switched off: every buffer has memory of its own."""
+    """Returns offsets and size as plan() does, with memory of its own for every buffer."""
     offsets, total = [], 0
     for life in lifetimes:
         offsets.append(total)
@@ -73,10 +75,11 @@ def place(
     enabled: bool = True,
     require: Callable[[int], object] = lambda count: None,
 ) -> None:
-    """Places a program's activation memory, whose lifetimes (by buffer) are given.
+    """Places a program's activation buffers in an arena. First it joins buffers whose ops can write a result over an
+    input that no later op needs.
 
-    Results are first written over inputs that nobody needs any more (a join of two buffers), where the ops allow it.
-    require: called with the bytes that it takes before it takes them, to raise where there are fewer.
+    lifetimes: by buffer. enabled: whether buffers share memory. require: called with the size of the arena before it is
+    allocated; raises if there is too little memory.
     """
     if not enabled:
         offsets, total = apart(lifetimes)
@@ -94,15 +97,16 @@ def place(
 
 
 def join(lifetimes: list[Lifetime], overwrites: list[tuple[int, int, int]]) -> tuple[list[int], list[Lifetime]]:
-    """Chains of buffers, each written over the one before it as soon as that is dead. overwrites: (step, source,
-    result) that are possible. Returns the first buffer of each one's chain, and the lifetimes of the chains in the
-    order of their first buffers."""
+    """Joins buffers to chains, in which each is written over the one before it, in the last step that needs that.
+
+    overwrites: (step, source, result) of each possible join. Returns the first buffer of each buffer's chain, and the
+    lifetimes of the chains, in the order of their first buffers."""
     first_of = list(range(len(lifetimes)))
-    end_of = list(range(len(lifetimes)))  # the last buffer of a chain, by its first
-    chains = dict(enumerate(lifetimes))
+    end_of = list(range(len(lifetimes)))  # first buffer of a chain -> its last buffer
+    chains = dict(enumerate(lifetimes))  # first buffer of a chain -> its lifetime
     for step, source, result in sorted(overwrites, key=lambda each: each[0]):
         into, last = first_of[source], first_of[result]
-        if into == last or last != result or end_of[into] != source:  # another result of this step lies there
+        if into == last or last != result or end_of[into] != source:  # another result was written there already
             continue
         before, after = chains[into], chains[last]
         if before.last == step == after.first and after.bytes <= before.bytes:

@@ -1,12 +1,12 @@
 """Mixed precision: activations and their gradients in bf16 where that saves time, everything else in float32.
 
-Convolutions, inner products and recurrent layers always run in bf16: it halves what they read and doubles or, with
-matrix units, more than doubles what they compute. An inner product writes float32 where its readers want that.
-Recurrent layers take x in bf16, multiply in bf16, and keep their states and tops in float32. Layers that can take bf16
-(`Layer.bf16`) do so when a bottom comes in bf16, so that nothing is converted only to be converted back; losses, labels
-and all other layers see float32 (which powers stay so, and why: `Power`). Parameters, their gradients and BatchNorm's
-statistics are float32 everywhere: ops convert what their kernels read. The exponent of bf16 is that of float32, so that
-losses need no scaling (Kalamkar et al. 2019, arXiv 1905.12322).
+Convolutions, inner products and recurrent layers always run in bf16: that halves the bytes that they read, and their
+kernels compute twice as fast, with matrix units even faster. An inner product writes float32 if its readers want that.
+Recurrent layers take x in bf16, multiply in bf16, and keep their states and tops in float32. Other layers that can take
+bf16 (`Layer.bf16`) do so if a bottom is in bf16, so that nothing is converted only to be converted back. Losses, labels
+and all other layers see float32 (`Power` says which powers do, and why). Parameters, their gradients and BatchNorm's
+statistics are float32 everywhere: ops convert what their kernels read. bf16 has the exponent of float32, so that losses
+need no scaling (Kalamkar et al. 2019, arXiv 1905.12322).
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from engine.graph.graph import Graph
 from engine.layers.base import Blob, Layer
 from engine.layers.cast import Cast
 
-ALWAYS = ("Convolution", "Deconvolution", "GRU", "InnerProduct", "LSTM", "Lstm", "RNN")  # those that gain by themselves
+# The types that run in bf16 even if their bottoms must be converted first.
+ALWAYS = ("Convolution", "Deconvolution", "GRU", "InnerProduct", "LSTM", "Lstm", "RNN")
 
 
 def lower_precision(graph: Graph) -> None:
     """Inserts Cast layers between layers of different precision, one for each blob that needs it. Runs after splits are
     inserted: every blob has one reader."""
-    narrow: set[Blob] = set()
+    narrow: set[Blob] = set()  # blobs in bf16; all others are wide, float32
     layers: list[Layer] = []
     readers = graph.readers()
 
     def is_read_wide(blob: Blob) -> bool:
-        """Where nobody would take it in bf16: an output, or what a loss or Accuracy reads, which should not see ties
-        that only rounding makes."""
-        for reader in readers.get(blob, ()):  # one at most
+        """Tells whether no reader takes a blob in bf16: for outputs, and for what a loss or Accuracy reads, which
+        should not see ties that only rounding makes."""
+        for reader in readers.get(blob, ()):  # there is one at most
             if reader.type == "Split":
                 return all(is_read_wide(top) for top in reader.tops)
             i = reader.bottoms.index(blob)
@@ -55,6 +56,7 @@ def lower_precision(graph: Graph) -> None:
 
 
 def _cast(blob: Blob, reader: Layer, to_bf16: bool) -> Layer:
+    """Returns a Cast that converts a blob for its reader."""
     name = f"{blob.name}_{reader.name}_{'bf16' if to_bf16 else 'fp32'}"
     message = proto.LayerParameter(name=name, type="Cast", bottom=[blob.name], top=[name])
     cast = Cast(message, reader.where, reader.phase)

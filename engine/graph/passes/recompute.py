@@ -15,18 +15,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Repeat:
-    """Op `op` runs its forward again just before step `step`, the first of the backward pass that reads its result."""
+    """A repeat of an op's forward, just before `step`, the first step of backward that reads its result.
+
+    inputs, result: the op's buffers. bytes: of the result."""
 
     op: int
     step: int
-    inputs: frozenset[int]  # buffers
+    inputs: frozenset[int]
     result: int
     bytes: int
 
 
 def choose(program: Program, budget: int | None) -> tuple[list[Repeat], list[Lifetime]]:
-    """What to compute again so that activations, gradients and masks take at most `budget` bytes, and the lifetimes
-    of all buffers then. None: nothing is repeated. Raises EngineError with the least bytes that it takes."""
+    """Chooses the ops to repeat so that activations, gradients and masks take at most `budget` bytes; None: no limit.
+
+    Returns the repeats, and the lifetimes of all buffers with them. Raises EngineError, with the least number of bytes
+    that is possible, if the budget is too small."""
     touched = program.touches()
     every = [] if budget is None else _independent(_candidates(program, touched))
     count = 0
@@ -37,7 +41,7 @@ def choose(program: Program, budget: int | None) -> tuple[list[Repeat], list[Lif
                 f"memory_budget: expected at least {least / 1e6:.2f} MB, which blobs and gradients take even when "
                 f"{len(every)} layers are computed twice, got {budget / 1e6:.2f} MB; give more, or a smaller batch_size"
             )
-        low, count = 0, len(every)  # too few, enough
+        low, count = 0, len(every)  # the first `low` repeats are too few, the first `count` are enough
         while count - low > 1:
             middle = (low + count) // 2
             if _bytes(program, touched, every[:middle]) > budget:
@@ -48,9 +52,9 @@ def choose(program: Program, budget: int | None) -> tuple[list[Repeat], list[Lif
 
 
 def _candidates(program: Program, touched: list[tuple[int, list[int]]]) -> list[Repeat]:
-    """The ops that can save memory: their result has readers in backward, until which their inputs stay alive anyway.
-    The largest first."""
-    half = len(program)  # steps below are forward
+    """Returns the repeats that save memory, the largest first: of ops whose result has readers in backward, up to which
+    their inputs stay alive anyway."""
+    half = len(program)  # steps below this are forward
     found = []
     for op, inputs, result in program.repeatable():
         size, steps = touched[result]
@@ -62,7 +66,7 @@ def _candidates(program: Program, touched: list[tuple[int, list[int]]]) -> list[
 
 
 def _independent(candidates: list[Repeat]) -> list[Repeat]:
-    """Those whose inputs are not recomputed themselves."""
+    """Returns the candidates without those whose inputs are results of other repeats."""
     kept: list[Repeat] = []
     results: set[int] = set()
     inputs: set[int] = set()
@@ -75,6 +79,7 @@ def _independent(candidates: list[Repeat]) -> list[Repeat]:
 
 
 def _lifetimes(touched: list[tuple[int, list[int]]], repeats: list[Repeat]) -> list[Lifetime]:
+    """Returns the lifetimes of all buffers. touched: (bytes, steps that touch it) of each buffer."""
     at = {each.result: each.step for each in repeats}
     lifetimes = []
     for buffer, (size, steps) in enumerate(touched):
@@ -88,4 +93,5 @@ def _lifetimes(touched: list[tuple[int, list[int]]], repeats: list[Repeat]) -> l
 
 
 def _bytes(program: Program, touched: list[tuple[int, list[int]]], repeats: list[Repeat]) -> int:
+    """Returns the size of the arena with these repeats."""
     return plan(join(_lifetimes(touched, repeats), program.overwrites())[1])[1]

@@ -25,7 +25,8 @@ def insert_splits(graph: Graph) -> None:
 
 
 def insert_split(producer: Layer, blob: Blob, uses: list[tuple[Layer, int]]) -> Split:
-    """A Split of the blob, from whose tops these bottoms are read now; uses: (layer, number of its bottom)."""
+    """Returns a Split of the blob, and makes its readers read the Split's tops. uses: (layer, number of its bottom) of
+    each reader."""
     name = f"{blob.name}_{producer.name}_split"
     message = proto.LayerParameter(name=name, type="Split", bottom=[blob.name])
     split = Split(message, producer.where, producer.phase)

@@ -1,8 +1,8 @@
-"""Turns strided 1 x 1 convolutions into dense ones: the pixels that they read are gathered first, once for all
+"""Turns strided 1 x 1 convolutions into dense ones: first the pixels that they read are gathered, once for all
 convolutions that read the same blob.
 
-Kernels for strided gradients run at half the speed of dense ones (ResNet's projections: 23 against 15 ms for the
-gradient of the data, as much for that of the weights), and gathering costs 1 to 2 ms.
+Kernels for strided gradients are slower than dense ones (ResNet's projections: 23 against 15 ms for the gradient of the
+data, and as much for that of the weights), and gathering takes 1 to 2 ms.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def subsample(graph: Graph) -> None:
 
 
 def _stride_between_pixels(layer: Layer) -> tuple[int, ...]:
-    """() unless the layer is a convolution that skips whole pixels of images."""
+    """Returns the stride of a 1 x 1 convolution that skips pixels of images; () for all other layers."""
     if layer.type != "Convolution" or len(layer.bottoms) != 1 or len(layer.bottoms[0].shape) != 4:
         return ()
     window = cast(Convolution, layer).window
@@ -47,7 +47,7 @@ def _stride_between_pixels(layer: Layer) -> tuple[int, ...]:
 
 
 def _gather(reader: Layer, blob: Blob, stride: tuple[int, ...]) -> Layer:
-    """An average over windows of one pixel."""
+    """Returns the layer that gathers every stride-th pixel: a Pooling over windows of one pixel."""
     name = f"{blob.name}_{reader.name}_every_{'x'.join(map(str, stride))}"
     message = proto.LayerParameter(name=name, type="Pooling", bottom=[blob.name], top=[name])
     param = message.pooling_param
