@@ -93,7 +93,7 @@ void Op::run(const Calls& calls, const dnnl::stream& stream) {
 }
 
 void Op::execute(const Call& call, const dnnl::stream& stream) {
-    // As primitive::execute does, which would build this list each time.
+    // Does what primitive::execute() does, which would build this list each time.
     if (call.list.empty())
         for (const auto& [which, memory] : call.args) call.list.push_back({which, memory.get(true)});
     const auto status =
@@ -167,7 +167,7 @@ memory Op::reading(const TensorPtr& tensor, const Layout& described, const Layou
     return target;
 }
 
-// The kernel of our own for a change of layout, where there is one.
+// Returns our own kernel for a change of layout, if there is one.
 static std::optional<PackedWeights> packed_weights(const Layout& from, const Layout& to) {
     constexpr auto blocked = memory::format_kind::blocked;
     if (from.get_data_type() != memory::data_type::f32 || to.get_data_type() != memory::data_type::bf16) return {};
@@ -198,8 +198,9 @@ Op::Target Op::writing(const TensorPtr& tensor, const Layout& described, const L
                                 " and cannot be shared with '" + op + "', which sees another shape");
 }
 
-// Two layers may describe one parameter with different dims (a shared blob, an inner product over images): that works
-// while the parameter is row-major, where only the count matters.
+// Returns the layout of a parameter, with the dims of `wanted`. Two layers may describe one parameter with different
+// dims (a shared blob, an inner product over images): that works while it is row-major, where only the count matters.
+// Throws std::invalid_argument if it is not.
 static Layout described_as(const TensorPtr& param, const Layout& wanted, const std::string& op) {
     if (param->layout.get_dims() == wanted.get_dims()) return param->layout;
     if (!is_plain(param->layout)) throw_other_shape(param, op);

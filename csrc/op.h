@@ -1,6 +1,6 @@
-// An op is one node of the lowered program: what a layer does to tensors, forward and, where a gradient is wanted,
-// backward. Its constructor fixes layouts, builds primitives and says which tensors each pass touches; forward() and
-// backward() only run.
+// An op is one node of the lowered program: what a layer does to tensors in forward and, if a gradient is wanted, in
+// backward. Its constructor fixes layouts, builds primitives and declares which tensors each pass touches; forward()
+// and backward() only run.
 #pragma once
 
 #include <functional>
@@ -15,7 +15,8 @@
 
 namespace engine {
 
-// What Python hands over with an op. A missing key without a default throws, naming op and key.
+// What Python hands over with an op. Methods throw std::invalid_argument, which names the key, for a missing key
+// without a default, and for a value of another type.
 class Attributes {
 public:
     using Callback = std::function<void(bool backward)>;  // into the interpreter, which it locks; may throw
@@ -34,23 +35,23 @@ public:
     const Callback& callback(const std::string& key) const;
 };
 
-// Randomness is counted, not drawn: an op that needs it hashes (seed, step, sample, element).
+// Random numbers are counted, not drawn: an op that needs one hashes (seed, step, sample, element).
 struct Counter {
     uint64_t seed = 1;
-    uint64_t step = 0;          // iteration; its micro-batches have other samples
-    uint64_t first_sample = 0;  // of this rank's share, within the global batch
-    int64_t batch = 0;          // samples in this rank's share; 0: as many as a blob has rows
+    uint64_t step = 0;          // the iteration; micro-batches of one differ in their samples
+    uint64_t first_sample = 0;  // the number of this pass's first sample among those of all ranks
+    int64_t batch = 0;          // samples in this pass; 0: as many as a blob has rows
 
-    // Row n, of so many of a blob, among those of the global batch: where each sample has one row, or several, the same
-    // on any number of ranks; else at least no other rank's.
+    // Returns the number of row n of a blob of `rows` rows among the rows of all ranks. If each sample has one row, or
+    // an equal number of rows, it is the same on any number of ranks; else it is at least no other rank's.
     uint64_t row(int64_t n, int64_t rows) const {
         const int64_t each = batch == 0 ? 1 : rows % batch == 0 ? rows / batch : rows;
         return first_sample * uint64_t(each) + uint64_t(n);
     }
 };
 
-// The ranks that train together, for ops whose results depend on all of them. sum() adds up an array over the ranks, in
-// place; all ranks call it in the same order.
+// The ranks that train together, for ops whose results depend on all of them. sum() sums an array over the ranks, in
+// place; all ranks must call it in the same order.
 struct Ranks {
     int64_t count = 1;
     std::function<void(double* values, int64_t size)> sum = [](double*, int64_t) {};
@@ -58,19 +59,19 @@ struct Ranks {
 
 struct OpSpec {
     std::string name;       // the layer's, for errors and timings
-    bool backward = true;   // gradients may be asked for: phase TRAIN, or force_backward
-    bool keep_all = false;  // Python may change a blob, or a gradient, between ops, which leaves the others alone
+    bool backward = true;   // whether gradients may be wanted: in phase TRAIN, or with force_backward
+    bool keep_all = false;  // whether Python may change any blob or gradient between ops, so that none may share memory
     Attributes attributes;
     std::vector<TensorPtr> inputs;  // bottoms
     std::vector<TensorPtr> params;
     std::vector<Dims> output_shapes;     // tops
-    std::vector<bool> output_gradients;  // which tops carry a diff
-    // Whether backward begins or passes here: a loss needs nobody to send it a gradient.
+    std::vector<bool> output_gradients;  // which tops have a gradient
+    // Tells whether a top has a gradient, or the op is a loss, which begins backward.
     bool leads_to_loss() const;
     const Counter* counter = nullptr;
     const Ranks* ranks = nullptr;
 
-    // Compiled once, in op.cpp, as are Op's: in the file of each op they took a third of all compiling.
+    // Defined in op.cpp, as are Op's: inline, in the file of each op, they took a third of the time of compiling.
     OpSpec();
     OpSpec(const OpSpec&);
     OpSpec(OpSpec&&) noexcept;
@@ -88,16 +89,16 @@ public:
     virtual void forward(const dnnl::stream& stream) { run(forward_calls_, stream); }
     virtual void backward(const dnnl::stream& stream) { run(backward_calls_, stream); }
 
-    // Ops with one result that is cheap to compute again, from inputs that are still what they were, between the two
-    // passes: repeat() does it and changes nothing else.
+    // True for ops with one result that is cheap to compute again, between the two passes, while the inputs are what
+    // they were. repeat() does that, and changes nothing else.
     virtual bool repeatable() const { return false; }
     virtual void repeat(const dnnl::stream& stream) { forward(stream); }
 
-    // For ops that remember something from pass to pass: takes over what an op of the same layer does, of a net that
-    // this one's replaces.
+    // Takes over what the op of the same layer remembers from pass to pass, in a net that this op's net replaces.
     virtual void succeed(const Op&) {}
 
-    // For ops that keep what they made of constant parameters: those have changed, other than by Tensor::write.
+    // Tells an op that constant parameters, of which it keeps what it has prepared, have changed by another way than
+    // Tensor::write.
     virtual void parameters_changed() {}
 
     // True when some bottom or parameter wants a gradient: only then does backward run.
@@ -119,7 +120,8 @@ public:
 
     virtual std::string implementation() const { return implementation_; }
 
-    // Changes of layout that no other op shares: what the plan could not avoid, and what the last run paid for it.
+    // The changes of layout inside this op, which the plan could not avoid, and the time that each took in the last
+    // run.
     struct Reorder {
         Pass pass;
         Layout from, to;
@@ -128,8 +130,9 @@ public:
     std::vector<Reorder> reorders() const;
 
 protected:
+    // A call of a primitive, or of `own`, a kernel of our own. One of our own that has args is a reorder.
     struct Call {
-        dnnl::primitive primitive;  // or `own`, a kernel of our own; if it has args, a reorder
+        dnnl::primitive primitive;
         std::unordered_map<int, dnnl::memory> args;
         std::function<void()> own = {};
         mutable std::vector<dnnl_exec_arg_t> list =
@@ -144,52 +147,56 @@ protected:
     const TensorPtr& input(size_t i) const { return spec_.inputs.at(i); }
     const TensorPtr& param(size_t i) const { return spec_.params.at(i); }
     bool input_gradient(size_t i) const { return spec_.backward && spec_.inputs.at(i)->diff; }
-    // Not where no gradient arrives (a test net, a branch without a loss), though the solver may know the parameter.
+    // Tells whether this op computes the gradient of parameter i. It does not if no gradient arrives (in a test net, in
+    // a branch without a loss), though the parameter may have one.
     bool param_gradient(size_t i) const;
     bool output_gradient(size_t i) const { return spec_.output_gradients.at(i); }
 
-    // Losses, which say so by the attribute loss_weight: the first top, a scalar, and what their gradients are
-    // multiplied by, its weight and what a layer that reads it has sent.
+    // For losses, which have the attribute loss_weight. make_loss() makes the first top, a scalar. loss_gradient()
+    // returns the factor of the op's gradients: loss_weight, plus the top's gradient if a layer reads the top.
     void make_loss();
     double loss_gradient() const;
 
-    // Makes top i with its own memory, or as a view of an existing buffer (the diffs then share one too).
+    // Makes top i with memory of its own, or as a view of an existing buffer (with share_diff the gradients share one,
+    // too).
     TensorPtr output(size_t i, const Layout& layout);
     TensorPtr output_view(size_t i, const Layout& layout, const TensorPtr& of, bool share_diff);
-    // Lives from this op's forward to its backward (masks, statistics, pooling indices).
+    // Makes a tensor that lives from this op's forward to its backward (masks, statistics, pooling indices).
     TensorPtr workspace(const std::string& what, const Layout& layout);
 
-    // Declares what a pass reads or writes. A tensor that is not declared may be overwritten by the memory plan.
+    // Declares that a pass reads or writes a tensor. Others may be overwritten by then, as the memory plan has it.
     void touch(Pass pass, const TensorPtr& tensor);
     void touch(Pass pass, std::initializer_list<TensorPtr> tensors);
-    // The plan may place `output` in the memory of `input` when nobody needs `input` any more.
+    // Declares that `output` may be written over `input`, if no later op needs `input`.
     void may_overwrite(Pass pass, const TensorPtr& input, const TensorPtr& output);
 
-    // Scratch of the call being built; fresh_scratch() starts over, for a call that runs when the former are finished.
+    // Scratch for the call that is being built. fresh_scratch() begins anew, for calls that run after those so far.
     void fresh_scratch() { scratch_used_ = 0; }
     dnnl::memory scratch(const Layout& layout);
 
-    // oneDNN arguments in the layout that a primitive wants; reorders (through scratch) are added only where layouts
-    // differ.
+    // reading() returns a tensor as a primitive's argument in the layout `wanted`; writing() returns where a primitive
+    // that writes `wanted` puts its result, and finish() brings that to the tensor. Reorders, through scratch, are
+    // added to the calls only if layouts differ. described: the tensor's layout, perhaps with other dims.
     dnnl::memory reading(const TensorPtr& tensor, const Layout& wanted, Calls& calls);
     dnnl::memory reading(const TensorPtr& tensor, const Layout& described, const Layout& wanted, Calls& calls);
     static Call reorder(const dnnl::memory& from, const dnnl::memory& to);
     struct Target {
-        dnnl::memory memory;  // what the primitive writes
-        dnnl::memory final;   // where it must end up, if elsewhere
-        bool add = false;
+        dnnl::memory memory;  // where the primitive writes
+        dnnl::memory final;   // where the result must end up, if that is elsewhere
+        bool add = false;     // whether it is added to what is there
     };
     Target writing(const TensorPtr& tensor, const Layout& described, const Layout& wanted, bool add = false);
     Target writing(const TensorPtr& tensor, const Layout& wanted) { return writing(tensor, tensor->layout, wanted); }
-    // The gradient of parameter i: straight into the arena, or through scratch when it is accumulated or not wanted.
+    // Returns where a primitive writes the gradient of parameter i: the arena, or scratch if the gradient is
+    // accumulated or not wanted.
     Target writing_gradient(size_t i, const Layout& wanted);
     void finish(const Target& target, Calls& calls);
-    // Parameter i for a primitive that wants it in `wanted`. The first reader of a parameter decides its layout; its
-    // type is always float32.
+    // Returns parameter i in the layout `wanted`. The first reader of a parameter decides its layout; its type is
+    // always float32.
     dnnl::memory reading_param(size_t i, const Layout& wanted, Calls& calls);
-    // The same as it is, without a reorder: described with the dims of `wanted`.
+    // Returns parameter i as it is, without a reorder, with the dims of `wanted`.
     dnnl::memory described_param(size_t i, const Layout& wanted);
-    // For kernels of our own that keep a parameter as a row-major array.
+    // Makes parameter i a row-major array, for kernels of our own.
     void plain_param(size_t i);
 
     OpSpec spec_;
@@ -201,7 +208,7 @@ private:
     double loss_weight_ = 0;
     std::vector<BufferPtr> touched_[2];
     std::vector<Overwrite> overwrites_;
-    std::vector<std::pair<dnnl::memory, size_t>> scratch_;  // and its offset
+    std::vector<std::pair<dnnl::memory, size_t>> scratch_;  // (memory, its offset in the program's scratch)
     size_t scratch_used_ = 0, scratch_peak_ = 0;
 };
 

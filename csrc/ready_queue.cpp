@@ -61,7 +61,7 @@ bool ReadyQueue::wait_ready(int bucket, double timeout) {
     else
         ready_.wait_for(lock, std::chrono::duration<double>(timeout), arrived);
     if (stopped_.load() || !in_flight(slot)) return false;
-    if (slot.event.start == 0) slot.event.start = slot.event.reduced = now();  // not at later chunks
+    if (slot.event.start == 0) slot.event.start = slot.event.reduced = now();  // at the bucket's first chunk
     return true;
 }
 
@@ -122,7 +122,7 @@ bool ReadyQueue::wait_all_done(double timeout) {
 }
 
 void ReadyQueue::abandon() {
-    std::lock_guard<std::mutex> lock(mutex_);  // idle servers look under it
+    std::lock_guard<std::mutex> lock(mutex_);  // idle servers read the slots under it
     for (int bucket = 0; bucket < buckets_; ++bucket) {
         slots_[bucket].marked.store(-1);
         slots_[bucket].finished.store(-1);

@@ -1,4 +1,5 @@
-// Where the executor and the communication servers meet, bucket by bucket. Knows neither MPI nor Python.
+// The queue through which the executor hands buckets to the communication servers, and by which it waits for their
+// updates. It knows neither MPI nor Python.
 //
 //   solver thread:  begin_step(); backward: ready(b) ...;   next forward: wait_done(b) before the first reader of b
 //   a server:       for its buckets in a fixed order: wait_ready(b); reduce; reduced(b); update; done(b)
@@ -15,7 +16,7 @@
 
 namespace engine {
 
-// What a server could not do, raised again in the thread that waits for it.
+// The error of a server, parked and thrown again in the thread that waits for the server.
 struct ParkedError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
@@ -32,46 +33,52 @@ public:
 
     int size() const { return buckets_; }
 
-    // Solver thread. Opens step `step`: from here every bucket is marked ready once. Throws std::logic_error when
-    // buckets of the step before are still in flight.
+    // A bucket is in flight from ready() to done(). Timeouts are in seconds; a negative one is no limit.
+
+    // For the solver's thread.
+    // Opens a step, in which every bucket is to be marked ready once. Throws std::logic_error if buckets of the step
+    // before are still in flight, or if the step has begun already.
     void begin_step(int64_t step);
-    // The gradients of `bucket` are complete. Throws std::logic_error outside a step, or when marked twice in one.
+    // Marks that the gradients of `bucket` are complete. Throws std::logic_error outside a step, or if it is marked
+    // twice in one.
     void ready(int bucket);
-    // Returns when the update of `bucket` is in the weights, at once if nothing is in flight. Throws ParkedError.
+    // Returns when the update of `bucket` is in the weights, at once if it is not in flight. Throws ParkedError.
     void wait_done(int bucket);
-    // False when the time is over (seconds; negative: no limit).
+    // Waits for all buckets. Returns false when the time is over. Throws ParkedError.
     bool wait_all_done(double timeout = -1);
-    // Solver thread, where no bucket is in flight or no server works: forgets the open step and those before, which may
-    // then begin again.
+    // Forgets the open step and those before, which may then begin again. No bucket may be in flight, or no server at
+    // work.
     void abandon();
 
-    // A server. Waits until `bucket` is ready; false when the time is over (seconds; negative: no limit) or the queue
-    // has stopped.
+    // For servers.
+    // Waits until `bucket` is ready. Returns false when the time is over or the queue has stopped.
     bool wait_ready(int bucket, double timeout = -1);
-    // Waits until some bucket of `order` is ready; the first of them in that order, -1 when the queue has stopped.
+    // Waits until some bucket of `order` is ready. Returns the first of these in that order; -1 when the queue has
+    // stopped.
     int wait_first(const std::vector<int>& order);
-    void reduced(int bucket);  // takes the time only
+    void reduced(int bucket);  // notes the time, for events
     void done(int bucket, int server = 0);
-    // Parks the first error and stops the queue: waiters of either side wake up.
+    // Parks an error, the first if there are several, and stops the queue: all waits end.
     void fail(const std::string& message);
+    // Stops the queue: all waits end.
     void close();
     bool stopped() const { return stopped_.load(std::memory_order_acquire); }
 
-    // Buckets of the open step that backward has not marked yet; empty when it is complete.
+    // Returns the buckets that backward has not marked in the open step yet.
     std::vector<int> missing() const;
-    // The latest step's event of `bucket`.
+    // Returns the event of `bucket` in the latest step.
     Event times(int bucket) const;
-    // While recording, done() keeps every event until take_events() collects them.
+    // Begins or stops recording: then done() keeps every event until take_events() returns it.
     void record(bool on);
     std::vector<Event> take_events();
-    // Time that wait_done and wait_all_done spent blocked since the queue was made: exposed communication.
+    // Returns the exposed communication: the nanoseconds that waits for done buckets were blocked so far.
     int64_t waited_ns() const { return waited_ns_.load(std::memory_order_relaxed); }
-    // The part of it that was spent on `bucket`.
+    // Returns those of one bucket.
     int64_t waited_ns(int bucket) const;
 
 private:
     struct Slot {
-        std::atomic<int64_t> marked{-1}, finished{-1};  // the last step in which it was ready, done
+        std::atomic<int64_t> marked{-1}, finished{-1};  // the last steps in which it was ready and done
         std::atomic<int64_t> waited{0};
         Event event{-1, -1, -1, 0, 0, 0, 0};
     };
@@ -84,7 +91,7 @@ private:
     std::atomic<int64_t> step_{-1};
     std::atomic<bool> stopped_{false}, failed_{false};
     std::atomic<int64_t> waited_ns_{0};
-    mutable std::mutex mutex_;  // guards what follows, and the sleepers of both conditions
+    mutable std::mutex mutex_;  // guards what follows and the slots' events, and belongs to both conditions
     std::condition_variable ready_, done_;
     std::string error_;
     bool recording_ = false;

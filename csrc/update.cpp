@@ -14,11 +14,12 @@
 namespace engine {
 namespace {
 
-constexpr int64_t task_floats = 16384;  // 64 KB of each arena, several fit into a second-level cache
-constexpr int64_t block_floats = 4096;  // are unpacked and used while they are in the first-level cache
+constexpr int64_t task_floats = 16384;  // of a task: 64 KB of each arena, so that all fit into a second-level cache
+constexpr int64_t block_floats = 4096;  // unpacked at a time, and used while they are in the first-level cache
 constexpr int lane_count = 8;
 
-// Flush-to-zero and denormals-are-zero in the calling thread, for a server's thread that has no OpenMP team.
+// Sets flush-to-zero and denormals-are-zero in the calling thread for its lifetime: a server's thread is not one of the
+// compute threads, which have them set.
 class NoDenormals {
 public:
 #if defined(__x86_64__)
@@ -30,7 +31,7 @@ private:
 #endif
 };
 
-// In fixed lanes, so that the order of the additions is the same for every vector width.
+// Sums in fixed lanes, so that the order of the additions is the same for every vector width.
 ENGINE_VECTORISED double sum_of_squares(const float* __restrict values, int64_t count) {
     double lanes[lane_count] = {};
     const int64_t whole = count - count % lane_count;
@@ -122,7 +123,7 @@ void Updater::check_constants() const {
     if (names(declared) != names(constants_))
         throw std::invalid_argument("update rule " + rule_.name + " reads " + names(declared) + ", got " +
                                     (constants_.empty() ? "nothing" : names(constants_)));
-    // On no floats, so that a rule that reads what it does not declare fails here, not in a thread.
+    // Applies the rule to no floats, so that one that reads what it does not declare fails here, not in a thread.
     const ParameterRange none{0, 0, 0, 0, 0};
     apply(none, factors(none), 0, 0, gradients_);
 }
@@ -171,7 +172,7 @@ std::vector<double> Updater::squares() const {
     if (!has_local_rates()) return {};
     const size_t count = local_rates_.size();
     std::vector<double> sums(2 * count);
-    for (const auto& tasks : tasks_)  // in one order, whoever measured them: the same bits on every rank
+    for (const auto& tasks : tasks_)  // in one order, whichever threads measured them: the same bits on every rank
         for (const Task& task : tasks) {
             sums[size_t(task.parameter)] += task.gradient_squares;
             sums[count + size_t(task.parameter)] += task.weight_squares;
@@ -226,7 +227,7 @@ void Updater::apply(int bucket, int threads) const {
     const auto& tasks = this->tasks(bucket);
     const int64_t count = int64_t(tasks.size());
     const auto whole = [this](const Task& t) { apply(t, factors(t), t.begin, t.end, gradients_ + t.begin); };
-    if (threads <= 1) {  // a server: no OpenMP team of its own
+    if (threads <= 1) {  // in a server's thread, which shall not start an OpenMP team
         NoDenormals guard;
         for (const Task& task : tasks) whole(task);
         return;
@@ -267,7 +268,7 @@ void Updater::apply_rows(int bucket, int64_t begin, int64_t end, const uint16_t*
     for (const Task& task : tasks(bucket)) {
         const int64_t first = std::max(begin, task.begin), last = std::min(end, task.end);
         if (first >= last) continue;
-        std::fill(packed + (done - begin), packed + (first - begin), uint16_t(0));  // between two parameters
+        std::fill(packed + (done - begin), packed + (first - begin), uint16_t(0));  // the gap between two parameters
         done = last;
         const Factors factors = this->factors(task);
         for (int64_t at = first; at < last; at += block_floats) {

@@ -1,5 +1,5 @@
-// The update of the parameters: one fused pass over a bucket of the flat arenas. Pure C++; knows nothing of ranks or
-// layers.
+// The update of the parameters: one fused pass over a bucket of the flat arenas. It is pure C++ and knows nothing of
+// ranks or layers.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,15 @@
 
 namespace engine {
 
-// Floats [begin, end) of the gradients that belong to one parameter: all of it, or some of a large one. After an update
-// its values are brought back to [least, most].
+// Floats [begin, end) of the gradients that belong to one parameter: the whole of it, or some of a large one. An update
+// clamps its values to [least, most].
 struct ParameterRange {
     int64_t begin, end;
     float lr_mult, decay_mult;
     int parameter;  // its number, from 0
     float least = -std::numeric_limits<float>::infinity(), most = std::numeric_limits<float>::infinity();
-    // How far on its floats are in the weights and in the histories, of which a rank may keep no more than its share.
+    // Added to an index of the gradients they give that of the weights, and of the histories: a rank may have arrays of
+    // its shares alone for these.
     int64_t weights_shift = 0, history_shift = 0;
 };
 
@@ -34,8 +35,8 @@ struct WeightDecay {
     bool l1 = false;  // regularization_type: "L1"; else L2
 };
 
-// Layer-wise rates, You et al., "Large Batch Training of Convolutional Networks": where lr_mult is above 0, it becomes
-// ratio |w| / (|g| + weight_decay |w|), with the norms of a parameter; 1 where one of them is 0.
+// Layer-wise rates, You et al., "Large Batch Training of Convolutional Networks": a parameter whose lr_mult is above 0
+// has ratio |w| / (|g| + weight_decay |w|) in its place, with the norms of the parameter; 1 if one of them is 0.
 struct LocalRates {
     float ratio = 0;            // 0: off
     bool clip = false;          // LARC: the rate is the smaller of this and the global one, instead of their product
@@ -45,45 +46,47 @@ struct LocalRates {
 
 class Updater {
 public:
-    // weights, gradients and each history are arenas with the same offsets but for the shifts of a range; buckets[b]
-    // lists the ranges of bucket b. constants: a value for each that the rule declares. Throws std::invalid_argument
-    // for an unknown rule, for histories or constants that are not the rule's, for a range outside of an arena.
+    // weights, gradients and each history are arenas with the same offsets, but for the shifts of a range. buckets[b]
+    // lists the ranges of bucket b. constants: a value for each constant that the rule declares. Throws
+    // std::invalid_argument for an unknown rule, for histories or constants that are not the rule's, and for a range
+    // outside of an arena.
     Updater(const std::string& rule, FloatArena weights, FloatArena gradients, const std::vector<FloatArena>& histories,
             const std::vector<std::vector<ParameterRange>>& buckets, std::map<std::string, float> constants,
             WeightDecay weight_decay, LocalRates local_rates);
 
-    // Between two steps. scale: 1 / (ranks * iter_size), the one place that averages. iteration: updates finished
-    // before this one. momentum_correction: a history that is a momentum is multiplied by it (rate / the rate of the
-    // step before; 1: off).
+    // The setters are for the time between two steps, and hold for the steps that follow.
+
+    // Sets the numbers of the next step. scale: 1 / (ranks * iter_size), the one place that averages. iteration:
+    // updates finished before this one. momentum_correction: what a history that is a momentum is multiplied by, the
+    // rate divided by that of the step before; 1: nothing.
     void set_step(double rate, double scale, int64_t iteration, double momentum_correction = 1);
-    // Between two steps: the factor of those to come.
     void set_weight_decay(float factor);
-    // Between two steps: a constant that the rule declares, of those to come. Throws std::invalid_argument for others.
+    // Sets a constant that the rule declares. Throws std::invalid_argument for others.
     void set_constant(const std::string& field, float value);
     void set_local_ratio(float ratio) { local_.ratio = ratio; }
-    // clip / norm when the norm of the gradients exceeds it, else 1; set_step makes it 1 again.
+    // factor: clip / norm if the norm of the gradients is larger than clip, else 1. set_step() sets it to 1.
     void set_clip_factor(double factor);
 
-    // Sum of squares of the gradients of a bucket as they are (before scale). The same bits for any number of threads.
-    // Also keeps what squares() adds up.
+    // Returns the sum of squares of a bucket's gradients as they are (before scale), the same bits for any number of
+    // threads. Keeps what squares() needs.
     double measure(int bucket, int threads = 1);
-    // What layer-wise rates are made of, if they are on: when every bucket is measured, the sums of squares of each
-    // parameter's gradients, then of each one's weights.
+    // Returns the sums of squares of each parameter's gradients, then of each parameter's weights, when every bucket is
+    // measured; nothing if layer-wise rates are off.
     std::vector<double> squares() const;
-    // After set_clip_factor(), before apply(). squares: added up over all who have a share of the parameters. Throws
-    // std::invalid_argument for as many as are not those of squares().
+    // Sets the layer-wise rates, after set_clip_factor() and before apply(). squares: those of squares(), summed over
+    // the ranks if each has shares of the parameters. Throws std::invalid_argument if there are more or fewer.
     void set_local_rates(const std::vector<double>& squares);
     bool has_local_rates() const { return local_.ratio > 0; }
-    // Normalise, clip, decay, rule and step in one pass. Buckets are independent: servers may call this at the same
-    // time. The result does not depend on `threads`, nor on the vector width of the processor.
+    // Normalises, clips, decays and updates a bucket in one pass. Buckets are independent: servers may call this at the
+    // same time. The result does not depend on `threads`, nor on the vector width of the processor.
     void apply(int bucket, int threads = 1) const;
-    // The floats [begin, end) of a bucket, in the calling thread. packed: their gradients as bfloat16, which are
-    // unpacked on the way, into the arena if `keep`; null: those of the arena.
+    // Updates the floats [begin, end) of a bucket in the calling thread. packed: their gradients as bfloat16, which are
+    // unpacked, into the arena if `keep`; null: the gradients are in the arena.
     void apply_range(int bucket, int64_t begin, int64_t end, const uint16_t* packed, bool keep) const;
 
-    // The same of gradients that come as rows of bfloat16 from other ranks (wire.h): row r of `rows` holds those of
-    // [begin, end), r * stride on; those of row `own` are in the arena, which gets the sums if `keep`. packed: gets the
-    // new weights as bfloat16, and 0 between parameters.
+    // Updates as apply_range() does, by gradients that came from the ranks as rows of bfloat16 and are not summed yet
+    // (wire.h). Row r, at rows + r * stride, holds those of [begin, end); row `own` is in the arena instead, which gets
+    // the sums if `keep`. packed: receives the new weights as bfloat16, and 0 in gaps between parameters.
     void apply_rows(int bucket, int64_t begin, int64_t end, const uint16_t* rows, int64_t row_count, int64_t stride,
                     int64_t own, uint16_t* packed, bool keep) const;
 
@@ -91,7 +94,7 @@ public:
     int histories() const { return int(histories_.size()); }
 
 private:
-    // What a thread does at a time: a range cut small, with the sums of squares that were measured.
+    // What a thread does at a time: some of a range, with the sums of squares that measure() found in it.
     struct Task : ParameterRange {
         double gradient_squares = 0, weight_squares = 0;
     };

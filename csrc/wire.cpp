@@ -12,7 +12,7 @@
 namespace engine {
 namespace {
 
-constexpr int64_t block_floats = 2048;  // stay in the first-level cache while rows are added
+constexpr int64_t block_floats = 2048;  // summed at a time, so that they stay in the first-level cache
 
 inline __attribute__((always_inline)) float widen(uint16_t value) {
     const uint32_t bits = uint32_t(value) << 16;
@@ -21,7 +21,7 @@ inline __attribute__((always_inline)) float widen(uint16_t value) {
     return result;
 }
 
-// To nearest, ties to even; a NaN stays one (rounding could carry it into infinity).
+// Rounds to nearest, ties to even. A NaN stays one: rounding as a number could make it infinity.
 inline __attribute__((always_inline)) uint16_t narrow(float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
@@ -29,18 +29,19 @@ inline __attribute__((always_inline)) uint16_t narrow(float value) {
     return uint16_t((int32_t(bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded) >> 16);
 }
 
-// The loss of a value that is not finite would be NaN for ever.
+// Returns what rounding has lost of a value; 0 if the value is not finite, or the residual would be NaN for ever.
 inline __attribute__((always_inline)) float lost(float value, uint16_t packed) {
     const float difference = value - widen(packed);
     return difference - difference == 0 ? difference : 0;
 }
 
-// Sixteen of them, rounded in the upper halves of words. The compiler by itself packs in twice as many instructions.
+// Rounds sixteen values; the results are the upper halves of words. The compiler's own code for a loop over narrow()
+// has twice as many instructions.
 using Words = uint32_t __attribute__((vector_size(64)));
 using Signed = int32_t __attribute__((vector_size(64)));
 using Halves = uint16_t __attribute__((vector_size(32)));
 using Floats = float __attribute__((vector_size(64)));
-constexpr int64_t vector_floats = 16, floats_ahead = 512;  // memory is asked for so far ahead
+constexpr int64_t vector_floats = 16, floats_ahead = 512;  // ahead: how far memory is prefetched
 
 inline __attribute__((always_inline)) void narrow(const float* values, Words& rounded) {
     Words bits;
@@ -62,7 +63,7 @@ ENGINE_VECTORISED void pack(const float* __restrict values, uint16_t* __restrict
     for (; i < count; ++i) packed[i] = narrow(values[i]);
 }
 
-// As pack() and then add(), but in registers.
+// Does what pack() and then add() do, but in registers.
 ENGINE_VECTORISED void add_rounded(const float* __restrict values, float* __restrict sum, int64_t count) {
     int64_t i = 0;
     for (; i + vector_floats <= count; i += vector_floats) {
@@ -161,7 +162,7 @@ void unpack_bf16(const uint16_t* packed, float* values, int64_t count) { unpack(
 
 void unpack_bf16_away(const uint16_t* packed, float* values, int64_t count) {
 #if defined(__x86_64__)
-    constexpr int64_t line = 16;  // floats of a cache line, which has to be written as a whole
+    constexpr int64_t line = 16;  // floats of a cache line: streaming stores should write whole lines
     const int64_t to_line = int64_t((64 - reinterpret_cast<uintptr_t>(values) % 64) % 64 / sizeof(float));
     const int64_t head = std::min(count, to_line), whole = head + (count - head) / line * line;
     unpack(packed, values, head);
