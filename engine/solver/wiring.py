@@ -92,7 +92,6 @@ def _match_batches(config: NetConfig, batch: int) -> None:
 
 def _check_names(solver: SolverConfig, generator: NetConfig, discriminator: NetConfig) -> None:
     """Raises ConfigError for names that are unknown, or that both nets have."""
-    param, place = solver.message.adversarial, solver.place
     inputs: dict[str, int] = {}
     found: dict[str, int] = {}
     names = {generator.message.layer[i].name: generator.where(i) for i in kept_layers(generator)}
@@ -106,6 +105,27 @@ def _check_names(solver: SolverConfig, generator: NetConfig, discriminator: NetC
                 "give it another name",
                 discriminator.where(i),
             )
+    _check_meets(solver, inputs, blobs, generator, discriminator)
+    _check_score(solver, found, discriminator)
+    both = sorted(set(found) & set(blobs) - set(inputs))
+    if both:
+        raise ConfigError(
+            f"blob '{both[0]}' is in the generator, too ({blobs[both[0]]}); give it another name",
+            discriminator.where(found[both[0]]),
+        )
+
+
+def _check_meets(
+    solver: SolverConfig,
+    inputs: dict[str, int],
+    blobs: dict[str, str],
+    generator: NetConfig,
+    discriminator: NetConfig,
+) -> None:
+    """Raises ConfigError if a meet names what is not there, or if an input of the discriminator is in no meet.
+
+    inputs: of the discriminator, with the indices of their layers. blobs: of the generator, with their places."""
+    param, place = solver.message.adversarial, solver.place
     for meet in param.meet:
         for field, known in (("input", inputs), ("real", blobs), ("made", blobs)):
             name = getattr(meet, field)
@@ -121,6 +141,12 @@ def _check_names(solver: SolverConfig, generator: NetConfig, discriminator: NetC
             f"input '{unmet[0]}' of the discriminator is in no meet of the solver ({place('adversarial')})",
             discriminator.where(inputs[unmet[0]]),
         )
+
+
+def _check_score(solver: SolverConfig, found: dict[str, int], discriminator: NetConfig) -> None:
+    """Raises ConfigError if no layer of the discriminator makes the score, or if a Sigmoid does that the loss takes by
+    itself. found: the discriminator's blobs but its inputs, with the indices of their layers."""
+    param, place = solver.message.adversarial, solver.place
     if param.score not in found:
         known = suggestion(param.score, found)
         raise ConfigError(
@@ -133,12 +159,6 @@ def _check_names(solver: SolverConfig, generator: NetConfig, discriminator: NetC
             f"adversarial.score: '{param.score}' is the top of a Sigmoid, and loss NON_SATURATING takes the sigmoid "
             f"itself; name the Sigmoid's bottom, '{last.bottom[0]}'",
             place("adversarial.score"),
-        )
-    both = sorted(set(found) & set(blobs) - set(inputs))
-    if both:
-        raise ConfigError(
-            f"blob '{both[0]}' is in the generator, too ({blobs[both[0]]}); give it another name",
-            discriminator.where(found[both[0]]),
         )
 
 
