@@ -144,7 +144,7 @@ class World:
             self._sentinel.saved(path)
 
     def leaves(self, locks: list[str], folders: list[str]) -> None:
-        """Lets the sentinel remove folders if this rank is killed, as soon as no process holds one of the locks.
+        """Lets the sentinel remove folders if this rank is killed, as soon as no process holds any of the locks.
 
         locks: files that are locked by flock(). Does nothing without a sentinel: a single rank has one only if it is
         watched."""

@@ -38,8 +38,8 @@ class Connector:
         return kept(message, state, where)
 
     def claim_name(self, layer: Layer) -> None:
-        """Raises ConfigError if two layers that have weights, or two that read data, have one name: files of weights,
-        and the order of data, go by the name."""
+        """Raises ConfigError if two layers that have weights, or two that read data, have one name: weights in files,
+        and data, are found by it."""
         is_data = isinstance(layer, Data)
         if not (layer.params or is_data):
             return

@@ -1,4 +1,4 @@
-"""Batch normalisation with BVLC's three blobs; a Scale and a ReLU that follow can be fused in."""
+"""Batch normalisation with Caffe's three blobs. It can absorb a Scale, a sum and a ReLU that follow."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ class BatchNorm(Layer):
     (`engine: MKL2017` or `MKLDNN`, `filler`, `use_weight_bias`) without a Scale behind it is read as `scale_bias`.
 
     Intel's stats_batch_size (of the layer, or bn_stats_batch_size of the net) cuts the batch into slices of so many
-    samples that are normalised each by itself, one after the other also in the running sums. `sync` (bn_sync of the
-    net) is the opposite: one mean and variance for the batches of all ranks, as one rank with all of them has.
+    samples, which are normalised separately and enter the running sums one after the other. `sync` (bn_sync of the net)
+    is the opposite: it takes one mean and variance of the batches of all ranks, as a single rank with all samples
+    would.
 
-    Where the net says BatchNorm, then Scale, weights of Intel's form, with both in the same layer, are taken apart by
-    who reads the file.
+    If a net has BatchNorm and then Scale, and a file of weights has Intel's form, with both in one layer, the reader of
+    the file separates them (engine/weights/intel.py).
     """
 
     bf16 = True
 
     scale = shift = adds = relu = False  # what `absorb` has taken over
-    ceiling: float | None = None  # of the ReLU
+    ceiling: float | None = None  # the most that the ReLU lets through: 6 for a ReLU6
 
     @property
     def has_scale(self) -> bool:
@@ -67,12 +68,12 @@ class BatchNorm(Layer):
 
     @property
     def remembers(self) -> bool:
-        """Running sums, where they are not what is normalised by."""
+        """Whether a forward changes the running sums."""
         return not self.use_global_stats
 
     @property
     def stats_batch_size(self) -> int:
-        """0: the whole batch."""
+        """How many samples statistics are taken from; 0: from the whole batch."""
         if self.use_global_stats:
             return 0
         return self.message.batch_norm_param.stats_batch_size or self.net.bn_stats_batch_size
@@ -136,5 +137,5 @@ class BatchNorm(Layer):
         return True
 
     def flops(self) -> int:
-        per_element = 2 if self.use_global_stats else 6  # normalise; and the sums for mean and variance
+        per_element = 2 if self.use_global_stats else 6  # 2 to normalise, 4 for the sums of mean and variance
         return (per_element + self.scale + self.shift + self.adds + self.relu) * math.prod(self.shapes[0])

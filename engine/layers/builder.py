@@ -1,4 +1,4 @@
-"""What a layer's `lower` sees while the graph becomes a program: tensors of blobs, parameters, a way to add ops."""
+"""The Builder: what a layer's `lower` is given while the graph becomes a program, to find tensors and to add ops."""
 
 from __future__ import annotations
 
@@ -15,8 +15,17 @@ if TYPE_CHECKING:
 
 
 class Builder:
-    """Collects the ops of one net. shared: (layer name, index) of parameters -> tensors of an earlier program: a test
-    net reads the train net's weights. summed: parameters with several writers, each of which adds to the gradient."""
+    """Adds the ops of one net to its program.
+
+    Attributes:
+        asked: the ops whose kernels can be chosen.
+        tensors: of blobs.
+        params: tensors of parameters, by their owners.
+        taken: the parameters whose tensors are another program's.
+        lent: of these tensors, those that have a gradient of this net's own.
+        inputs: the tensors that are fed from outside.
+        op_params, layer_of_op, type_of_op: for each op the owners of its parameters, its layer, and its type.
+    """
 
     def __init__(
         self,
@@ -27,25 +36,32 @@ class Builder:
         kernels: Choices = MappingProxyType({}),
         own_gradients: bool = False,
     ):
-        """kernels: those that are chosen. own_gradients: shared parameters have their values alone in common."""
+        """
+        Args:
+            shared: (layer name, index) of parameters -> tensors of another program: a test net reads the train net's.
+            summed: the parameters to whose gradients several ops add.
+            plain_parameters: whether parameters are row-major.
+            kernels: the chosen kernels, by the keys of ops.
+            own_gradients: whether shared parameters have gradients of their own here, and only the values in common.
+        """
         self.program = program
         self.shared = shared or {}
         self.summed = summed
         self.plain_parameters = plain_parameters
         self.kernels = kernels
         self.own_gradients = own_gradients
-        self.asked: list[Asked] = []  # the ops whose kernels can be chosen
+        self.asked: list[Asked] = []
         self.tensors: dict[Blob, Tensor] = {}
         self.params: dict[Parameter, Tensor] = {}
-        self.taken: set[Parameter] = set()  # of the shared
-        self.lent: list[Tensor] = []  # of the shared, those with a gradient of this net's own
+        self.taken: set[Parameter] = set()
+        self.lent: list[Tensor] = []
         self.inputs: dict[Blob, Tensor] = {}
-        self.op_params: list[list[Parameter]] = []  # owners, op by op
+        self.op_params: list[list[Parameter]] = []
         self.layer_of_op: list[Layer] = []
         self.type_of_op: list[str] = []
 
     def tensor(self, blob: Blob) -> Tensor:
-        """The tensor of a blob that an earlier layer made; without its gradient where its reader is to send none."""
+        """Returns the tensor of a blob that an earlier layer made, without its gradient if no reader is to write it."""
         tensor = self.tensors[blob]
         return tensor.without_diff() if blob.gradient_is_set else tensor
 
@@ -53,14 +69,14 @@ class Builder:
         self.tensors[blob] = tensor
 
     def input(self, blob: Blob) -> Tensor:
-        """A blob that comes from outside (data, labels): float32, row-major, pointed at the caller's memory before
-        each run."""
+        """Makes the tensor of a blob that is fed from outside (data, labels): float32, row-major. It is attached to the
+        caller's memory before each run."""
         tensor = self.program.input(blob.name, list(blob.shape), blob.needs_gradient)
         self.inputs[blob] = self.tensors[blob] = tensor
         return tensor
 
     def parameter(self, parameter: Parameter) -> Tensor:
-        """The tensor of a parameter, one for all that share it."""
+        """Returns the tensor of a parameter, one for all that share it."""
         owner = parameter.owner or parameter
         if owner not in self.params:
             known = self.shared.get((owner.layer, owner.index))
@@ -77,7 +93,7 @@ class Builder:
             else:
                 tensor = self.program.parameter(owner.name, list(owner.shape), owner.learnable)
                 if tensor.diff is not None:
-                    tensor.diff.accumulate = owner in self.summed  # known before the first of its ops is built
+                    tensor.diff.accumulate = owner in self.summed  # the first of its ops needs to know
                 if self.plain_parameters or owner.row_major:
                     tensor.decide_plain()
                 self.params[owner] = tensor
@@ -95,9 +111,14 @@ class Builder:
         shapes: Sequence[Shape] | None = None,
         gradients: Sequence[bool] | None = None,
     ) -> list[Tensor]:
-        """Adds an op and returns its outputs. By default its params and tops are the layer's; `shapes` overrides the
-        shapes that the op sees (a view of the top), `tops=[]` with `shapes` makes intermediate tensors that belong to
-        no blob; `gradients` overrides which outputs get one."""
+        """Adds an op and returns its outputs. Raises EngineError with the layer's place if the op cannot be made.
+
+        Args:
+            params, tops: the layer's by default. `tops=[]` with `shapes` makes intermediate tensors of no blob.
+            shapes: those of the outputs; by default those of the tops.
+            gradients: which outputs get one; by default the tops that need one or, of intermediate tensors, those that
+                something learns from.
+        """
         params = layer.params if params is None else params
         tops = layer.tops if tops is None else tops
         shapes = [blob.shape for blob in tops] if shapes is None else shapes
@@ -132,7 +153,7 @@ class Builder:
         return outputs
 
     def hold(self, params: list[Parameter]) -> None:
-        """Of the last op, which reads them as far as others can tell."""
+        """Makes the last op count as the reader of these parameters, though it does not read them."""
         for parameter in params:
             self.parameter(parameter)
         self.op_params[-1] = [parameter.owner or parameter for parameter in params]
@@ -146,7 +167,7 @@ class Builder:
         shapes: Sequence[Shape],
         gradients: Sequence[bool],
     ) -> str:
-        """Of an op whose kernels can be chosen; "" for all others."""
+        """Returns the key of an op whose kernels can be chosen; "" for other ops."""
         if not any(
             len(kernels) > 1 for kernels in candidates(type, inputs[0].dtype if inputs else "", attributes).values()
         ):
@@ -154,22 +175,23 @@ class Builder:
         return key_of(type, inputs, params, attributes, shapes[0], any(gradients), self.plain_parameters)
 
     def plain(self, layer: Layer, tensor: Tensor) -> Tensor:
-        """The tensor in row-major order; adds a reorder only if it is blocked."""
+        """Returns the tensor in row-major order. Adds a reorder only if it is blocked."""
         if tensor.is_plain:
             return tensor
         return self.op("Plain", layer, [tensor], params=[], tops=[], shapes=[tensor.shape])[0]
 
     def plain_bottoms(self, layer: Layer) -> list[Tensor]:
-        """All bottoms of the layer in row-major order, as plain() has each."""
+        """Returns all bottoms of the layer in row-major order: see plain()."""
         return [self.plain(layer, self.tensor(blob)) for blob in layer.bottoms]
 
     def by_sample(self, layer: Layer, tensor: Tensor) -> Tensor:
-        """The tensor with its samples one after the other, each in whatever order; adds a reorder only if they lie in
-        each other."""
+        """Returns the tensor with its samples one after the other, each in any order. Adds a reorder only if samples
+        are interleaved."""
         return tensor if tensor.layout[:1] in ("a", "A") else self.plain(layer, tensor)
 
     def view(self, layer: Layer, tensor: Tensor, shape: Shape, top: Blob | None = None) -> Tensor:
-        """The same values under another shape of the same count; of the blob `top` when it is the layer's result."""
+        """Returns the same values in another shape of the same count. top: the blob whose tensor this becomes, if it is
+        the layer's result."""
         plain = self.plain(layer, tensor)
         tops = [top] if top else []
         return self.op("View", layer, [plain], params=[], tops=tops, shapes=[shape])[0]

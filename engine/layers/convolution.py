@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from engine.layers.builder import Builder, Tensor
 
 
-FURTHEST = 16  # pixels between windows, in bf16: from 32 on, kernels of oneDNN 3.2 write outside of the blob
-FEWEST_TILES = 48  # of a batch, for Winograd's algorithm: weights are transformed once for all of them
+FURTHEST = 16  # most pixels between windows in bf16: from 32 on, kernels of oneDNN 3.2 write outside of the blob
+FEWEST_TILES = 48  # fewest tiles of a batch for Winograd's algorithm, which transforms the weights once for all of them
 MANY_WEIGHTS = 30_000  # inputs x outputs from which it wins in bf16 on planes of 7 x 7 and 14 x 14, too
 
 
 def grouped(weights: Shape, group: int) -> Shape:
-    """Weights as oneDNN describes them, whose groups have an axis of their own."""
+    """Returns the shape of weights as oneDNN has it, in which groups have an axis of their own."""
     return (group, weights[0] // group, *weights[1:]) if group > 1 else weights
 
 
 @register("Convolution")
 class Convolution(Weighted):
-    """Bottoms (N..., C, spatial...), the channels being `axis` (1), all of one shape; tops, one for each, (N...,
-    num_output, spatial...), of the same weights.
+    """Bottoms (N..., C, spatial...), where C is axis `axis` (1), all of one shape; tops (N..., num_output, spatial...),
+    one for each bottom, by the same weights.
 
     params: weights (num_output, C / group, kernel...) and, with `bias_term`, bias (num_output).
     """
@@ -44,7 +44,7 @@ class Convolution(Weighted):
         return self.message.convolution_param
 
     def check_axes(self) -> None:
-        """Raises ConfigError unless there is a bottom, all of one shape, for each top."""
+        """Raises ConfigError unless there are as many bottoms, of one shape, as tops."""
         if len(self.shapes) != len(self.message.top):
             raise self.error(f"expected a top for each bottom, got {len(self.shapes)} and {len(self.message.top)}")
         if len(set(self.shapes)) > 1:
@@ -54,7 +54,7 @@ class Convolution(Weighted):
 
     @property
     def axis(self) -> int:
-        """Of the channels."""
+        """The axis of the channels."""
         return self.canonical_axis(self.param.axis, len(self.shapes[0]))
 
     @property
@@ -79,13 +79,13 @@ class Convolution(Weighted):
         return [top] * len(self.shapes)
 
     def _has_short_rows(self, top: Shape) -> bool:
-        """Whether the rows that windows move over are shorter than their stride, and padded: in bf16 oneDNN 3.2's
-        gradient of the weights then reads scratch memory that nobody has written."""
+        """Tells whether the rows over which windows move are padded and shorter than the stride: in bf16, oneDNN 3.2's
+        gradient of the weights then reads scratch memory that was never written."""
         window, moved_over = self.window, top if self.op_type == "Deconvolution" else self.shapes[0]
         return bool(window["pad"]) and window["pad"][-1] > 0 and moved_over[-1] < window["stride"][-1]
 
     def _between_windows(self) -> int:
-        """Pixels that no window covers, between two along an axis."""
+        """Returns how many pixels between two windows neither covers, at most over the axes."""
         window = self.window
         sizes = zip(window["stride"], window["dilation"], window["kernel"], strict=True)
         return max((stride - dilation * (kernel - 1) - 1 for stride, dilation, kernel in sizes), default=0)
@@ -106,7 +106,7 @@ class Convolution(Weighted):
 
     @property
     def window(self) -> dict[str, list[int]]:
-        """kernel, stride, pad and dilation, one each per spatial axis."""
+        """The window's kernel, stride, pad and dilation, a list of one for each spatial axis."""
         kernel = self._per_axis("kernel", self.param.kernel_size, None)
         return {
             "kernel": kernel,
@@ -116,7 +116,8 @@ class Convolution(Weighted):
         }
 
     def _per_axis(self, name: str, values: Sequence[int], default: int | None) -> list[int]:
-        """From the repeated field `values`, or from name_h and name_w."""
+        """Returns a size for each spatial axis, from the repeated field `values`, or from name_h and name_w. default:
+        for a size that is not given; None: it must be. Raises ConfigError if they do not fit together."""
         axes = len(self.seen) - 2
         pair = [f"{name}_h", f"{name}_w"] if name != "dilation" else []
         given = [field for field in pair if self.param.HasField(field)]
@@ -159,7 +160,7 @@ class Convolution(Weighted):
 
     @property
     def _is_direct(self) -> bool:
-        """Whether the op takes bottoms and tops as they are."""
+        """Whether the op takes bottoms and tops in their own shapes."""
         return self.axis == 1 and len(self.shapes[0]) > 2
 
     def absorb(self, following: Layer) -> bool:
@@ -167,13 +168,14 @@ class Convolution(Weighted):
 
     @property
     def keeps_kernels(self) -> bool:
-        """Intel's conv_algorithm "direct" means it; not given, it is as "auto" and "winograd" are."""
+        """Whether Intel's conv_algorithm is "direct". If it is not given, kernels are chosen as for "auto" and
+        "winograd"."""
         return self.param.HasField("conv_algorithm") and self.param.conv_algorithm == "direct"
 
     def winograd_passes(self, dtype: str) -> Sequence[str]:
-        """The rule of thumb for Winograd's algorithm, which takes less time for 3 x 3 or 5 x 5 pixels of enough
-        channels and tiles; in bf16 of more of both, most of all for the gradient of the input, and never where there
-        is AMX."""
+        """Returns the passes in which Winograd's algorithm takes less time by a rule of thumb: with windows of 3 x 3 or
+        5 x 5 pixels and enough channels and tiles. In bf16 it needs more of both, most for the gradient of the input,
+        and it never wins against AMX."""
         from engine.host import _core
 
         param, window, n, channels = self.param, self.window, *self.seen[:2]
@@ -190,7 +192,7 @@ class Convolution(Weighted):
         tiles = math.prod((each + 3) // 4 for each in size)
         if channels % lanes or outputs % lanes or n * tiles < FEWEST_TILES:
             return ()
-        pixels = math.prod(size) / tiles  # of a tile's 16
+        pixels = math.prod(size) / tiles  # of a tile's 16 pixels those that are in the plane, on average
         if dtype == "f32":
             fewest = lanes if kernel == [5, 5] else 2 * lanes
             return PASSES if pixels >= 8 and channels >= fewest else ()
@@ -202,8 +204,8 @@ class Convolution(Weighted):
         return (FORWARD, WEIGHTS) if nearly_whole else (WEIGHTS,)
 
     def kernels_by_rule(self, dtype: str) -> dict[str, str]:
-        """By pass, the kernel of a rule of thumb; passes without one are the op's to decide. In bf16 the gradient of
-        weights by our own kernel for pairs, where there is no AMX and enough products share what it prepares."""
+        """Returns the kernel of each pass for which there is a rule of thumb; the op decides for the others. In bf16
+        without AMX the gradient of weights has our own kernel for pairs, if enough products share what it prepares."""
         from engine.host import _core
 
         found = dict.fromkeys(self.winograd_passes(dtype), "winograd")
@@ -219,7 +221,8 @@ class Convolution(Weighted):
             self.lower_part(builder, self.part)
             return
         for i, top in enumerate(self.tops):
-            blobs = self.bottoms if len(self.tops) == 1 else self.bottoms[i : i + 1]  # it may have absorbed a sum
+            # With one top there may be a second bottom, of a sum that the layer has absorbed.
+            blobs = self.bottoms if len(self.tops) == 1 else self.bottoms[i : i + 1]
             self._lower_one(builder, [builder.tensor(blob) for blob in blobs], top)
 
     def _lower_one(self, builder: Builder, inputs: list[Tensor], top: Blob) -> None:

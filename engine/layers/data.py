@@ -1,4 +1,4 @@
-"""The node that stands for a data source. It knows the shapes of what comes out, and nothing about where from."""
+"""The layer that stands for a data source. It knows the shapes of its tops, and nothing about where data come from."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     *("ImageSegData", "DenseImageData", "SegData", "ImageLabelmapData", "VideoData", "MultiLabelImageData"),
 )
 class Data(Layer):
-    """Tops: data (N, C, H, W) and, where asked for, labels; of HDF5Data any. `source_shapes` (batch
-    included) is set by whoever opens the source, before `infer`."""
+    """Tops: data (N, C, H, W) and, if asked for, labels; those of HDF5Data may be any. Whoever opens the source sets
+    `source_shapes`, with the batch as first axis, before `infer`."""
 
     bottom_range = (0, 0)
     top_range = (1, None)

@@ -20,8 +20,8 @@ class InnerProduct(Weighted):
     """Bottom (outer..., inner...), split at `axis`; top (outer..., num_output); params: weights (num_output, inner), or
     (inner, num_output) with `transpose`, and, with `bias_term`, bias (num_output).
 
-    `normalize`, of happynear's fork: each forward first scales the rows of the weights to length 1. Their gradient is
-    that of the product alone.
+    With `normalize`, of happynear's fork, each forward first scales the rows of the weights to length 1. Their gradient
+    is that of the product alone.
     """
 
     @property
@@ -34,7 +34,7 @@ class InnerProduct(Weighted):
 
     @property
     def _is_direct(self) -> bool:
-        """Whether the kernel takes the bottom as it is, in a layout of its own."""
+        """Whether the kernel takes the bottom in its own shape, and so in any layout."""
         return self.axis == 1 and len(self.shapes[0]) <= MAX_KERNEL_AXES
 
     @property

@@ -1,8 +1,10 @@
-"""Which kernels compute the passes of convolutions and inner products: what there is to choose from, and who asks.
+"""The kernels that can compute the passes of convolutions and inner products, and the keys under which a choice among
+them is kept.
 
-A choice names a kernel for each pass of an op: "direct", oneDNN's in the precision of the blobs; "fp32", the same in
-float32, for blobs in bf16; "winograd"; OWN, for the gradient of weights in bf16. What converts and reorders blobs for
-it is part of the op. Without a choice the rules of thumb hold, those of the layers and those of the ops.
+A choice names a kernel for each pass of an op: "direct" is oneDNN's in the precision of the blobs; "fp32" is the same
+in float32, for blobs in bf16; "winograd"; those of OWN compute the gradient of weights in bf16. The op itself converts
+and reorders blobs for its kernels. Passes without a choice follow rules of thumb, which are in the layers and in the
+ops.
 """
 
 from __future__ import annotations
@@ -18,18 +20,18 @@ if TYPE_CHECKING:
 
 FORWARD, DATA, WEIGHTS = PASSES = ("forward", "data_gradient", "weight_gradient")
 
-WINOGRAD = ([3, 3], [5, 5])  # kernels of convolutions that it knows
-OWN = ("amx", "pairs")  # by the instructions that they are written for: see csrc/kernels/*_gradient.h
+WINOGRAD = ([3, 3], [5, 5])  # the sizes of windows that "winograd" can compute
+OWN = ("amx", "pairs")  # named after the instructions that they are written for: see csrc/kernels/*_gradient.h
 
-Choice = Mapping[str, str]  # by pass, the kernel
-Choices = Mapping[str, Choice]  # by key
-UNSEEN = ("eps", "constant", "scale", "shift", *PASSES)  # attributes that say nothing about what is to be computed
+Choice = Mapping[str, str]  # pass -> kernel
+Choices = Mapping[str, Choice]  # key of an op -> its choice
+UNSEEN = ("eps", "constant", "scale", "shift", *PASSES)  # attributes that keys leave out: they do not change the time
 
 
 @dataclass(frozen=True)
 class Asked:
-    """An op whose kernels can be chosen, as a net has it. top: its result; choice: the kernels that it was built with,
-    as far as they were named."""
+    """An op of a net whose kernels can be chosen. top: its result. trains: whether it has a backward. choice: the
+    kernels that it was built with, as far as they were named."""
 
     layer: str
     key: str
@@ -45,7 +47,7 @@ class Asked:
 
     @property
     def passes(self) -> dict[str, list[str]]:
-        """By pass that it has, the kernels that may be had."""
+        """The kernels that there are for each pass that the op has."""
         every = candidates(self.type, self.inputs[0].dtype, self.attributes)
         wanted = {FORWARD: True, DATA: self.trains and _learns(self.inputs[:1])}
         wanted[WEIGHTS] = self.trains and _learns(self.params)
@@ -53,7 +55,8 @@ class Asked:
 
 
 def candidates(type: str, dtype: str, attributes: Mapping[str, Attribute]) -> dict[str, list[str]]:
-    """By pass, the kernels that an op of such blobs may have; some may turn out not to suit its shapes."""
+    """Returns, for each pass, the kernels that an op with bottoms of this dtype may have. Some may not suit its
+    shapes."""
     if type not in ("Convolution", "InnerProduct"):
         return {name: [] for name in PASSES}
     found = ["direct"]
@@ -74,7 +77,7 @@ def key_of(
     trains: bool,
     plain: bool,
 ) -> str:
-    """What tells an op from others, as far as it takes another time: "Convolution bf16 32x64x56x56 to 32x64x56x56
+    """Returns what tells an op from others that may take another time: "Convolution bf16 32x64x56x56 to 32x64x56x56
     activation=relu kernel=3x3 pad=1x1 stride=1x1 trains dx dw"."""
     said = {name: value for name, value in attributes.items() if name not in UNSEEN and value}
     words = [type, inputs[0].dtype, _text(inputs[0].shape), "to", _text(shape)]

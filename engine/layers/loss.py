@@ -1,4 +1,4 @@
-"""What loss layers share: two bottoms in, one scalar out, and the normalisation of the loss."""
+"""The base of loss layers: two bottoms, a scalar top, and the normalisation of the loss."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.layers.base import Attributes, Layer, Shape
 if TYPE_CHECKING:
     from engine.layers.builder import Builder
 
-LABELS_THAT_COUNT = 0.0  # as a normalizer: how many labels are not ignored, which only the op knows
+LABELS_THAT_COUNT = 0.0  # as a normalizer: the number of labels that are not ignored, which only the op knows
 
 
 class LossLayer(Layer):
@@ -19,7 +19,7 @@ class LossLayer(Layer):
     bottom_range = (2, 2)
     top_range = (0, 1)  # Caffe gives a loss without a top an automatic one
     constant_bottoms = frozenset({1})
-    op_type = ""  # of which the loss is a form, where it has no op of its own name
+    op_type = ""  # the op that computes the loss, if it is not of the type's own name
 
     @property
     def takes_rows(self) -> bool:
@@ -37,13 +37,14 @@ class LossLayer(Layer):
         return [()]
 
     def refuse_loss_param(self) -> None:
-        """Of a type that reads none of its fields."""
+        """Raises ConfigError for any field of loss_param, for a type that reads none of them."""
         for field, _ in self.message.loss_param.ListFields():
             name = "normalization (or normalize)" if field.name == "normalization" else field.name
             raise self.error(f"{name} has no effect here; take it out of loss_param")
 
     def attributes(self) -> Attributes:
-        weight = 0.0 if self.tops[0].gradient_is_set else self.loss_weights[0]  # or it would count twice
+        # If the gradient is set, to loss_weight, the op reads it there; as an attribute it would count twice.
+        weight = 0.0 if self.tops[0].gradient_is_set else self.loss_weights[0]
         return {"loss_weight": float(weight)}
 
     def lower(self, builder: Builder) -> None:
@@ -51,9 +52,9 @@ class LossLayer(Layer):
         builder.op(self.op_type or self.type, self, inputs, self.attributes())
 
     def normalizer(self, default: int, outer: int, inner: int) -> float:
-        """What loss_param asks to divide the loss by, or LABELS_THAT_COUNT.
+        """Returns the number by which loss_param asks to divide the loss, or LABELS_THAT_COUNT.
 
-        `default` is the mode where the text gives none; `outer` the batch size, `inner` the labels per sample.
+        default: the mode if the text gives none. outer: the batch size. inner: labels for each sample.
         """
         param = self.message.loss_param
         mode = default
@@ -72,7 +73,7 @@ class LossLayer(Layer):
         }[mode]
 
     def normalization_attributes(self, default: int, outer: int, inner: int) -> Attributes:
-        """Attributes `normalizer`, as normalizer() gives it, and `ignore_label` from loss_param."""
+        """Returns the attributes `normalizer`, as normalizer() returns it, and `ignore_label` if loss_param has it."""
         attributes: Attributes = {"normalizer": self.normalizer(default, outer, inner)}
         if self.ignored_label is not None:
             attributes["ignore_label"] = self.ignored_label

@@ -3,8 +3,8 @@
     bottom (N, C, ...) of this rank  --gather-->  (parts N, C, ...) of the group  --kernel-->  (parts N, O / parts, ...)
       --exchange-->  top (N, O, ...) of this rank
 
-Backward goes the other way: gradients of tops are exchanged, those of bottoms are added up over the group and each rank
-gets its own. So the layers before and after it see batches as in data-parallel training.
+Backward goes the other way: gradients of tops are exchanged, those of bottoms are summed over the group, and each rank
+gets its own. So the layers before and after it see the batches of data-parallel training.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 class Group(Protocol):
-    """The ranks that hold the parts of one copy of a layer; all of them make the same calls in the same order. Arrays
-    are C-contiguous float32, `size` of a block times the ranks where a rank has something for each."""
+    """The ranks that hold the parts of one copy of a layer. All of them must make the same calls in the same order.
+    Arrays are C-contiguous float32. One that has a block for each rank has the blocks one after the other."""
 
     def allgather(self, mine: np.ndarray, all: np.ndarray) -> None:
-        """all: the blocks of the ranks, in their order."""
+        """Gives every rank the blocks of all ranks. mine: this rank's block. all: receives a block from each."""
 
     def alltoall(self, mine: np.ndarray, theirs: np.ndarray) -> None:
-        """mine: a block for each rank; theirs: a block from each."""
+        """Sends each rank its block. mine: a block for each rank. theirs: receives a block from each."""
 
     def reduce_scatter(self, mine: np.ndarray, sums: np.ndarray) -> None:
-        """mine: a block for each rank; sums: this rank's block, added up over the ranks."""
+        """Sums blocks over the ranks. mine: a block for each rank. sums: receives the sum of this rank's block."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Part:
 
 
 def gather(builder: Builder, layer: Layer, tensor: Tensor, part: Part) -> Tensor:
-    """The bottoms (N, ...) of all ranks of the group, one after the other: (count N, ...)."""
+    """Adds an op that gathers the bottoms (N, ...) of all ranks of the group. Returns its output, (count N, ...)."""
     mine = builder.plain(layer, tensor)
     shape = (part.count * mine.shape[0], *mine.shape[1:])
 
@@ -59,8 +59,8 @@ def gather(builder: Builder, layer: Layer, tensor: Tensor, part: Part) -> Tensor
 
 
 def exchange(builder: Builder, layer: Layer, tensor: Tensor, part: Part, top: Blob) -> None:
-    """From a part of the channels for the group's samples, (count N, O / count, ...), to all channels of this rank's,
-    the top (N, O, ...)."""
+    """Adds an op that turns a part of the channels for all samples of the group, (count N, O / count, ...), into all
+    channels for this rank's samples, the top (N, O, ...)."""
     channels = builder.plain(layer, tensor)
     blocks = (part.count, top.shape[0], top.shape[1] // part.count, int(np.prod(top.shape[2:], dtype=int)))
 
@@ -82,5 +82,5 @@ def _by_sample(blocks: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _values(tensor: Tensor) -> np.ndarray:
-    """What a row-major tensor holds, to be read and written in place."""
+    """Returns a view of a row-major tensor's values, to be read and written in place."""
     return cast(np.ndarray, tensor.view())

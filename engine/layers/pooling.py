@@ -11,7 +11,7 @@ from engine.layers.registry import register
 if TYPE_CHECKING:
     from engine.layers.builder import Builder
 
-MOST_PLACES = 2**24  # of a plane, which a float32 can count
+MOST_PLACES = 2**24  # the most pixels of a plane whose numbers float32 holds exactly
 
 
 @register("Pooling")
@@ -54,7 +54,7 @@ class Pooling(Layer):
         return self.param.pool == self.param.STOCHASTIC
 
     def _check_plane(self) -> None:
-        """Raises ConfigError unless the places of the bottom's plane can be counted."""
+        """Raises ConfigError for a bottom or a window with which neither a mask nor pool STOCHASTIC is possible."""
         what = "a second top, the mask," if self._has_mask else "pool STOCHASTIC"
         if self._has_mask and self.param.pool != self.param.MAX:
             raise self.error(f"expected one top, for only pool MAX has a mask, got {len(self.message.top)}")
@@ -112,7 +112,8 @@ class Pooling(Layer):
         return window
 
     def _per_axis(self, name: str, square: str) -> list[int]:
-        """From the field `square`, from name_h and name_w, or from Intel's three numbers."""
+        """Returns a size for each spatial axis, from the field `square`, from name_h and name_w, or from Intel's three
+        numbers. Raises ConfigError if they do not fit together."""
         axes, param = len(self.shapes[0]) - 2, self.param
         if axes == 3 and getattr(param, f"{square}_3d"):
             return self._three(f"{square}_3d")

@@ -31,30 +31,32 @@ _consent: list[bool] = []
 
 
 def allow_modules() -> None:
-    """Lets nets of this process import and run the modules that their Python layers name. Whoever trusts the authors
-    of these nets says so: the user of the command line by --python_layers, a program by making a caffe.Net itself."""
+    """Lets the nets of this process import and run the modules that their Python layers name. It is for those who trust
+    the authors of these nets: the command line calls it for --python_layers, and caffe.Net for a program that makes
+    one."""
     _consent[:] = [True]
 
 
 def before_import(prepare: Callable[[], None]) -> None:
-    """`prepare` is called before the module of a user's layer is imported: modules of Caffe's users `import caffe`, a
-    package that this one does not know."""
+    """Makes `prepare` be called before the module of a user's layer is imported: such modules `import caffe`, which
+    this package does not know."""
     if prepare not in _before_import:
         _before_import.append(prepare)
 
 
 class ModuleRefused(ConfigError):
-    """A layer whose code nobody has allowed to run; its shapes are known to that code only."""
+    """The error for a layer whose code nobody has allowed to run, and whose shapes only that code knows."""
 
 
 class UserError(ConfigError):
-    """A user's code has raised `raised`, which a program that has called the net gets in place of this."""
+    """The error for a user's code that has raised `raised`. A program that has called the net gets that instead."""
 
     raised: Exception
 
 
 class ShapesChanged(EngineError):
-    """A layer has given its tops other shapes than the net was built for. caffe.Net then builds itself again."""
+    """The error for a layer that has given its tops other shapes than those for which the net was built. caffe.Net then
+    builds itself again."""
 
     def __init__(self, layer: Python, shapes: list[Shape]):
         planned = [blob.shape for blob in layer.tops]
@@ -68,23 +70,25 @@ class ShapesChanged(EngineError):
 
 @register("Python")
 class Python(Layer):
-    """Bottoms, tops: any. python_param names a module, found where Python finds it or beside the file, and in it a
-    class that derives from caffe.Layer (engine.layers.python_layer.PythonLayer). It is imported only after somebody has
-    called allow_modules(): opening a net runs nobody's code.
+    """Bottoms, tops: any. python_param names a module, which is in Python's path or beside the prototxt, and a class of
+    it that derives from caffe.Layer (engine.layers.python_layer.PythonLayer). It is imported only after a call of
+    allow_modules(): opening a net runs nobody's code.
 
-    A top that has a bottom's name is one blob with it for the user's code, as in Caffe. Its values are copied from the
-    bottom before a forward, and its gradient to the bottom after a backward: others may read either."""
+    For the user's code, a top that has a bottom's name is one blob with the bottom, as in Caffe. But other layers may
+    read either: values are copied from the bottom before a forward, and the gradient to the bottom after a backward."""
 
     bottom_range = (0, None)
     top_range = (0, None)
     _is_set_up = False
-    _known: list[Shape] | None = None  # shapes of the tops, from before the net was built again
-    _computed: list[np.ndarray] | None = None  # tops for the next forward
-    _before: tuple[list[LayerBlob], list[LayerBlob]] | None = None  # bottoms and tops, from before it was built again
+    # From before the net was built again: the shapes of the tops; the values of the tops, which the next forward takes
+    # instead of the user's code; the bottoms and tops.
+    _known: list[Shape] | None = None
+    _computed: list[np.ndarray] | None = None
+    _before: tuple[list[LayerBlob], list[LayerBlob]] | None = None
 
     @property
     def remembers(self) -> bool:
-        """For all that is known."""
+        """Whether a forward changes more than its tops: the user's code may do so."""
         return True
 
     @cached_property
@@ -97,8 +101,8 @@ class Python(Layer):
         return user
 
     def succeed(self, before: Layer) -> None:
-        """The user's object stays, and with it what it knows, its blobs, and the tops that it has computed for the
-        coming run."""
+        """Takes over the user's object, with its blobs and whatever it remembers, and the tops that it has computed for
+        the next run."""
         before = cast(Python, before)
         self.user = before.user
         self._is_set_up = True
@@ -107,7 +111,7 @@ class Python(Layer):
         self._before = before._bottom, before._top
 
     def repeat(self) -> None:
-        """The next forward takes the tops as they are now, instead of the user's code."""
+        """Makes the next forward take the tops as they are now, without running the user's code."""
         self._computed = [np.array(blob.data) for blob in self._top]
         self._known = [values.shape for values in self._computed]
 
@@ -149,7 +153,7 @@ class Python(Layer):
 
     @property
     def _folder(self) -> str:
-        """Of the prototxt."""
+        """The folder of the prototxt."""
         return os.path.dirname(os.path.abspath(self.where.rsplit(":", 2)[0]))
 
     def _absent(self) -> ConfigError:
@@ -178,12 +182,13 @@ class Python(Layer):
 
     @property
     def _in_place(self) -> list[tuple[int, int]]:
-        """Numbers of tops, and of the bottoms whose names they have."""
+        """The tops that have a bottom's name: (number of the top, number of the bottom)."""
         bottoms = list(self.message.bottom)
         return [(top, bottoms.index(name)) for top, name in enumerate(self.message.top) if name in bottoms]
 
     def _check_tops(self) -> None:
-        """Before a net is built for them: one that cannot be would ask for it again and again."""
+        """Raises ConfigError for tops that a net cannot have, before it is built again for them: it would be built
+        again and again."""
         for name, blob in zip(self.message.top, self._top):
             if 0 in blob.shape:
                 raise self.error(
@@ -202,7 +207,7 @@ class Python(Layer):
         return [Parameter(blob.shape, values=blob.data) for blob in self.user.blobs]
 
     def summed_params(self) -> list[Parameter]:
-        """The user's code may add to gradients or set them: they begin with zeros."""
+        """Returns all parameters: the user's code may add to gradients or set them, so they must begin at 0."""
         return self.params
 
     def lower(self, builder: Builder) -> None:
@@ -215,13 +220,14 @@ class Python(Layer):
             self._bottom, self._top = self._before
         for top, bottom in self._in_place:
             self._copied.append((self._top[top], inputs[bottom]))
-        # The user's code finds its arrays as it has left them, as in Caffe: of gradients it has copies, for a tensor's
-        # is others' memory in forward, and one with those of other terms of a sum; tops are kept, see Net.
+        # The user's code finds its arrays as it has left them, as in Caffe. So its gradients are copies: those of
+        # tensors share memory with other blobs in forward, and with other terms of a sum. The tops keep their memory
+        # (persistent).
         self._given = list(zip(self._top, self.loss_weights, [tensor.diff for tensor in outputs], strict=True))
         self._wanted = [(b, t.diff) for b, t in zip(self._bottom, inputs, strict=True) if t.diff is not None]
-        self._carried = [(blob, blob.data) for blob in self._top]  # into the tensors, when these have memory
+        self._carried = [(blob, blob.data) for blob in self._top]  # copied into the tensors in the first forward
         tops = [tensor.without_diff() for tensor in outputs]
-        # Of bottoms that lie in another order, the user's code has copies; what it writes there goes into the blobs.
+        # Of bottoms that are not row-major, the user's code has copies; what it writes there is copied to the blobs.
         reordered = [pair for pair in zip(inputs, sources, strict=True) if pair[0] is not pair[1]]
         self._reordered = [(copy, source, np.empty(copy.shape, np.float32)) for copy, source in reordered]
         self.persistent = tops + [source.without_diff() for _, source in reordered]
@@ -236,7 +242,7 @@ class Python(Layer):
         self._propagate_down = [tensor.diff is not None for tensor in inputs]
 
     def _run(self, backward: bool) -> None:
-        """Called by the executor."""
+        """Runs the user's forward or backward. The executor calls it."""
         if backward:
             for blob, weight, diff in self._given:
                 blob.diff[...] = weight if diff is None else _values(diff, blob)
@@ -267,7 +273,8 @@ class Python(Layer):
 
     @contextmanager
     def _written_back(self) -> Iterator[None]:
-        """What the user's code writes into copies of bottoms within, readers of the blobs see as well, as in Caffe."""
+        """A context at whose end the blobs get what the user's code has written into copies of bottoms, so that their
+        other readers see it, as in Caffe."""
         for copy, _, before in self._reordered:
             before[...] = _array(copy)
         yield
@@ -292,10 +299,10 @@ class Python(Layer):
 
 
 def _array(tensor: Tensor) -> np.ndarray:
-    """The values of a row-major tensor, in place."""
+    """Returns a view of a row-major tensor's values."""
     return cast(np.ndarray, tensor.view())
 
 
 def _values(tensor: Tensor, blob: LayerBlob) -> np.ndarray:
-    """The same in the shape of a blob of its size."""
+    """Returns the same in the shape of a blob."""
     return _array(tensor).reshape(blob.shape)

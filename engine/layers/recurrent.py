@@ -1,4 +1,4 @@
-"""What LSTM and RNN share: sequences, states that go on from step to step, and an input that all steps see."""
+"""The base of LSTM and RNN: sequences, states that go on from step to step, and an input that all steps see."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ class Recurrent(Layer):
     """Bottoms: x (T, N, ...), cont (T, N), which is 0 where a sequence begins and else 1, and, if given, an input that
     all steps see (N, ...). Top (T, N, num_output).
 
-    With `expose_hidden` the states before the first step are further bottoms, those after the last further tops, each
-    (1, N, num_output). Without it a batch begins with the states that the one before ended with; cont is what says
-    otherwise. Gradients do not go back beyond the batch.
+    With `expose_hidden` the states before the first step are further bottoms, and those after the last step further
+    tops, each (1, N, num_output). Without it a batch begins with the states with which the batch before has ended, but
+    for sequences that begin by `cont`. Gradients do not go back beyond the batch.
     """
 
     constant_bottoms = frozenset({1})
     bf16 = True
     wide_bottoms = frozenset({1, 2, 3, 4})
     wide_tops = True
-    states: ClassVar[int]  # kinds of state; the hidden one is the first
-    gates: ClassVar[int]  # numbers that every unit is driven by
+    states: ClassVar[int]  # how many kinds of state there are; the hidden state is the first
+    gates: ClassVar[int]  # how many gates a unit has
 
     @property
     def param(self):
@@ -38,7 +38,7 @@ class Recurrent(Layer):
 
     @property
     def goes_on(self) -> bool:
-        """The states, for the next batch, where they are no tops."""
+        """Whether the next batch begins with this one's states: if they are not tops."""
         return not self.exposed
 
     @property
@@ -73,7 +73,8 @@ class Recurrent(Layer):
         return [(*x[:2], self.param.num_output)] + [state] * self.exposed
 
     def make_params(self) -> list[Parameter]:
-        """Of x, with bias; of the static input; of the hidden state."""
+        """Returns the weights of x, their bias, the weights of the static input if there is one, and those of the
+        hidden state."""
         units = self.gates * self.param.num_output
         params = [self.matrix(math.prod(self.shapes[0][2:]))]
         params.append(Parameter((units,), self.param.bias_filler))
@@ -82,12 +83,13 @@ class Recurrent(Layer):
         return [*params, Parameter((units, self.param.num_output), self.param.weight_filler)]
 
     def matrix(self, inputs: int) -> Parameter:
-        """Weights (outputs of all gates, inputs)."""
+        """Returns a parameter for weights (outputs of all gates, inputs)."""
         shape = (self.gates * self.param.num_output, inputs)
         return Parameter(shape, self.param.weight_filler, dims=shape)
 
     def inner_product(self, builder: Builder, x: Tensor, params: list[Parameter], learns: bool = True) -> Tensor:
-        """x (rows, inputs) -> (rows, outputs). learns: False where what follows leads to no loss."""
+        """Adds an InnerProduct of x (rows, inputs). Returns its output, (rows, outputs). learns: whether what follows
+        leads to a loss."""
         attributes = {"bias": len(params) == 2, "transpose": False}
         shape = (x.shape[0], params[0].shape[0])
         gradients = None if learns else [False]
@@ -96,7 +98,8 @@ class Recurrent(Layer):
         )[0]
 
     def drives(self, builder: Builder) -> list[Tensor]:
-        """The inputs of the op: what x contributes for all steps at once, cont, the static input, the states."""
+        """Returns the inputs of the op: the product of x and its weights, for all steps at once; cont; the product of
+        the static input, if there is one; the states."""
         x, cont, *others = (builder.tensor(blob) for blob in self.bottoms)
         steps, batch = self.shapes[0][:2]
         rows = builder.view(self, x, (steps * batch, self.params[0].shape[1]))

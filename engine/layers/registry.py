@@ -1,4 +1,4 @@
-"""Layer types by name. A type registers itself in its own file; naming an unknown one lists the nearest."""
+"""The layer types by name. A type registers itself in its own file. The error for an unknown type lists the nearest."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ LayerT = TypeVar("LayerT", bound="Layer")
 
 _types: dict[str, type[Layer]] = {}
 
-# What TensorRT's parser asks the program for that reads the net; the prototxt does not say what such a layer does.
+# The types of layers that TensorRT's parser takes from the program that reads the net: no prototxt says what they do.
 _PLUGINS = ("IPlugin", "Plugin")
 
 
 def register(*names: str) -> Callable[[type[LayerT]], type[LayerT]]:
-    """Class decorator: `@register("Pooling")` makes the class the layer of that type (and of further, older names)."""
+    """Returns a class decorator: `@register("Pooling")` makes a class the layer of that type, and of further names."""
 
     def add(cls: type[LayerT]) -> type[LayerT]:
         for name in names:
@@ -42,13 +42,14 @@ def _import_all() -> None:
 
 
 def layer_types() -> dict[str, type[Layer]]:
-    """All known layer types by name, from every module of engine.layers."""
+    """Returns all layer types by name. The first call imports every module of engine.layers."""
     _import_all()
     return _types
 
 
 def layer_type(name: str, layer: str, where: str) -> type[Layer]:
-    """The class for `type: name`. Raises ConfigError with the nearest known names."""
+    """Returns the class for `type: name`. layer, where: the layer's name and place, for errors. Raises ConfigError with
+    the nearest known types if it is unknown."""
     types = layer_types()
     if name in types:
         return types[name]
@@ -63,7 +64,7 @@ def layer_type(name: str, layer: str, where: str) -> type[Layer]:
 
 
 def _unknown_type(name: str) -> str:
-    """What is wrong with a type that is not here; "" for others."""
+    """Returns what is wrong with a type that is not known here; "" for other types."""
     types = layer_types()
     if name in types or name in _PLUGINS:
         return ""

@@ -1,4 +1,4 @@
-"""What Convolution and InnerProduct share: weights, and fusion of the layers that follow them."""
+"""The base of Convolution and InnerProduct: layers with weights, which can absorb layers that follow them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from engine.layers.elu import ELU
     from engine.layers.scale import Scale
 
-# Activations as kernels apply them to what they write: oneDNN's name, alpha and beta. Those that are 0 at 0, as the
-# padding of layouts must stay, and whose gradient follows from their result, as it does for alpha from 0 on.
+# The activations that kernels can apply to what they write: oneDNN's name, alpha and beta. They are 0 at 0, so that the
+# padding of layouts stays 0, and their gradient follows from their result, as it does if alpha is 0 or more.
 ACTIVATIONS = {
     "ELU": lambda message: ("elu", message.elu_param.alpha, 0.0),
     "ReLU": lambda message: ("relu", message.relu_param.negative_slope, 0.0),
@@ -27,13 +27,14 @@ ACTIVATIONS = {
 
 
 class Weighted(Layer):
-    """Subclasses say in `normalises` whether weights can take over a normalisation of axis 1 of the top."""
+    """normalises: whether the weights of a type can take over a normalisation of axis 1 of the top."""
 
     bf16 = True
     normalises = False
-    norm: Attributes | None = None  # attributes of a BatchNorm that `absorb` has taken over
-    adds = False  # what else it has
-    activation: tuple[str, float, float] | None = None  # an entry of ACTIVATIONS
+    # What `absorb` has taken over: the attributes of a BatchNorm, an addition, an entry of ACTIVATIONS.
+    norm: Attributes | None = None
+    adds = False
+    activation: tuple[str, float, float] | None = None
 
     @property
     def param(self) -> proto.ConvolutionParameter | proto.InnerProductParameter:
@@ -45,7 +46,7 @@ class Weighted(Layer):
         return {"bias": self.param.bias_term, "adds": self.adds, "constant": self.constant, **activation, **norm}
 
     def lower_part(self, builder: Builder, part: Part) -> None:
-        """The layer, of which this rank holds a part of the outputs."""
+        """Adds the ops of a layer of which this rank holds a part of the outputs."""
         top, count = self.tops[0], part.count
         every = model_parallel.gather(builder, self, builder.tensor(self.bottoms[0]), part)
         shape = (count * top.shape[0], top.shape[1] // count, *top.shape[2:])
@@ -53,18 +54,18 @@ class Weighted(Layer):
         model_parallel.exchange(builder, self, mine, part, top)
 
     def absorb(self, following: Layer) -> bool:
-        """In this order: where parameters are constant, a BatchNorm of its channels by running statistics, a Scale, and
-        the addition of another blob; and in any case one of ACTIVATIONS."""
+        """Takes over, in this order: if parameters are constant, a BatchNorm of its channels by running statistics, a
+        Scale, and the addition of another blob; and in any case one of ACTIVATIONS."""
         if self.part or self.activation or self.param.relu:
             return False
         folds = self.constant and self.normalises and not self.adds
-        # A BatchNorm may itself have taken a sum over, of which this is the other term.
+        # With another bottom, the BatchNorm has absorbed a sum itself, and this layer's top is the other term of it.
         normalises = following.type == "BatchNorm" and following.bottoms == [self.tops[0]]
         if normalises and folds and not self.norm and cast("BatchNorm", following).use_global_stats:
             norm = following.attributes()
             self.norm = {name: norm[name] for name in ("eps", "scale", "shift")}
             self.params = self.params + following.params
-            if norm["relu"]:  # Intel's, within the layer
+            if norm["relu"]:  # Intel's ReLU within BatchNorm
                 self.activation = ("relu", 0.0, 0.0)
         elif following.type == "Scale" and folds and self.norm and not self.norm["scale"]:
             if not cast("Scale", following).is_per_channel:

@@ -56,7 +56,7 @@ class Calendar:
         return max(1, begin + int(samples // batch))
 
     def is_due(self, iteration: int, interval: int, epochs: float = 0.0) -> bool:
-        """Whether something is due after `iteration` iterations.
+        """Tells whether something is due after `iteration` iterations.
 
         interval, epochs: it is due every `interval` iterations or, where that is 0, every `epochs` epochs; never if
         both are 0. In epochs, what is due after N epochs is due after iterations(N): rounding does not add up."""

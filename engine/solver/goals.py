@@ -72,7 +72,7 @@ class Goal:
 
 
 def _is_another(goal: Goal | None, before: str | None) -> bool:
-    """Tells, and logs, that a snapshot's values are of another goal than this run's."""
+    """Tells whether a snapshot's values are of another goal than this run's, and logs it if they are."""
     if goal is None or before in (None, str(goal)):  # an old state does not name its goal
         return False
     log(f"{goal.field} goes by the {goal}, and the snapshot by the {before}: what is best is sought anew")

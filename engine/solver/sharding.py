@@ -25,7 +25,7 @@ class Sharding:
     """The shares of each rank with `comm_param { shard_updates: true }`, or `mode: ASYNC`, on several ranks.
 
     The masters are float32 weights of this rank's shares, from which updates go on where the net's weights cannot
-    serve: with BF16 these are rounded, in mode ASYNC other ranks write into them.
+    serve: with BF16 these are rounded, in mode ASYNC they may be of an older version.
 
     Attributes:
         weights: see ShardedWeights.

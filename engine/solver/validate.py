@@ -215,6 +215,30 @@ READ_WITH: dict[tuple[str, ...], tuple[str, Callable[[proto.SolverParameter], bo
 
 def notes(param: proto.SolverParameter) -> Iterator[str]:
     """Yields what the file asks for and a run ignores, and what may surprise those who come from other Caffes."""
+    yield from _ignored_fields(param)
+    comm = param.comm_param
+    if comm.mode == comm.LOCAL and param.lr_policy == "plateau":
+        yield "lr_policy 'plateau' reads the loss of all ranks, which wait for each other in every iteration for it"
+    if comm.mode == comm.LOCAL and param.HasField("lr_scaling"):
+        cap = param.lr_scaling.cap if param.lr_scaling.HasField("cap") else None
+        advice = "; give it a cap, or leave lr_scaling out" if cap is None else f", up to its cap, {cap:g}"
+        yield (
+            "lr_scaling goes by the global batch, and with mode: LOCAL each rank steps by its own: the rate may be too "
+            f"large{advice}"
+        )
+    if param.momentum_correction and param.type not in CORRECTED:
+        yield f"momentum_correction is ignored: the history of solver type {param.type} does not hold the rate"
+    warms_up = param.type == "SGD" and param.momentum > 0 and param.warmup_iter > 0
+    if param.HasField("engine") and warms_up and not param.HasField("momentum_correction"):  # engine: Intel's Caffe
+        yield (
+            "momentum is not corrected during the warm-up, as it is in Intel's Caffe without its fused update; "
+            "momentum_correction: true does it"
+        )
+    yield from notes_of_policy(param)
+
+
+def _ignored_fields(param: proto.SolverParameter) -> Iterator[str]:
+    """Yields fields that a run does not read, or that have no effect without another one."""
     if param.HasField("solver_mode") and param.solver_mode == param.GPU:
         yield "solver_mode: GPU is ignored, this engine computes on the processor"
     if param.HasField("engine"):
@@ -240,24 +264,6 @@ def notes(param: proto.SolverParameter) -> Iterator[str]:
     for field in ("priority", "affinity") if comm.HasField("servers") and comm.servers == 0 else ():
         if is_given(comm, field):
             yield f"comm_param.{field} is ignored without servers (servers: 0)"
-    if comm.mode == comm.LOCAL and param.lr_policy == "plateau":
-        yield "lr_policy 'plateau' reads the loss of all ranks, which wait for each other in every iteration for it"
-    if comm.mode == comm.LOCAL and param.HasField("lr_scaling"):
-        cap = param.lr_scaling.cap if param.lr_scaling.HasField("cap") else None
-        advice = "; give it a cap, or leave lr_scaling out" if cap is None else f", up to its cap, {cap:g}"
-        yield (
-            "lr_scaling goes by the global batch, and with mode: LOCAL each rank steps by its own: the rate may be too "
-            f"large{advice}"
-        )
-    if param.momentum_correction and param.type not in CORRECTED:
-        yield f"momentum_correction is ignored: the history of solver type {param.type} does not hold the rate"
-    warms_up = param.type == "SGD" and param.momentum > 0 and param.warmup_iter > 0
-    if param.HasField("engine") and warms_up and not param.HasField("momentum_correction"):  # engine: Intel's Caffe
-        yield (
-            "momentum is not corrected during the warm-up, as it is in Intel's Caffe without its fused update; "
-            "momentum_correction: true does it"
-        )
-    yield from notes_of_policy(param)
 
 
 def _complaints(param: proto.SolverParameter) -> Iterator[Complaint]:
