@@ -22,7 +22,6 @@ from tests.mpi import REPO, run_ranks
 from tests.solver.harness import DIGITS
 
 h5py = pytest.importorskip("h5py")
-metrics = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
 
 DATA = (
     'layer { name: "data" type: "HDF5Data" top: "x" top: "y" hdf5_data_param { source: "%s/list.txt" batch_size: 16 } }'
@@ -59,6 +58,12 @@ def rows(path):
         return list(csv.DictReader(file))
 
 
+@pytest.fixture(scope="module")
+def metrics():
+    """scikit-learn's, which takes seconds to import: not where tests are only collected."""
+    return pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
+
+
 @pytest.fixture
 def several(tmp_path):
     """150 samples, five labels: scores with many ties, a label that all have, some that do not count."""
@@ -69,16 +74,16 @@ def several(tmp_path):
     return data(tmp_path / "data", scores, there), scores, there
 
 
-def expected(scores, there):
+def expected(metrics, scores, there):
     return [metrics.roc_auc_score(y[y >= 0], x[y >= 0]) for x, y in list(zip(scores.T, there.T))[:4]]
 
 
-def test_roc_of_labels(several, monkeypatch):
+def test_roc_of_labels(metrics, several, monkeypatch):
     folder, scores, there = several
     monkeypatch.setattr("engine.inference.trained.load", lambda *_: None)
     found = report(folder, SEVERAL % (folder, "loss_param { ignore_label: -1 }"))
     labels = found["labels"]["x"]
-    np.testing.assert_allclose(labels["auroc"][:4], expected(scores, there), atol=1e-6)
+    np.testing.assert_allclose(labels["auroc"][:4], expected(metrics, scores, there), atol=1e-6)
     assert labels["auroc"][4] is None and found["samples"] == 150
     assert labels["mean_auroc"] == pytest.approx(np.mean(labels["auroc"][:4]))
     table = rows(folder / "report/labels.csv")
@@ -95,13 +100,13 @@ def test_roc_of_labels(several, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["MultiLabelLoss", "MultiLabelAccuracy"])
-def test_roc_of_labels_with_signs(kind, several, monkeypatch):
+def test_roc_of_labels_with_signs(metrics, kind, several, monkeypatch):
     """Those above 0 are there, those below 0 are not, and 0 does not count."""
     folder, scores, there = several
     data(folder, scores, np.choose(there.astype(int) + 1, [0, -0.5, 0.25]))
     monkeypatch.setattr("engine.inference.trained.load", lambda *_: None)
     found = report(folder, (SEVERAL % (folder, "")).replace("SigmoidCrossEntropyLoss", kind))
-    np.testing.assert_allclose(found["labels"]["x"]["auroc"][:4], expected(scores, there), atol=1e-6)
+    np.testing.assert_allclose(found["labels"]["x"]["auroc"][:4], expected(metrics, scores, there), atol=1e-6)
     table = rows(folder / "report/scores.csv")
     assert [[float(row[str(label)] or -1) for label in range(5)] for row in table] == there.tolist()
 
@@ -128,7 +133,7 @@ def pixels(tmp_path):
     return data(tmp_path / "data", scores, labels), scores, labels
 
 
-def test_iou_of_pixels_is_that_of_the_whole_set(pixels, monkeypatch):
+def test_iou_of_pixels_is_that_of_the_whole_set(metrics, pixels, monkeypatch):
     folder, scores, labels = pixels
     monkeypatch.setattr("engine.inference.trained.load", lambda *_: None)
     (folder / "labels.txt").write_text("sky\nroad\ntree\n")
@@ -141,7 +146,7 @@ def test_iou_of_pixels_is_that_of_the_whole_set(pixels, monkeypatch):
     assert [row["name"] for row in rows(folder / "report/classes.csv")] == ["sky", "road", "tree"]
 
 
-def test_labels_that_are_distributions(tmp_path, monkeypatch):
+def test_labels_that_are_distributions(metrics, tmp_path, monkeypatch):
     """The most probable class is the right one."""
     random = np.random.default_rng(9)
     scores, labels = random.normal(0, 1, (37, 3)), random.dirichlet((1, 1, 1), 37)
@@ -233,7 +238,7 @@ def test_classes_too_many_for_a_matrix(tmp_path, monkeypatch, capfd):
 
 
 @pytest.mark.mpi
-def test_ranks_find_the_same(several, pixels):
+def test_ranks_find_the_same(metrics, several, pixels):
     """More ranks than some of them have batches: 37 samples of 16 are three batches."""
     program = """
 import json, sys
@@ -266,7 +271,7 @@ world().close()
 
     _, scores, there = several
     assert told_several[0] == len(scores)
-    assert told_several[1][0] == pytest.approx(expected(scores, there), abs=1e-6)
+    assert told_several[1][0] == pytest.approx(expected(metrics, scores, there), abs=1e-6)
     assert told_several[1][1] == scores.tolist()  # in the order of one rank
 
     _, scores, there = pixels

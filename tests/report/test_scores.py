@@ -5,12 +5,16 @@ import pytest
 
 from engine.report.scores import MOST_CLASSES, ByClass, Confusion, mean, roc
 
-metrics = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
+
+@pytest.fixture(scope="module")
+def metrics():
+    """scikit-learn's, which takes seconds to import: not where tests are only collected."""
+    return pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
 
 
 @pytest.mark.parametrize("ties", [0, 7, 2])
 @pytest.mark.parametrize("share", [0.02, 0.5, 0.97])
-def test_roc_is_scikit_learns(ties, share):
+def test_roc_is_scikit_learns(metrics, ties, share):
     random = np.random.default_rng(int(100 * share) + ties)
     there = random.random(3000) < share
     scores = (there + random.normal(0, 1, 3000)).astype(np.float32)
@@ -66,7 +70,7 @@ def taken(labels, predicted, classes, known=None):
 
 
 @pytest.mark.parametrize("classes", [6, MOST_CLASSES + 1])
-def test_classes_are_scikit_learns(classes):
+def test_classes_are_scikit_learns(metrics, classes):
     random = np.random.default_rng(1)
     labels, predicted = random.integers(0, 6, 400), random.integers(0, 6, 400)
     predicted[labels == 2] = 2
