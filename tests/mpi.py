@@ -17,6 +17,9 @@ ENVIRON = {
     **{"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
     **{"OMPI_MCA_hwloc_base_binding_policy": "none", "PRTE_MCA_hwloc_default_binding_policy": "none"},
     "I_MPI_PIN": "0",
+    # MPICH's ranks that wait turn round for as long as messages of small nets take, and then sleep for moments: else
+    # they would take turns with those that they wait for.
+    **{"MPIR_CVAR_POLLS_BEFORE_YIELD": "20000", "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"},
 }
 # What Open MPI's and Intel MPI's launchers print around the end of a rank, whatever the rank has said itself.
 LAUNCHER = re.compile(r"^-{70,}\n(?:.*\n)*?-{70,}\n\0?|^={70,}\n=   BAD TERM(?:.*\n)*?={70,}\n", re.MULTILINE)
