@@ -1,4 +1,4 @@
-"""Many ranks train as one does: 1 rank x 16, 2 x 8 and 4 x 4 samples, 50 iterations of 2 micro-batches."""
+"""Many ranks train as one does: 1 rank x 16, 2 x 8 and 4 x 4 samples, 24 iterations of 2 micro-batches."""
 
 import functools
 import tempfile
@@ -12,12 +12,12 @@ from tests.solver.harness import different, distance
 
 pytestmark = pytest.mark.mpi
 
-COMMON = "max_iter: 50 iter_size: 2 momentum: 0.9 weight_decay: 0.001 base_lr: 0.02 random_seed: 3 "
+COMMON = "max_iter: 24 iter_size: 2 momentum: 0.9 weight_decay: 0.001 base_lr: 0.02 random_seed: 3 "
 BUCKETS = " comm_param { bucket_mb: 0.006 }"  # small, else all is in one
-WARM = "warmup_iter: 15 warmup_start_lr: 0.002 clip_gradients: 0.5 "
+WARM = "warmup_iter: 7 warmup_start_lr: 0.002 clip_gradients: 0.5 "
 OPTIONS = {
     "sgd": WARM + 'lr_policy: "poly" power: 1 momentum_correction: true',
-    "nesterov": WARM + 'lr_policy: "step" gamma: 0.5 stepsize: 20 type: "Nesterov"',
+    "nesterov": WARM + 'lr_policy: "step" gamma: 0.5 stepsize: 10 type: "Nesterov"',
     "l1": 'regularization_type: "L1" weight_decay: 0.0001',
     "adam": 'type: "Adam" base_lr: 0.001 delta: 1e-4 clip_gradients: 0.5',
     "adamw": 'type: "Adam" base_lr: 0.001 delta: 1e-4 weight_decay: 0.1 decoupled_weight_decay: true',

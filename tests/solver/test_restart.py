@@ -341,16 +341,16 @@ def test_a_batch_that_cannot_be_held_ends_the_run(tmp_path):
 def test_a_crashed_run_is_started_again(tmp_path):
     """With an older run's snapshot, which does not count, in the same place."""
     whole, broken = files(tmp_path / "whole"), files(tmp_path / "broken")
-    longer = ("--set", "max_iter=180", "--set", "snapshot=20")
+    longer = ("--set", "max_iter=140", "--set", "snapshot=20")
     assert train(whole, 2, *longer)[0] == 0
-    for name in ("net_iter_180.solverstate", "net_iter_180.caffemodel"):
+    for name in ("net_iter_140.solverstate", "net_iter_140.caffemodel"):
         (broken / name).write_bytes(b"")
     process = start(broken, 1, "--ranks", "2", "--max_restarts", "2", *longer)
     lines = []
     try:
         for line in process.stderr:
             lines.append(line)
-            if "Iteration 45," in line and not any("restart 1" in line for line in lines):
+            if "Iteration 25," in line and not any("restart 1" in line for line in lines):
                 os.kill(pid_of_rank(1), signal.SIGKILL)
         assert process.wait(timeout=60) == 0, "".join(lines)
     finally:
@@ -358,7 +358,7 @@ def test_a_crashed_run_is_started_again(tmp_path):
     assert sum("died, killed or crashed" in line for line in lines) == 1
     assert sum("restart 1 of 2" in line for line in lines) == 1 and "Optimization Done." in lines[-1]
     assert sum("Restoring previous solver status" in line for line in lines) == 1
-    assert different(in_files(whole, 180), in_files(broken, 180)) == []
+    assert different(in_files(whole, 140), in_files(broken, 140)) == []
 
 
 @pytest.mark.mpi
