@@ -22,8 +22,7 @@ from engine.report.observer import Run, StepRecord
 from engine.report.summary import Summary
 from engine.report.table import duration
 from tests.mpi import ENVIRON, REPO, mpiexec
-from tests.solver.harness import digits_net, make_solver
-from tests.solver.test_solver import send_at
+from tests.solver.harness import digits_net, make_solver, send_at
 
 
 @pytest.mark.parametrize(

@@ -107,8 +107,7 @@ def test_a_run_that_goes_back_doubles_no_step(tmp_path, another):
 FULL = """
 import resource
 from engine.report.tensorboard import TensorBoard
-from tests.report.test_tensorboard import *
-from tests.solver.harness import digits_net
+from tests.solver.harness import digits_net, make_solver
 solver = make_solver("max_iter: 400 display: 1 test_iter: 1 test_interval: {interval}", digits_net())
 solver.observers[:] = [TensorBoard("events", 20)]
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, -1))
@@ -121,7 +120,7 @@ solver.close()
 @pytest.mark.parametrize("interval", [10, 1000])
 def test_a_full_disk_ends_the_event_files_alone(tmp_path, limit, interval):
     program = FULL.format(limit=limit, interval=interval)
-    environ = {**os.environ, "PYTHONPATH": str(REPO)}
+    environ = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120
     )
@@ -179,18 +178,17 @@ def test_without_the_library_and_without_a_folder(tmp_path, monkeypatch, capfd):
 
 @pytest.mark.mpi
 def test_rank_0_writes_for_all(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(f"""
+    script = f"""
 from engine.comm.world import world
 from engine.report.tensorboard import TensorBoard
-from tests.report.test_tensorboard import TEXT, digits_net, make_solver
-solver = make_solver(TEXT, digits_net(8), "{tmp_path}", world())
+from tests.solver.harness import make_solver
+solver = make_solver(TEXT, NET, "{tmp_path}", world())
 solver.observers.append(TensorBoard("{tmp_path}/events", 8, world().rank))
 assert solver.solve()
 solver.close()
 world().close()
-""")
-    done = run_ranks(2, [str(script)], timeout=100)
+"""
+    done = run_ranks(2, script, timeout=100, names={"TEXT": TEXT, "NET": digits_net(8)})
     assert done.returncode == 0, done.stderr
     two = read(tmp_path / "events")
     told = train(tmp_path, tmp_path / "one", histograms=8)
@@ -206,14 +204,14 @@ def test_histograms_beside_sharded_updates(tmp_path):
     script = f"""
 from engine.comm.world import world
 from engine.report.tensorboard import TensorBoard
-from tests.report.test_tensorboard import TEXT, digits_net, make_solver
-solver = make_solver(TEXT + "comm_param {{ shard_updates: true }}", digits_net(8), "{tmp_path}", world())
+from tests.solver.harness import make_solver
+solver = make_solver(TEXT + "comm_param {{ shard_updates: true }}", NET, "{tmp_path}", world())
 solver.observers.append(TensorBoard("{tmp_path}/events", 8, world().rank))
 assert solver.solve()
 solver.close()
 world().close()
 """
-    done = run_ranks(2, script, timeout=100)
+    done = run_ranks(2, script, timeout=100, names={"TEXT": TEXT, "NET": digits_net(8)})
     assert done.returncode == 0, done.stderr
     tags = read(tmp_path / "events").Tags()["histograms"]
     assert "weights/ip/0" in tags and "gradients/ip/0" not in tags

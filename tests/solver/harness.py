@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from engine.comm.world import World
 from engine.config import parse_solver
 from engine.errors import EngineError
+from engine.report.observer import Observer
 from engine.solver.solver import Solver
 from engine.weights import read_caffemodel, read_solverstate
 from tests.mpi import REPO, run_ranks
+
+if TYPE_CHECKING:
+    from engine.report.observer import TestRecord
 
 DIGITS = REPO / "examples/digits"
 
@@ -104,6 +110,43 @@ def distance(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
     """The largest difference in any array, relative to the array's largest element."""
     assert a.keys() == b.keys()
     return max(float(np.abs(a[name] - b[name]).max() / np.abs(a[name]).max()) for name in a)
+
+
+def send_at(solver: Solver, iteration: int, number: int) -> None:
+    """Sends this process a signal in the middle of an iteration."""
+    step = solver.step
+
+    def signalled() -> None:
+        if solver.iteration == iteration:
+            os.kill(os.getpid(), number)
+        step()
+
+    solver.step = signalled
+
+
+def send_in_test(solver: Solver, iteration: int, number: int) -> list[int]:
+    """Sends this process a signal after the second batch of a test of three. Returns the iterations of all batches, as
+    they come."""
+    batches: list[int] = []
+
+    def signalled(net, size, keys) -> None:
+        batches.append(solver.iteration)
+        if solver.iteration == iteration and len(batches) % 3 == 2:
+            os.kill(os.getpid(), number)
+
+    (evaluator,) = solver.test_nets.evaluators
+    evaluator.on_forward = signalled
+    return batches
+
+
+class Losses(Observer):
+    """Iteration -> the loss of its test."""
+
+    def __init__(self) -> None:
+        self.losses: dict[int, float] = {}
+
+    def test(self, record: TestRecord) -> None:
+        self.losses[record.iteration] = record.outputs["loss"][0]
 
 
 def all_fine(

@@ -14,6 +14,7 @@ from engine.report.observer import Observer
 from engine.weights import read_caffemodel, read_solverstate
 from tests.mpi import run_ranks
 from tests.solver.harness import DIGITS, different, in_files, learned, make_solver, solve
+from tests.solver.test_goals import digits_net
 
 EMA = 'ema: 0.7 momentum: 0.9 lr_policy: "fixed" base_lr: 0.05 '
 NET = f"""
@@ -160,22 +161,19 @@ def test_values_out_of_range(value):
 @pytest.mark.mpi
 def test_ranks_go_on_with_the_same_bits(tmp_path):
     program = """
-import json, sys
+import json
 from engine.comm.world import world
 from tests.solver.harness import solve
-from tests.solver.test_ema import NET, TESTED
-folder, restore = sys.argv[1:]
-solver = solve(TESTED + " snapshot: 10", NET, folder, restore=restore, world=world())
+solver = solve(TESTED + " snapshot: 10", NET, FOLDER, restore=RESTORE, world=world())
 found = world().gather(solver.average.weights.tobytes())
 if found:
     print(json.dumps([found[0] == found[1]]), flush=True)
 world().close()
 """
     (tmp_path / "again").mkdir()
-    script = tmp_path / "train.py"
-    script.write_text(program)
     for folder, restore in ((tmp_path, ""), (tmp_path / "again", tmp_path / "net_iter_10.solverstate")):
-        done = run_ranks(2, [str(script), str(folder), str(restore)], timeout=100)
+        names = {"NET": NET, "TESTED": TESTED, "FOLDER": str(folder), "RESTORE": str(restore)}
+        done = run_ranks(2, program, timeout=100, names=names)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout.splitlines()[-1]) == [True]
     assert different(in_files(tmp_path, 20), in_files(tmp_path / "again", 20)) == []
@@ -190,15 +188,22 @@ def test_the_first_test_of_a_resumed_run_scores_the_average_on_all_ranks(tmp_pat
         f"""
 from pathlib import Path
 from engine.comm.world import world
+from engine.report.observer import Observer
 from tests.solver.harness import make_solver
-from tests.solver.test_ema import EMA, _Tests
-from tests.solver.test_goals import digits_net
+
+class Tests(Observer):
+    def __init__(self):
+        self.found = {{}}
+
+    def test(self, record):
+        self.found.setdefault(record.iteration, float(record.outputs["loss"][0]))
+
 world, folder = world(), Path("{tmp_path}")
 text = EMA.replace("0.7", "0.99") + "test_interval: 5 snapshot: 10 random_seed: 3 max_iter: "
 first = {{}}
 for iterations in (10, 15):
-    solver = make_solver(text + str(iterations), digits_net(8), folder, world)
-    tests = _Tests()
+    solver = make_solver(text + str(iterations), NET, folder, world)
+    tests = Tests()
     solver.observers.append(tests)
     if iterations > 10:
         solver.restore(str(folder / "net_iter_10.solverstate"))
@@ -209,13 +214,6 @@ assert tests.found[10] == first[10], (tests.found[10], first[10])
 world.close()
 """,
         timeout=100,
+        names={"EMA": EMA, "NET": digits_net(8)},
     )
     assert done.returncode == 0, done.stderr
-
-
-class _Tests(Observer):
-    def __init__(self):
-        self.found: dict[int, float] = {}
-
-    def test(self, record):
-        self.found.setdefault(record.iteration, float(record.outputs["loss"][0]))

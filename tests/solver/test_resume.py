@@ -19,7 +19,18 @@ from engine.report.observer import Observer
 from engine.weights import SolverState, read_solverstate, write_solverstate
 from tests.data.pictures import random_pixels
 from tests.mpi import REPO, run_ranks
-from tests.solver.harness import all_fine, different, digits_net, distance, in_files, learned, make_solver, solve
+from tests.solver.harness import (
+    Losses,
+    all_fine,
+    different,
+    digits_net,
+    distance,
+    in_files,
+    learned,
+    make_solver,
+    send_in_test,
+    solve,
+)
 
 MOMENTUM = 'momentum: 0.9 weight_decay: 0.01 lr_policy: "inv" gamma: 0.1 power: 0.75 random_seed: 7 '
 PHOTO_NET = """
@@ -237,14 +248,6 @@ def test_sigterm_stops_between_two_steps_and_the_run_goes_on(photos, tmp_path):
     assert different(resumed, in_files(tmp_path, until)) == []
 
 
-class Losses(Observer):
-    def __init__(self):
-        self.losses = {}
-
-    def test(self, record):
-        self.losses[record.iteration] = record.outputs["loss"][0]
-
-
 @pytest.mark.parametrize("format", ["BINARYPROTO", "HDF5"])
 def test_tests_go_on_where_those_before_the_snapshot_ended(tmp_path, format):
     """2 tests of 3 batches of 47 samples come before it."""
@@ -267,18 +270,6 @@ def test_tests_go_on_where_those_before_the_snapshot_ended(tmp_path, format):
     assert rest.losses == {iteration: loss for iteration, loss in whole.losses.items() if iteration >= 4}
 
 
-def in_test(solver, iteration: int, number: int) -> None:
-    """Sends this process a signal after the second batch of a test."""
-
-    def signalled(net, size, keys) -> None:
-        evaluator.done = getattr(evaluator, "done", 0) + 1
-        if solver.iteration == iteration and evaluator.done % 3 == 2:
-            os.kill(os.getpid(), number)
-
-    (evaluator,) = solver.test_nets.evaluators
-    evaluator.on_forward = signalled
-
-
 @pytest.mark.parametrize("iteration", [0, 4, 8])
 def test_a_signal_breaks_off_a_test_which_is_made_again(tmp_path, iteration, capfd):
     """Also the one before the first iteration, and the one after the last."""
@@ -290,10 +281,10 @@ def test_a_signal_breaks_off_a_test_which_is_made_again(tmp_path, iteration, cap
     weights = learned(solver)
     solver.close()
     solver = make_solver(text, digits_net(), tmp_path, observers=[first])
-    in_test(solver, iteration, signal.SIGTERM)
+    batches = send_in_test(solver, iteration, signal.SIGTERM)
     assert not solver.solve()
     solver.close()
-    assert solver.test_nets.evaluators[0].done == 3 * iteration // 2 + 2
+    assert len(batches) == 3 * iteration // 2 + 2
     said = capfd.readouterr().err
     then = ", then a snapshot" if iteration < 8 else ""
     assert f"SIGTERM: breaking off the test{then}; Ctrl-C ends it at once\n" in said
@@ -361,13 +352,12 @@ import signal
 from engine.comm.world import world
 from engine.report.log import set_up
 from tests.solver.harness import *
-from tests.solver.test_resume import Losses, in_test
 set_up(world().rank)
 tests = Losses()
 text = "max_iter: 8 test_iter: 6 test_interval: 2"
 solver = make_solver(text, digits_net(), {str(tmp_path)!r}, world(), observers=[tests])
 if world().rank == 1:
-    in_test(solver, 4, signal.SIGTERM)
+    send_in_test(solver, 4, signal.SIGTERM)
 assert not solver.solve() and solver.iteration == 4 and list(tests.losses) == [0, 2]
 assert read_solverstate({str(tmp_path / "net_iter_4.solverstate")!r}).test_samples == [2 * 6 * 47]
 solver.close()

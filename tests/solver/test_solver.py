@@ -18,7 +18,7 @@ from engine.report.timeline import Timeline
 from engine.solver.signals import EFFECTS, STOP, Signals
 from engine.weights import read_caffemodel, read_solverstate, write_caffemodel
 from tests.mpi import run_ranks
-from tests.solver.harness import DIGITS, all_fine, different, digits_net, learned, make_solver, solve
+from tests.solver.harness import DIGITS, all_fine, different, digits_net, learned, make_solver, send_at, solve
 
 # One batch that never changes: an inner product and its loss. Tests set x and the label.
 SMALL_NET = """
@@ -311,18 +311,6 @@ layer { name: "loss" type: "EuclideanLoss" bottom: "scale" bottom: "ip" top: "lo
 # Signals
 
 
-def send_at(solver, iteration: int, number: int) -> None:
-    """Sends this process a signal in the middle of an iteration."""
-    step = solver.step
-
-    def signalled() -> None:
-        if solver.iteration == iteration:
-            os.kill(os.getpid(), number)
-        step()
-
-    solver.step = signalled
-
-
 @pytest.mark.parametrize(
     ("effects", "number", "iterations"),
     [
@@ -369,7 +357,6 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_iteration(tmp_path):
 import signal
 from engine.comm.world import world
 from tests.solver.harness import *
-from tests.solver.test_solver import send_at
 solver = make_solver("max_iter: 1000", digits_net(), {str(tmp_path)!r}, world())
 if world().rank == 1:
     send_at(solver, 3, signal.SIGTERM)
