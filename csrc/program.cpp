@@ -7,6 +7,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "crowd.h"
 #include "threads.h"
 
 namespace engine {
@@ -170,6 +171,7 @@ void Program::wait_for(int number) {
 
 void Program::forward(size_t begin, size_t end) {
     prepare_threads();
+    make_way_for_others();
     for (size_t i = begin; i < std::min(end, ops_.size()); i++) {
         mark_op(at_forward, i);
         if (queue_)
@@ -188,6 +190,7 @@ void Program::repeat_before(int step) {
 
 void Program::backward(size_t begin, size_t end) {
     prepare_threads();
+    make_way_for_others();
     repeat_ns_ = 0;
     for (size_t i = std::min(end, ops_.size()); i-- > begin;) {
         const size_t step = 2 * ops_.size() - 1 - i;

@@ -1,0 +1,121 @@
+#include "crowd.h"
+
+#include <fcntl.h>
+#include <omp.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+namespace engine {
+
+namespace {
+
+constexpr int64_t between_looks = 250000000;  // nanoseconds
+constexpr int64_t nothing = -1;
+
+// OpenMP threads that sleep, for as long as this lives.
+class Sleepers {
+public:
+    explicit Sleepers(int count) : until_(std::make_shared<Until>()) {
+        std::thread([count, until = until_] {
+#pragma omp parallel num_threads(count + 1)
+            {
+#pragma omp barrier  // or the compiler would leave out a region that does nothing
+            }
+            std::unique_lock lock(until->mutex);
+            until->changed.wait(lock, [&] { return until->over; });
+        }).detach();  // the end of the process does not wait for it
+    }
+    ~Sleepers() {
+        const std::lock_guard lock(until_->mutex);
+        until_->over = true;
+        until_->changed.notify_one();
+    }
+    Sleepers(const Sleepers&) = delete;
+
+private:
+    struct Until {
+        std::mutex mutex;
+        std::condition_variable changed;
+        bool over = false;
+    };
+    std::shared_ptr<Until> until_;
+};
+
+struct CoreTime {
+    int64_t ran, waited;
+};
+
+// What the calling thread has had since it began; `nothing` where the system does not tell.
+CoreTime core_time() {
+    const int file = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+    if (file < 0) return {nothing, nothing};
+    char text[80];
+    const ssize_t size = read(file, text, sizeof(text) - 1);
+    close(file);
+    if (size <= 0) return {nothing, nothing};
+    text[size] = '\0';
+    char* rest;
+    const int64_t ran = std::strtoll(text, &rest, 10);
+    return {ran, std::strtoll(rest, nullptr, 10)};
+}
+
+// The same since the last call in this thread: nothing in the first.
+CoreTime core_time_since() {
+    static thread_local CoreTime before{nothing, nothing};
+    const CoreTime now = core_time(), last = before;
+    before = now;
+    if (last.ran == nothing || now.ran == nothing) return {0, 0};
+    return {now.ran - last.ran, now.waited - last.waited};
+}
+
+int64_t now() {
+    timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    return int64_t(at.tv_sec) * 1000000000 + at.tv_nsec;
+}
+
+}  // namespace
+
+bool Crowd::is_there(int64_t ran, int64_t waited) {
+    const double wanted = double(ran) + double(waited);
+    quiet_looks_ = double(waited) < 0.02 * wanted ? quiet_looks_ + 1 : 0;
+    if (double(waited) > 0.1 * wanted) there_ = true;
+    if (quiet_looks_ == 40) there_ = false;
+    return there_;
+}
+
+void make_way(bool wanted) {
+    static auto& sleepers = *new std::unique_ptr<Sleepers>;  // which outlives whatever ends before the process does
+    if (wanted == bool(sleepers)) return;
+    const int enough =
+        std::max(1, omp_get_num_procs() + 1 - omp_get_max_threads());  // besides the calling thread's team
+    sleepers = wanted ? std::make_unique<Sleepers>(enough) : nullptr;
+}
+
+void make_way_for_others() {
+    static const bool decided = std::getenv("GOMP_SPINCOUNT") || std::getenv("OMP_WAIT_POLICY");
+    if (decided || omp_get_max_threads() == 1) return;
+    static std::mutex mutex;
+    static int64_t last_look = 0;
+    static Crowd crowd;
+    const std::unique_lock lock(mutex, std::try_to_lock);  // a look of another thread's will do
+    if (!lock || now() - last_look < between_looks) return;
+    last_look = now();
+    int64_t ran = 0, waited = 0;
+#pragma omp parallel reduction(+ : ran, waited)
+    {
+        const CoreTime mine = core_time_since();
+        ran += mine.ran;
+        waited += mine.waited;
+    }
+    make_way(crowd.is_there(ran, waited));
+}
+
+}  // namespace engine
