@@ -13,10 +13,12 @@ only). A step is forward, backward and update; in phase TEST (inference) forward
 from the same weights (torch_net.py), in the faster of its two memory layouts; another first loss is an error; several
 ranks are DDP over gloo. TensorFlow trains those of keras.applications that tensorflow_train.py has, on one rank. The
 table has medians and ranges; a ratio is the median of the rounds' ratios; memory is the peak of rank 0; "first
-iteration": the time from the start of the process to its end. Runs are added to those in --json FILE.
+iteration": the time from the start of the process to its end. Runs are added to those in --json FILE. --beside N: on a
+machine that others use, of whom each takes a core if it gets one.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -187,6 +189,18 @@ class Bench:
             Path(self.options.json).write_text(json.dumps(self.runs, indent=1))
 
 
+@contextlib.contextmanager
+def others(count: int):
+    """So many processes that compute, meanwhile."""
+    found = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for each in found:
+            each.kill()
+            each.wait()
+
+
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -256,9 +270,11 @@ def print_table(runs: list[dict]) -> None:
     print(f"| {' | '.join(header)} |\n|{'---|' * len(header)}")
     cases: dict[tuple, list[dict]] = {}
     for each in runs:
-        cases.setdefault((each["net"], each["phase"], each["precision"], *each["topology"]), []).append(each)
-    for (net, phase, precision, *topology), own in cases.items():
-        print(f"| {' | '.join([net, phase, precision, shape(topology), *row(own)])} |")
+        beside = f", beside {each['beside']}" if each.get("beside") else ""
+        key = each["net"], each["phase"], each["precision"], shape(each["topology"]) + beside
+        cases.setdefault(key, []).append(each)
+    for key, own in cases.items():
+        print(f"| {' | '.join([*key, *row(own)])} |")
 
 
 def main() -> None:
@@ -273,20 +289,21 @@ def main() -> None:
     parser.add_argument("--topologies", default=topologies, help=f"ranks x threads x batch (default: {topologies})")
     parser.add_argument("--rounds", type=int, default=3, help="0: print what --json FILE holds (default: 3)")
     parser.add_argument("--iterations", type=int, default=5, help="steps per round that count (default: 5)")
+    parser.add_argument("--beside", type=int, default=0, metavar="N", help="processes that compute, too (default: 0)")
     parser.add_argument("--torch_python", default=sys.executable, help="an interpreter that has torch (default: this)")
     parser.add_argument("--tensorflow_python", help="an interpreter that has tensorflow (default: none)")
     parser.add_argument("--json", metavar="FILE", help="raw figures: read if there, and added to")
     options = parser.parse_args()
     shapes = [[int(number) for number in text.split("x")] for text in options.topologies.split(",")]
     cases = [
-        {"net": net, "phase": phase, "precision": precision, "topology": topology}
+        {"net": net, "phase": phase, "precision": precision, "topology": topology, "beside": options.beside}
         for net in options.nets.split(",")
         for phase in options.phases.split(",")
         for precision in options.precisions.split(",")
         for topology in shapes
         if phase == "TRAIN" or topology[0] == 1
     ]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, others(options.beside):
         bench = Bench(options, Path(folder))
         bench.rounds(cases)
     if not bench.runs:
