@@ -59,7 +59,7 @@ def make(solver: Solver) -> Elastic | None:
         return None
     why = solver.world.outlive()
     if why:
-        warn(f"comm_param.elastic: a rank that dies ends this run, to go on by --resume auto: {why}")
+        warn(f"comm_param.elastic: a rank that dies ends this run all the same (--resume auto goes on): {why}")
         return None
     return Elastic(solver)
 

@@ -43,7 +43,7 @@ def hold_global_batch(config: SolverConfig, world: World, snapshot: Snapshot) ->
             f"{', '.join(map(str, fitting[:8]))}; --snapshot goes on with another global batch"
         )
     if snapshot.ranks not in (None, world.size) and any("%#" in str(layer) for layer in layers):
-        warn("The data of each rank is a source of its own (%#): with another number of ranks their order is another")
+        warn("Each rank reads a data source of its own (%#): on another number of ranks samples come in another order")
     if (size, new_steps) == (batch, steps):
         return
     scale_batch(config, size, batch)
@@ -61,8 +61,8 @@ def hold_global_batch(config: SolverConfig, world: World, snapshot: Snapshot) ->
     sums = [f"'{layer.name}'" for layer in _train_layers(config) if layer.type in types]
     if size != batch and sums:
         warn(
-            f"The gradient of {', '.join(sums)} is the sum over a batch, which has {size} samples now, not {batch}: a "
-            f"loss_weight of {batch}/{size} of what it is keeps the rate"
+            f"The gradient of {', '.join(sums)} is the sum over a batch, which has {size} samples now, not {batch}: "
+            f"multiply its loss_weight by {batch}/{size} to keep the rate"
         )
 
 

@@ -102,7 +102,7 @@ class KeptSnapshots:
         """Points `<prefix>_best.caffemodel` to the best weights."""
         link = Path(f"{self.prefix}_best.caffemodel{path.suffix if path.suffix == '.h5' else ''}")
         if link.exists() and not link.is_symlink():
-            warn(f"{link} is a file of its own and stays; the best weights are in {path}")
+            warn(f"{link} is a file and not a link, so it stays; the best weights are in {path}")
             return
         temporary = unfinished(link, "tmp")
         try:

@@ -152,7 +152,7 @@ def _skipped(feeders: Sequence[Feeder]) -> tuple[dict[tuple[int, Item], tuple[st
 
 def _log_skipped(found: Sequence[tuple[dict[tuple[int, Item], tuple[str, str]], int]]) -> None:
     if recoloured := sum(count for _, count in found):
-        log(f"{recoloured} images were given the colours of the first one: grey, or not.")
+        log(f"{recoloured} images were converted between grey and colour, to match the first one.")
     skipped = {item: each for of_rank, _ in found for item, each in of_rank.items()}
     for key, why in list(skipped.values())[:10]:
         warn(f"Skipped '{key}': {why}")

@@ -529,7 +529,7 @@ class Solver:
         if self._restored_at == self.iteration > self.param.max_iter:
             warn(
                 f"Nothing to train: the snapshot is of iteration {self.iteration}, and max_iter is "
-                f"{self.param.max_iter}; a larger max_iter goes on"
+                f"{self.param.max_iter}; give a larger max_iter to go on"
             )
             return True
         self._stops_by = "the run is ending"

@@ -133,7 +133,7 @@ class TestNets:
         if state.best_iteration is None or (best and snapshots.find_best(state.best_iteration)):
             return
         if best:
-            log(f"The best weights, of iteration {state.best_iteration}, are not there: the next test is the best")
+            log(f"The best weights, of iteration {state.best_iteration}, are not there: the next test counts as best")
         state.best_value = state.best_iteration = state.best_goal = None
 
     def close(self) -> None:

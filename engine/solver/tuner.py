@@ -48,8 +48,8 @@ def refuse(observers: Sequence[Observer], place: Callable[[str], str]) -> None:
     """Raises ConfigError for observers that want the events of single buckets: a search changes the buckets."""
     if any(type(each).wants_trace is not Observer.wants_trace for each in observers):
         raise ConfigError(
-            "comm_param.autotune does not go together with --timeline and --layer_times, for which gradients are cut "
-            "in one way: run without them once, then put what the log says at the end into the solver",
+            "comm_param.autotune does not go together with --timeline and --layer_times, which need "
+            "the same buckets throughout: run without them once, then put what the log says at the end into the solver",
             place("comm_param.autotune"),
         )
 

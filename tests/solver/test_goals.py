@@ -238,7 +238,7 @@ def test_best_weights_that_are_gone_are_sought_anew(tmp_path, caplog):
     for path in tmp_path.glob("*_best.caffemodel"):
         path.unlink()
     _, seen = watched(RUN + "test_initialization: false", tmp_path, restore=tmp_path / "net_iter_20.solverstate")
-    assert "are not there: the next test is the best" in caplog.text
+    assert "are not there: the next test counts as best" in caplog.text
     assert len(list(tmp_path.glob("*iter_*_best.caffemodel"))) in (1, 2)
     state = read_solverstate(tmp_path / "net_iter_40.solverstate")
     assert state.best_value == max(value for at, value in seen.values.items() if at < 40)
@@ -296,7 +296,7 @@ def test_a_file_named_like_the_link_stays(tmp_path, caplog):
     watched(RUN, tmp_path)
     assert (
         tmp_path / "net_best.caffemodel"
-    ).read_bytes() == b"mine" and "is a file of its own and stays" in caplog.text
+    ).read_bytes() == b"mine" and "is a file and not a link, so it stays" in caplog.text
 
 
 def files(folder, *texts):

@@ -417,6 +417,6 @@ def test_a_snapshot_from_after_the_end_is_told_and_changes_nothing(tmp_path, cap
     later.restore(str(tmp_path / "net_iter_6.solverstate"))
     assert later.solve() and later.iteration == 6
     later.close()
-    words = "Nothing to train: the snapshot is of iteration 6, and max_iter is 5; a larger max_iter goes on"
+    words = "Nothing to train: the snapshot is of iteration 6, and max_iter is 5; give a larger max_iter to go on"
     assert words in caplog.messages
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -206,7 +206,7 @@ class Strategy:
         raise NotImplementedError
 
     def describe_buckets(self) -> str:
-        """Returns the part of describe() that tells of buckets, rounding, shares and averages."""
+        """Returns what describe() says of buckets, rounding, shares and averages."""
         largest, chunk = max((bucket.nbytes for bucket in self.buckets), default=0), self.settings.chunk_bytes
         chunks = f" in chunks of {chunk / 1e6:.3g} MB" if largest > chunk else ""
         text = f"{len(self.buckets)} buckets of up to {largest / 1e6:.3g} MB{chunks}, {self.settings.reduction}"
