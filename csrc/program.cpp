@@ -39,7 +39,8 @@ TensorPtr Program::parameter(const std::string& name, const Dims& shape, bool wa
     return tensor;
 }
 
-// Else backward would sum up memory that nobody has written.
+// Throws if an input waits for a gradient that this op, to which no loss leads, will not write: its Split would add
+// memory that nobody has written.
 static void check_gradients(const OpSpec& spec) {
     if (!spec.backward || spec.leads_to_loss()) return;
     for (const auto& input : spec.inputs)
@@ -54,8 +55,8 @@ std::vector<TensorPtr> Program::add(const std::string& type, OpSpec spec) {
     spec.counter = &counter_;
     spec.ranks = &ranks_;
     for (const Dims& shape : spec.output_shapes)
-        Tensor(spec.name, shape, Home::activation);  // throws before ops compute
-    const KeepDenormals kept;  // oneDNN tells a slope that is one from 0: see ops/common/relu_slope.h
+        Tensor(spec.name, shape, Home::activation);  // throws for a shape that no tensor can have, before the op does
+    const KeepDenormals kept;  // oneDNN must tell a slope that is a denormal from 0: see ops/common/relu_slope.h
     try {
         ops_.push_back(make(std::move(spec)));
     } catch (const dnnl::error& error) {
@@ -214,7 +215,7 @@ void Program::zero_gradients() {
 }
 
 std::string Program::first_nonfinite() {
-    struct Alone {  // the other ranks do not come here
+    struct Alone {  // for the time of this function sums are over this rank alone: the others do not come here
         explicit Alone(Ranks& ranks) : all(ranks) { std::swap(all, others); }
         ~Alone() { std::swap(all, others); }
         Ranks &all, others;

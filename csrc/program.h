@@ -18,61 +18,66 @@ public:
     explicit Program(bool backward, bool keep_all = false) : backward_(backward), keep_all_(keep_all), stream_(cpu()) {}
 
     // Building, in forward order.
+    // Makes a tensor that is fed from outside: row-major float32.
     TensorPtr input(const std::string& name, const Dims& shape, bool wants_gradient);
-    // A blob that no op of this program makes, laid out as one of another program: to run an op by itself.
+    // Makes a blob that no op of this program computes, in the layout of another program's: to run an op by itself.
     TensorPtr given(const TensorPtr& like, bool wants_gradient);
     TensorPtr parameter(const std::string& name, const Dims& shape, bool wants_gradient);
-    void share(const TensorPtr& parameter) { parameters_.push_back(parameter); }  // of another program
+    // Takes a parameter of another program, too, so that zero_gradients() knows it.
+    void share(const TensorPtr& parameter) { parameters_.push_back(parameter); }
+    // Adds an op and returns its outputs. Throws std::invalid_argument for an unknown type, or what the op throws.
     std::vector<TensorPtr> add(const std::string& type, OpSpec spec);
 
-    // The memory plan. Step i is the forward of op i, step 2n-1-i its backward.
+    // The memory plan. Of n ops, step i is the forward of op i, step 2n-1-i its backward. Buffers have ids, from 0.
     struct Touches {
         int64_t bytes;
-        std::vector<int> steps;  // that touch the buffer, in order
+        std::vector<int> steps;  // the steps that touch the buffer, in order
     };
     std::vector<Touches> touches();  // of every activation buffer, by buffer id
     struct Repeatable {
         int op;
         std::vector<int> inputs;  // buffer ids
-        int output;
+        int output;               // a buffer id
     };
-    std::vector<Repeatable> repeatable();
-    // Runs an op's forward again just before a step of the backward pass.
+    std::vector<Repeatable> repeatable();  // the ops whose forward can run again in backward
+    // Makes backward run an op's forward again just before a step.
     void repeat(int op, int step) { repeats_[step].push_back(op); }
     struct Overwrite {
-        int step, input, output;  // buffer ids
+        int step, input, output;  // input, output: buffer ids
     };
-    std::vector<Overwrite> overwrites();
-    // Writes `output` over `input`: they become one buffer.
+    std::vector<Overwrite> overwrites();  // the results that may be written over an input of their step
+    // Makes two buffers one: the op of `output` writes over its `input`.
     void join(int output, int input);
     // Gives every activation buffer its offset in one arena of `bytes`, and the ops their scratch.
     void place(const std::vector<int64_t>& offsets, int64_t bytes);
-    // Memory of its own for a tensor that Python reads or writes between runs.
+    // Gives a tensor that Python reads or writes between runs memory of its own.
     void own(const TensorPtr& tensor);
 
     // Running.
     void set_counter(const Counter& counter) { counter_ = counter; }
     void set_ranks(Ranks ranks) { ranks_ = std::move(ranks); }
-    // Of the ops [begin, end), or of as many as there are; backward runs them last to first.
+    // Runs the ops [begin, end), of those that there are; backward runs them last to first.
     void forward(size_t begin = 0, size_t end = all_ops);
     void backward(size_t begin = 0, size_t end = all_ops);
     static constexpr size_t all_ops = size_t(-1);
-    void succeed(const Program& before);  // the same net in other shapes, which this one replaces
-    void parameters_changed();            // other than by Tensor::write; only nets that are not trained need to know
-    void zero_gradients();                // of the parameters whose writers add
-    // The first op whose output is not finite, running forward again op by op; "" if all are.
+    // Takes over what the ops of `before` remember: the same net in other shapes, which this one replaces.
+    void succeed(const Program& before);
+    // Tells ops with constant parameters that these have changed by another way than Tensor::write.
+    void parameters_changed();
+    void zero_gradients();  // of the parameters to whose gradients ops add
+    // Runs forward again, op by op. Returns the name of the first op whose output is not finite; "" if all are.
     std::string first_nonfinite();
 
-    // Gradients leave through the queue. What an op waits for before it reads its parameters, and what is ready after
-    // its backward, the last writer.
+    // The gates of an op: the buckets that its forward waits for before it reads its parameters, and those that are
+    // ready after its backward, which is the last to write their gradients.
     struct Gate {
         std::vector<int> waits, readies;  // buckets
     };
     void set_queue(std::shared_ptr<ReadyQueue> queue, std::vector<Gate> gates);
     void mark_ready(bool on) { mark_ready_ = on; }  // off for all micro-batches but the last
 
-    // Where the executor is, for those who watch from outside, another process perhaps. The numbers' places and the
-    // values of `place` are those of engine/watchdog/board.py.
+    // The board shows where the executor is to those who watch from outside, perhaps from another process. The order of
+    // its numbers and the values of Place are those of engine/watchdog/board.py.
     enum Board { beat_field, place_field, op_field, bucket_field, board_size };
     enum Place { at_forward = 2, at_backward = 3 };
     void set_board(int64_t* numbers) { board_ = numbers; }
@@ -83,7 +88,7 @@ public:
     int64_t scratch_bytes() const;
     // Start and end of every step of the last run, CLOCK_MONOTONIC nanoseconds, steps numbered as above.
     const std::vector<int64_t>& spans() const { return spans_; }
-    int64_t repeat_ns() const { return repeat_ns_; }  // of the last backward pass, what repeats took
+    int64_t repeat_ns() const { return repeat_ns_; }  // nanoseconds that repeats took in the last backward pass
 
 private:
     int buffer_id(const BufferPtr& buffer);
@@ -106,10 +111,10 @@ private:
     std::shared_ptr<ReadyQueue> queue_;
     std::vector<Gate> gates_;
     bool mark_ready_ = true;
-    std::unordered_map<int, std::vector<int>> repeats_;  // ops by the step before which they run again
+    std::unordered_map<int, std::vector<int>> repeats_;  // step -> the ops that run again before it
     std::vector<int64_t> spans_;
     int64_t repeat_ns_ = 0;
-    int64_t unseen_[board_size] = {};
+    int64_t unseen_[board_size] = {};  // a board that nobody sees, while no other is set
     int64_t* board_ = unseen_;
 };
 
