@@ -8,9 +8,9 @@ net.forward()["prob"]
 import importlib
 import sys
 
-from engine.host.cores import own_cores
+from engine.host.cores import keep_within_limit
 
-own_cores()  # before libgomp is loaded, which may bind this thread to fewer
+keep_within_limit()  # before libgomp is loaded, which reads how many threads to start, and may bind this one to a core
 
 # ruff: noqa: E402
 import engine.caffe.solver

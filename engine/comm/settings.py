@@ -14,7 +14,7 @@ from engine.comm.buckets import BUCKET_BYTES
 from engine.comm.link import ALONE, Link, Links
 from engine.config.numbers import whole
 from engine.errors import ConfigError
-from engine.host.cores import own_cores
+from engine.host.cores import cores_at_once
 
 if TYPE_CHECKING:
     from engine import proto
@@ -160,7 +160,7 @@ def _servers(
     entries serves every rank of the host.
     """
     if cores is None:
-        cores = len(own_cores()) // max(1, local_size)
+        cores = cores_at_once() // max(1, local_size)
     if param.servers < 0:
         raise ConfigError(f"comm_param: servers: expected 0 or more, got {param.servers}")
     default = param.servers if param.HasField("servers") else default_servers(cores)

@@ -33,7 +33,7 @@ from engine.data.ordered_map import ordered_map
 from engine.data.pair import IGNORED
 from engine.data.readers.annotated import MAX_BOXES
 from engine.errors import DataError, shape_text
-from engine.host.cores import own_cores
+from engine.host.cores import cores_at_once
 
 LABEL_MAP, NAME_SIZE = "labelmap.prototxt", "name_size.txt"  # beside the data, in the LMDB's folder
 _TELL_EVERY = 16
@@ -120,7 +120,7 @@ def convert_annotations(
     order = np.random.RandomState(seed).permutation(len(found.scenes)) if shuffle else np.arange(len(found.scenes))
     texts = {NAME_SIZE: "", **_texts_of(wanted, names, masks)}
     conversion = Conversion(names=names)
-    results = ordered_map(make, [found.scenes[index] for index in order], len(own_cores()))
+    results = ordered_map(make, [found.scenes[index] for index in order], cores_at_once())
     sizes: list[str] = []
     with contextlib.closing(results), new_lmdb(db, texts) as put:
         for done, each in enumerate(results, start=1):

@@ -36,7 +36,7 @@ from engine.data.registry import open_source
 from engine.data.shard_writer import image_kind, new_shards, shard_names, sharded, unsharded
 from engine.data.shards import expand
 from engine.errors import ConfigError, DamagedItem, DataError
-from engine.host.cores import own_cores
+from engine.host.cores import cores_at_once
 
 LABELS = "labels.txt"
 _TELL_EVERY = 16
@@ -235,7 +235,7 @@ def convert_imageset(
         if not count:
             raise DataError(f"val_fraction {val_fraction:g} of {len(order)} pictures leaves none for {name}")
     conversion = Conversion(classes=pictures.classes)
-    encoded = ordered_map(partial(_encode, pictures, output, root), order.tolist(), len(own_cores()))
+    encoded = ordered_map(partial(_encode, pictures, output, root), order.tolist(), cores_at_once())
     items = _good(encoded, conversion, skip_bad_images)
     with contextlib.closing(items), appearing() as begin, contextlib.ExitStack() as stack:
         writers = [

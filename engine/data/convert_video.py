@@ -19,7 +19,7 @@ from engine.data.limits import check_within
 from engine.data.lmdb_writer import check_new
 from engine.data.video_file import BadClip, Frame, read_frames
 from engine.errors import ConfigError, DataError
-from engine.host.cores import own_cores
+from engine.host.cores import cores_at_once
 
 BY_FOLDER, BY_ORDER = "folder", "order"  # in place of a label
 LIST, TRAIN, VAL = "list.txt", "train.txt", "val.txt"
@@ -224,7 +224,7 @@ def _written(
                 clip.bad = error
         return clip
 
-    with ThreadPoolExecutor(len(own_cores()), thread_name_prefix="clip") as pool:
+    with ThreadPoolExecutor(cores_at_once(), thread_name_prefix="clip") as pool:
         try:
             clips = [pool.submit(write, clip) for clip in todo]
             for clip in clips:

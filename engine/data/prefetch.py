@@ -17,7 +17,7 @@ from engine.data.reader import Reader, Sample, Shape
 from engine.data.sampler import BatchShare
 from engine.errors import ConfigError, DataError
 from engine.files import reason
-from engine.host.cores import helper_cores, own_cores, sit_on
+from engine.host.cores import cores_at_once, helper_cores, sit_on
 from engine.host.interrupts import undisturbed
 from engine.host.memory import require_memory
 
@@ -44,7 +44,7 @@ def data_threads() -> int:
     Raises ConfigError."""
     text = os.environ.get("ENGINE_DATA_THREADS", "")
     if not text:
-        return max(1, min(4, len(own_cores())))
+        return max(1, min(4, cores_at_once()))
     threads = whole(text, 1, MOST_THREADS)
     if threads is None:
         raise ConfigError(f"ENGINE_DATA_THREADS must be a whole number from 1 to {MOST_THREADS}; got {text!r}")

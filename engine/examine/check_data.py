@@ -14,7 +14,7 @@ from engine.data.ordered_map import ordered_map
 from engine.data.pair import check_pair
 from engine.data.registry import open_source, recognised
 from engine.errors import DataError, printable, shape_text
-from engine.host.cores import own_cores
+from engine.host.cores import cores_at_once
 
 _SHOWN = 5  # sizes, the most frequent first
 _TELL_EVERY = 64
@@ -82,7 +82,7 @@ def check_data(path: str, progress: Callable[[int, int], None] | None = None) ->
         except (DataError, ImageError, MemoryError, ValueError) as error:
             return key, (), None, str(error) or type(error).__name__
 
-    for done, (key, shape, datum, wrong) in enumerate(ordered_map(look, range(len(source)), len(own_cores())), start=1):
+    for done, (key, shape, datum, wrong) in enumerate(ordered_map(look, range(len(source)), cores_at_once()), start=1):
         if datum is None:
             report.broken.append((key, wrong))
         else:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from typing import Any
 
 from engine.errors import ranges_text
-from engine.host.cores import own_cores
+from engine.host.cores import cores_at_once, own_cores
+from engine.host.groups import processor_limit
 from engine.host.machine import memory, processor
 from engine.host.memory import available_memory
 from engine.report.table import human, table
 
 
 def device() -> dict[str, Any]:
-    """Returns the processor, cores, memory and libraries that this rank has. "mpi" is None without an MPI library."""
-    cores = list(own_cores())
+    """Returns the processor, cores, memory and libraries that this rank has. "mpi" is None without an MPI library,
+    "processor_limit" (seconds in a second) without a limit."""
+    cores, limit = list(own_cores()), processor_limit()
     from engine.comm.mpi_world import mpi_library
     from engine.host import _core
 
@@ -24,7 +27,8 @@ def device() -> dict[str, Any]:
         "processor": processor(),
         "cores_of_machine": os.cpu_count(),
         "cores_allowed": cores,
-        "threads": _core.threads(),
+        "processor_limit": limit if math.isfinite(limit) else None,
+        "threads": _core.threads() if "OMP_NUM_THREADS" in os.environ else cores_at_once(),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "memory_bytes": memory(),
         "memory_available_bytes": available_memory(),
@@ -38,11 +42,13 @@ def device() -> dict[str, Any]:
 def to_text(found: dict[str, Any]) -> str:
     """For people."""
     cores = found["cores_allowed"]
+    limit = found["processor_limit"]
+    limited = f", and processor time of {limit:g} in a control group" if limit and limit < len(cores) else ""
     available = f"{human(found['memory_available_bytes'], 'B')} of {human(found['memory_bytes'], 'B')} available"
     rows = [
         ("host", found["host"]),
         ("processor", found["processor"]),
-        ("cores", f"{len(cores)} of {found['cores_of_machine']}: {ranges_text(cores)}"),
+        ("cores", f"{len(cores)} of {found['cores_of_machine']}: {ranges_text(cores)}{limited}"),
         ("threads per rank", f"{found['threads']} (OMP_NUM_THREADS {found['omp_num_threads'] or 'not set'})"),
         ("memory", available),
         ("oneDNN", f"{found['onednn']}, {found['isa']}"),

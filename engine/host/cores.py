@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import platform
 from collections import Counter
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from engine.errors import ranges_text
+from engine.host.groups import processor_limit
 from engine.host.ranks import gather_everywhere
 
 if TYPE_CHECKING:
@@ -46,10 +48,11 @@ def share_cores(everyone: list[tuple[str, tuple[int, ...]]]) -> None:
     To be called before the extension is loaded, and with it libgomp, which reads them once. everyone: World.places().
     """
     mine = host_and_cores()
-    given = os.environ.setdefault("OMP_NUM_THREADS", str(threads_for(mine, everyone))).split(",")[0].strip()
+    fitting = threads_for(mine, everyone, cores_at_once())
+    given = os.environ.setdefault("OMP_NUM_THREADS", str(fitting)).split(",")[0].strip()
     threads = int(given) if given.isdecimal() else len(mine[1])
     threads += len(everyone) > 1  # a server at least
-    if threads * everyone.count(mine) > len(mine[1]) and "OMP_WAIT_POLICY" not in os.environ:
+    if threads * everyone.count(mine) > cores_at_once() and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", CROWDED_SPIN_COUNT)
 
 
@@ -58,6 +61,18 @@ def own_cores() -> tuple[int, ...]:
     """The cores that this process was given. With OMP_PROC_BIND libgomp then binds the first thread to fewer, which
     threads that it starts inherit: hence asked once, before."""
     return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def keep_within_limit() -> None:
+    """share_cores() for a program with one rank, whose threads would else be as many as its cores."""
+    if cores_at_once() < len(own_cores()):
+        os.environ.setdefault("OMP_NUM_THREADS", str(cores_at_once()))
+
+
+@functools.cache
+def cores_at_once() -> int:
+    """How many of them this process may keep busy: fewer where its container has a limit of processor time."""
+    return max(1, math.floor(min(len(own_cores()), processor_limit())))
 
 
 def helper_cores() -> tuple[int, ...]:
@@ -86,9 +101,10 @@ def all_hosts_and_cores(world: Ranks) -> list[tuple[str, tuple[int, ...]]]:
     return gather_everywhere(world, host_and_cores())
 
 
-def threads_for(mine: tuple[str, tuple[int, ...]], everyone: list[tuple[str, tuple[int, ...]]]) -> int:
-    """Threads of a rank: its cores, divided by the number of ranks that are allowed the same ones."""
-    return max(1, len(mine[1]) // everyone.count(mine))
+def threads_for(mine: tuple[str, tuple[int, ...]], everyone: list[tuple[str, tuple[int, ...]]], at_once: int) -> int:
+    """Threads of a rank: its cores, or as many as may be busy `at_once`, divided by the number of ranks that share the
+    same ones."""
+    return max(1, min(len(mine[1]), at_once) // everyone.count(mine))
 
 
 def fewest_cores(everyone: list[tuple[str, tuple[int, ...]]]) -> int:

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from engine.errors import EngineError
+from engine.host.groups import groups
 
 SMALLER_BATCH = "lower batch_size and raise iter_size, or give --memory_budget"
 SMALL = 1 << 24  # bytes that nobody asks for
-CGROUPS = Path("/sys/fs/cgroup")
 _share: list[int] = []  # bytes, of all that this process may ever take
 
 
@@ -96,23 +96,12 @@ def available_memory() -> int:
 
 def _left_in_groups() -> Iterator[int]:
     """Of each group above this process that has a limit; what the system can take back from caches of files is left."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:  # version 2
-            root, names = CGROUPS, ("memory.max", "memory.current", ("inactive_file", "active_file"))
-        elif "memory" in controllers.split(","):
-            root = CGROUPS / "memory"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
+    for folder, version in groups("memory"):
+        if version == 2:
+            yield from _left_in(folder, "memory.max", "memory.current", ("inactive_file", "active_file"))
         else:
-            continue
-        own = root / path.lstrip("/")
-        for folder in (own, *own.parents):
-            if folder.is_relative_to(root):
-                yield from _left_in(folder, *names)
+            caches = "total_inactive_file", "total_active_file"
+            yield from _left_in(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", caches)
 
 
 def _left_in(folder: Path, limit: str, usage: str, caches: tuple[str, str]) -> Iterator[int]:

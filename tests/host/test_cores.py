@@ -13,14 +13,16 @@ from tests.mpi import run_ranks
 
 def test_ranks_on_the_same_cores_divide_them():
     shared = ("node1", (0, 1, 2, 3))
-    assert threads_for(shared, [shared, shared]) == 2
-    assert threads_for(shared, [shared] * 3) == 1
-    assert threads_for(shared, [shared] * 9) == 1
+    assert threads_for(shared, [shared, shared], 4) == 2
+    assert threads_for(shared, [shared] * 3, 4) == 1
+    assert threads_for(shared, [shared] * 9, 4) == 1
+    assert threads_for(shared, [shared], 3) == 3
+    assert threads_for(shared, [shared, shared], 3) == 1
 
 
 def test_ranks_that_are_pinned_apart_or_elsewhere_keep_theirs():
     first, second, other = ("node1", (0, 1)), ("node1", (2, 3)), ("node2", (0, 1))
-    assert threads_for(first, [first, second, other]) == 2
+    assert threads_for(first, [first, second, other], 2) == 2
 
 
 def test_what_the_user_set_stays(monkeypatch):
