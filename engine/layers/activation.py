@@ -1,4 +1,4 @@
-"""What layers share that apply a function to each element."""
+"""The base of layers that apply a function to each element."""
 
 from __future__ import annotations
 

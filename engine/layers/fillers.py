@@ -1,7 +1,7 @@
 """Initial values of parameters: a registry of fillers by Caffe's names.
 
-Numbers come from a generator keyed by (seed, layer, index), so a parameter's values depend on nothing else in the
-net, nor on ranks or threads.
+Random numbers come from a generator keyed by (seed, layer, index). So a parameter's values depend on nothing else in
+the net, nor on ranks or threads.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ Filler: TypeAlias = "Callable[[Shape, proto.FillerParameter, np.random.Generator
 Fits: TypeAlias = "Callable[[Shape, proto.FillerParameter], bool]"
 
 _fillers: dict[str, Filler] = {}
-_fits: dict[str, tuple[str, Fits]] = {}  # what a filler needs, in words, and whether it has that
+_fits: dict[str, tuple[str, Fits]] = {}  # name -> (what the filler needs, in words; whether shape and message have it)
 
 
 def filler(name: str, needs: str = "", fits: Fits | None = None) -> Callable[[Filler], Filler]:
-    """Decorator: the function fill(shape, message, generator) -> float32 array for `type: "<name>"`.
+    """Returns a decorator that registers a function fill(shape, message, generator) -> float32 array for `type:
+    "<name>"`.
 
-    needs, fits: what not every shape and message has, in words and as fits(shape, message).
+    needs, fits: what a shape and a message must have for it, in words and as fits(shape, message).
     """
 
     def register(function: Filler) -> Filler:
@@ -60,8 +61,8 @@ def complaint(shape: Shape, message: proto.FillerParameter) -> str:
 def fill(
     shape: Shape, message: proto.FillerParameter, generator: np.random.Generator, where: str | None = None
 ) -> np.ndarray:
-    """float32 array of `shape` by a FillerParameter. Raises ConfigError for an unknown type, an unfit shape, or a file
-    that has not its numbers."""
+    """Returns a float32 array of `shape`, filled by a FillerParameter. Raises ConfigError for an unknown type, for a
+    shape that does not fit, and for a file that has not the right numbers."""
     if wrong := complaint(shape, message):
         raise ConfigError(wrong, where)
     try:
@@ -70,12 +71,13 @@ def fill(
             return values if message.scale == 1 else values * np.float32(message.scale)
     except (ArithmeticError, ValueError) as error:
         raise ConfigError(f"filler '{message.type}': {error}", where) from None
-    except ConfigError as error:  # of a file
+    except ConfigError as error:  # the file's error: see file()
         raise ConfigError(f"filler '{message.type}': {error}", where, absent=error.absent) from None
 
 
 def fill_parameter(parameter: Parameter, seed: int, where: str | None = None) -> np.ndarray:
-    """Initial values (float32, Caffe's shape) of a parameter; zeros where it has no filler."""
+    """Returns the initial values of a parameter, float32, in Caffe's shape; zeros if it has no filler. where: the place
+    that errors name, by default the layer's. Raises ConfigError as fill() does."""
     if parameter.values is not None:
         return parameter.values
     if parameter.filler is None:
@@ -87,7 +89,7 @@ def fill_parameter(parameter: Parameter, seed: int, where: str | None = None) ->
 
 
 def keyed_generator(seed: int, name: str, *numbers: int) -> np.random.Generator:
-    """A generator whose stream depends on the arguments alone."""
+    """Returns a generator whose numbers depend on the arguments alone."""
     key = hashlib.sha256("\0".join([str(seed), name, *map(str, numbers)]).encode()).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
 
@@ -101,19 +103,20 @@ def _gaussian(shape: Shape, mean: float, std: float, generator: np.random.Genera
 
 
 def _scaled(values: np.ndarray, offset: float, factor: float) -> np.ndarray:
-    """In place: a net's memory is at its peak while its largest parameter is filled."""
+    """Returns the values times `factor` plus `offset`. It works in place, as a net's memory is at its peak while its
+    largest parameter is filled."""
     values *= np.float32(factor)
     values += np.float32(offset)
     return values
 
 
 def _outputs(shape: Shape) -> int:
-    """The first axis; a single value is one output, as in Caffe."""
+    """Returns the number of outputs, the first axis. A single value is one output, as in Caffe."""
     return shape[0] if shape else 1
 
 
 def _fan(shape: Shape, message: proto.FillerParameter) -> float:
-    """How many values meet in one, by variance_norm."""
+    """Returns, by variance_norm, how many inputs an output has, how many outputs an input has, or their average."""
     count = math.prod(shape)
     fan_in = count / _outputs(shape)
     fan_out = count / shape[1] if len(shape) > 1 else count

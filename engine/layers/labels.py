@@ -1,4 +1,4 @@
-"""Checks the labels that accompany scores."""
+"""Checks the labels that are compared with scores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ _ORDER = "; expected the scores first, then the labels"
 
 
 def axis_of_classes(layer: Layer, axis: int) -> int:
-    """The axis of the first bottom, the scores, as a number of 0 or more. Raises ConfigError where it has no such."""
+    """Returns the axis of the classes in the first bottom, the scores, as a number of 0 or more. axis: as the text
+    gives it. Raises ConfigError if the scores have no such axis."""
     scores = layer.bottoms[0]
     if not -len(scores.shape) <= axis < len(scores.shape):
         raise layer.error(
@@ -21,15 +22,15 @@ def axis_of_classes(layer: Layer, axis: int) -> int:
 
 
 def are_distributions(layer: Layer, axis: int) -> bool:
-    """Whether the second bottom has the first one's shape: not a label for each position, but a weight for each class,
-    as mix_param makes them."""
+    """Tells whether the second bottom is as large as the first: then it has a weight for each class, as mix_param makes
+    them, and not a label for each position."""
     scores, labels = layer.shapes[:2]
     return scores[axis] > 1 and math.prod(labels) == math.prod(scores)
 
 
 def check_labels(layer: Layer, axis: int) -> None:
-    """Raises ConfigError unless the second bottom has one label for each position of the first outside `axis`, that
-    of the classes."""
+    """Raises ConfigError unless the second bottom has one label for each position of the first one outside `axis`, the
+    axis of the classes."""
     scores, labels = layer.shapes[:2]
     expected = math.prod(scores) // scores[axis]
     if math.prod(labels) != expected:

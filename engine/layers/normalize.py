@@ -13,7 +13,7 @@ from engine.layers.registry import register
 if TYPE_CHECKING:
     from engine.layers.builder import Builder
 
-LEAST = 1e-6  # what happynear's fork adds to sums
+LEAST = 1e-6  # happynear's fork adds this to sums
 
 
 @register("Normalize")
@@ -40,7 +40,7 @@ class Normalize(Normalization):
 
     @property
     def _is_of_positions(self) -> bool:
-        """happynear's."""
+        """Whether it is happynear's, which normalises the channels of each position."""
         return self.message.HasField("normalize_param") or len(self.message.top) == 2
 
     def infer(self) -> list[Shape]:

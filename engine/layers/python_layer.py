@@ -1,4 +1,4 @@
-"""Blobs as Python code sees them, and the class that layers written in Python derive from (caffe.Layer)."""
+"""Blobs as Python code sees them, and caffe.Layer, the base of layers written in Python."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Blob:
         return math.prod(self.shape)
 
     def _axis(self, index: int) -> int:
-        """Axes that a blob of fewer than four does not have count 1, as in Caffe."""
+        """Returns the size of an axis; 1 if the blob has no such axis, as in Caffe."""
         return self.shape[index] if index < len(self.shape) else 1
 
     @property
@@ -54,13 +54,13 @@ class Blob:
         return self._axis(3)
 
     def reshape(self, *shape: int) -> None:
-        """Gives the blob another shape; raises where that cannot be."""
+        """Gives the blob another shape. Raises EngineError if that cannot be."""
         raise NotImplementedError
 
 
 def dims(shape: Sequence) -> Shape:
-    """The shape that reshape(2, 3), reshape((2, 3)) and reshape(*blob.shape) mean. Raises EngineError for
-    fractions and for what is below 0."""
+    """Returns the shape that reshape(2, 3), reshape((2, 3)) and reshape(*blob.shape) mean. Raises EngineError for
+    fractions and for numbers below 0."""
     given = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence | np.ndarray) else shape
     whole = tuple(int(dim) for dim in given)
     if any(dim != asked or dim < 0 for dim, asked in zip(whole, given)):
@@ -69,14 +69,16 @@ def dims(shape: Sequence) -> Shape:
 
 
 class Memory:
-    """What a blob that is reshaped has its values in: as in Caffe they stay, one after the other, and come back when it
-    has been smaller for a while. Only where it becomes larger than ever it has other memory, of zeros."""
+    """The memory of a blob that is reshaped. As in Caffe, values stay where they are, one after the other, and are
+    there again when the blob has been smaller for a while. Only if it becomes larger than ever it gets new memory, of
+    zeros."""
 
     def __init__(self):
         self._values = np.empty(0, np.float32)
 
     def reshaped(self, values: np.ndarray, shape: Shape) -> np.ndarray:
-        """The array of that shape. values: the blob's so far, where the script has found or put them."""
+        """Returns the blob's array in another shape. values: its array so far, into which the script may have
+        written."""
         count = math.prod(shape)
         if not np.may_share_memory(values, self._values):
             self._values = np.array(values, np.float32).reshape(-1)
@@ -86,12 +88,12 @@ class Memory:
 
 
 class LayerBlob(Blob):
-    """A bottom, top or parameter of a layer written in Python: an array of its own until the net is built, then the
-    tensor that the executor works on. After a reshape() to another count it is loose, an array of its own again.
+    """A bottom, top or parameter of a layer written in Python. It is an array of its own until the net is built, and
+    then a view of the program's tensor. After a reshape() to another count it is loose: an array of its own again.
     """
 
     def __init__(self, shape: Sequence[int] = (), diff: float = 0.0):
-        """diff: what the gradient is filled with where backward does not compute one (a loss_weight)."""
+        """diff: the value of the gradient if backward does not compute one (a loss_weight)."""
         self._shape, self._value = tuple(shape), diff
         self._planned = self._shape
         self._tensor: Tensor | None = None
@@ -101,8 +103,10 @@ class LayerBlob(Blob):
         self._diff: np.ndarray | None = None
 
     def place(self, tensor: Tensor, shape: Shape) -> None:
-        """tensor: row-major, of the size of `shape`; without a gradient, that stays an array of this blob's own. Arrays
-        that the user's code keeps have its memory."""
+        """Makes the blob a view of a tensor, so that arrays that the user's code keeps are the tensor's memory.
+
+        tensor: row-major, of the size of `shape`. If it has no gradient, the blob's gradient stays an array of its
+        own."""
         self._tensor, self._loose = tensor, False
         self._shape = self._planned = shape
         self._data = None
@@ -110,7 +114,8 @@ class LayerBlob(Blob):
             self._diff = None
 
     def settle(self) -> bool:
-        """Whether the shape is the planned one; what was computed loosely is in the tensor then."""
+        """Tells whether the shape is the planned one. If it is, and the blob is loose, its values go into the
+        tensor."""
         if self._shape != self._planned:
             return False
         if self._loose:
@@ -142,7 +147,7 @@ class LayerBlob(Blob):
         return cast(np.ndarray, tensor.view()).reshape(self._shape)
 
     def reshape(self, *shape: int) -> None:
-        """Values stay, see Memory; those of another count are loose."""
+        """Gives the blob another shape, with the values that Memory keeps. With another count it becomes loose."""
         wanted = dims(shape)
         if wanted == self._shape:
             return
@@ -155,14 +160,14 @@ class LayerBlob(Blob):
         self._shape = wanted
 
     def return_to_plan(self) -> None:
-        """As the layer above gives a blob its shape in Caffe, before each forward: whatever the user's code has made of
-        it since."""
+        """Gives the blob its planned shape again, before each forward, whatever shape the user's code has given it. In
+        Caffe the layer above does so."""
         if self._loose or self._shape != self._planned:
             self.place(cast("Tensor", self._tensor), self._planned)
 
 
 class Blobs(list):
-    """A layer's blobs; `self.blobs.add_blob(20, 10)` in setup() makes a parameter."""
+    """The blobs of a layer. `self.blobs.add_blob(20, 10)` in setup() makes a parameter."""
 
     def add_blob(self, *shape: int) -> LayerBlob:
         self.append(LayerBlob(dims(shape)))
@@ -170,8 +175,8 @@ class Blobs(list):
 
 
 def users_traceback(error: BaseException, caller: str) -> str:
-    """Lines of the traceback from the user's code on: without `caller`, a file, the import that led there, and what
-    this file raises in the user's place."""
+    """Returns the lines of a traceback from the user's code on: without the file `caller`, without the import that led
+    there, and without what this file raises for the user."""
     others = (caller, __file__, importlib.__file__, "<frozen importlib")
     trace = error.__traceback__
     while trace and trace.tb_frame.f_code.co_filename.startswith(others):

@@ -24,7 +24,7 @@ class SoftmaxLossBase(LossLayer):
 
     @property
     def axis(self) -> int:
-        """Of the classes."""
+        """The axis of the classes."""
         return axis_of_classes(self, self.asked_axis)
 
     def infer(self) -> list[Shape]:

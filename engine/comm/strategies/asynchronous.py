@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ASK, GRANT, WITHDRAW = range(3)  # numbers of control messages
-# How long the server sleeps when there is nothing to do, in seconds: within BUSY_SECONDS after something was done,
-# later.
+# The server's sleeps while there is nothing to do, in seconds: BUSY_SLEEP until BUSY_SECONDS after it last did
+# something, then IDLE_SLEEP.
 BUSY_SLEEP, IDLE_SLEEP, BUSY_SECONDS = 60e-6, 1e-3, 0.01
 MOST_CHUNKS = 32767  # messages are numbered by chunks, and every MPI library knows numbers up to this
 
@@ -88,6 +88,7 @@ class Asynchronous(Strategy):
         started.result()
 
     def _make_units(self) -> None:
+        """Makes a unit for each chunk of which this rank has a share. Raises ConfigError for too many chunks."""
         sharded = self.sharded
         assert sharded and sharded.masters is not None and sharded.sums is not None
         self._chunks = [(bucket.index, chunk) for bucket in self.buckets for chunk in self.chunks(bucket)]
