@@ -97,7 +97,7 @@ class Elastic:
     def __init__(self, solver: Solver):
         self._solver, self._param = solver, solver.param.comm_param.elastic
         self._iter_size = max(1, solver.param.iter_size)
-        self._micro_batches = self._iter_size * solver.world.size  # of all ranks, while none has died
+        self._micro_batches = self._iter_size * solver.world.size  # of all ranks at the start
         # World numbers the ranks anew after a death. These are the first numbers: this rank's, and those that are left.
         self._number, self._left = solver.world.rank, list(range(solver.world.size))
         total = sum(array.nbytes for array in solver.replica.arrays())

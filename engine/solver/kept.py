@@ -28,7 +28,7 @@ class KeptSnapshots:
         """keep: how many snapshots are kept; 0: all. needed: files with which later stages begin."""
         self.prefix, self._keep, self._world = prefix, keep, world
         self._needed = {os.path.abspath(path) for path in needed}
-        self.iterations: list[int] = []  # of the snapshots, ascending
+        self.iterations: list[int] = []  # those of which there are snapshots, ascending
         self._bests: set[int] = set()  # iterations of the files of best weights
         self._saved_best: int | None = None  # the iteration of the best weights by the last snapshot's state
 

@@ -19,7 +19,7 @@ from engine.report.log import warn
 RESTART_SECONDS = 10.0  # within which a run that has died, or is ending, gives its lock back
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # what file systems without flock answer
 _REMOVE = "; it is another user's: if that run has ended, remove the file"
-_MOST_BYTES = 200  # of what a lock's file says
+_MOST_BYTES = 200  # the most that is read of a lock file
 _held: dict[str, int] = {}  # absolute prefix -> descriptor of the file that is locked
 
 

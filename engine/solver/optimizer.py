@@ -316,7 +316,7 @@ class Optimizer:
         """Returns the weights and mean gradients of this rank after an iteration, for which keep_gradients() was
         called. Waits for the update. With sharded updates there are no gradients: each rank has reduced other ones."""
         self.wait()
-        terms = self.strategy.ranks * self.iter_size  # of which the gradients are sums
+        terms = self.strategy.ranks * self.iter_size  # how many gradients each sum in the arena has
         weights, gradients = {}, {}
         for parameter in self.net.graph.params:
             tensor = self.net.tensor_of[parameter]

@@ -95,27 +95,13 @@ class Solver:
         modes.refuse(self.net, self.param, self.config.place)
         self.feeder.connect(self.net)
         self._count_in_iterations()
-        where = self.config.place("lr_policy")
-        self.optimizer = Optimizer(self.net, self.param, world, where=where, sources=self.feeder.sources)
-        self.optimizers = [self.optimizer, *self._other_optimizers()]
-        if every_blob:
-            self.optimizer.keep_gradients()
-        else:
-            require_loss(self.net.name, bool(self.net.losses()), train.path)
-        self.average: WeightAverage | None = None
-        if self.param.ema:
-            self.average = WeightAverage(self.net, self.optimizer.weights, self.param.ema, self.optimizer.sharding)
+        self._make_optimizers(train.path)
         self.snapshots = Snapshots(
             self.config, world, self.optimizer, self.model_parallel, self.average, needed, self.optimizers[1:]
         )
         drift_check = self.param.comm_param.drift_check
         self.replica = Replica(world, self.optimizers, self.average, self.model_parallel, drift_check)
-        options = NetOptions(seed=self.seed, precision=self.precision)
-        if every_blob:
-            options = options.watched().replace(gradients=True)
-        self.test_nets = TestNets(
-            self.config, world, self.net, self.feeder, options, make_feeder=make_feeder, kernels=self.kernels
-        )
+        self.test_nets = self._make_test_nets(make_feeder)
         is_due = weakly(self._display_is_due)
         self.observers = Observers([Display(is_due), Curve(is_due), *observers])
         self._observed = False  # whether observers have been told of the run
@@ -144,6 +130,28 @@ class Solver:
     def _build_net(self, config: NetConfig, options: NetOptions) -> Net:
         """Collective. Returns the train net."""
         return build_alike(config, options, self.world, self.feeder, self.kernels)
+
+    def _make_optimizers(self, path: str) -> None:
+        """Collective. Makes what updates weights, and their average. path: of the train net. Raises ConfigError if the
+        net has no loss."""
+        where = self.config.place("lr_policy")
+        self.optimizer = Optimizer(self.net, self.param, self.world, where=where, sources=self.feeder.sources)
+        self.optimizers = [self.optimizer, *self._other_optimizers()]
+        if self.every_blob:  # then a program may set gradients, so that there need be no loss
+            self.optimizer.keep_gradients()
+        else:
+            require_loss(self.net.name, bool(self.net.losses()), path)
+        self.average: WeightAverage | None = None
+        if self.param.ema:
+            self.average = WeightAverage(self.net, self.optimizer.weights, self.param.ema, self.optimizer.sharding)
+
+    def _make_test_nets(self, make_feeder: Callable[..., Feeder]) -> TestNets:
+        """Collective. Returns the test nets."""
+        options = NetOptions(seed=self.seed, precision=self.precision)
+        if self.every_blob:
+            options = options.watched().replace(gradients=True)
+        feeder, kernels = self.feeder, self.kernels
+        return TestNets(self.config, self.world, self.net, feeder, options, make_feeder=make_feeder, kernels=kernels)
 
     def _other_optimizers(self) -> list[Optimizer]:
         """Returns the optimizers of nets that are trained beside self.net."""
