@@ -12,7 +12,7 @@ from tests.mpi import REPO
 
 
 def run(name, folder):
-    environ = {**os.environ, "PYTHONPATH": str(REPO)}
+    environ = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(REPO / "examples/python" / name), str(folder)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, env=environ)
     assert done.returncode == 0, done.stderr

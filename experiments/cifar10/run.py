@@ -357,8 +357,10 @@ def run(options: argparse.Namespace, arms: Mapping[str, Arm], plan: Plan, seeds:
     with alone(path):
         results = Results(path, plan)
         engine = shlex.split(options.engine)
-        archive = quick_pictures(work / "pictures") if options.quick else options.archive
-        prepare(archive, work / "data", engine)
+        data, archive = work / "data", options.archive
+        if options.quick and not (data / "cifar10_test_lmdb").exists():  # the last that prepare() makes
+            archive = quick_pictures(work / "pictures")
+        prepare(archive, data, engine)
         pending = [job for job in jobs(list(arms), seeds) if job not in results.done()]
         print(f"{len(results.runs)} runs are done, {len(pending)} are to do; results in {path}", flush=True)
         work_through(pending, Runner(plan, work, arms, engine), results, options.processes)

@@ -221,7 +221,8 @@ snapshot_prefix: "{folder}/net"
 
 def engine_train(folder, *arguments: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "engine", "train", "--solver", str(folder / "solver.prototxt"), *arguments]
-    return subprocess.Popen(command, cwd=REPO, stderr=subprocess.PIPE, text=True)
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, cwd=REPO, env=environ, stderr=subprocess.PIPE, text=True)
 
 
 def test_sigterm_stops_between_two_steps_and_the_run_goes_on(photos, tmp_path):

@@ -493,7 +493,7 @@ def test_two_ranks_train_and_test(tmp_path, in_repo):
     prefix = tmp_path / "digits"
     done = on_ranks(
         2,
-        *("train", *DIGITS, "--set", "max_iter=300", "--set", f"snapshot_prefix={prefix}"),
+        *("train", *DIGITS, "--set", "max_iter=150", "--set", f"snapshot_prefix={prefix}"),
         *("--timeline", tmp_path / "t.json"),
     )
     assert done.returncode == 0, done.stderr
@@ -504,7 +504,7 @@ def test_two_ranks_train_and_test(tmp_path, in_repo):
         event["name"] for event in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if event["pid"] == 1
     }
     assert {"conv2 fwd", "conv2 bwd"} <= names and any(name.startswith("reduce ") for name in names)
-    model = ["--model", "nets/digits.prototxt", "--weights", f"{prefix}_iter_300.caffemodel"]
+    model = ["--model", "nets/digits.prototxt", "--weights", f"{prefix}_iter_150.caffemodel"]
     for ranks in (1, 2):
         assert on_ranks(ranks, "test", *model, "--json", tmp_path / f"{ranks}.json").returncode == 0
     one, two = (json.loads((tmp_path / f"{ranks}.json").read_text()) for ranks in (1, 2))
