@@ -38,12 +38,15 @@ class Config(Generic[MessageT]):
     """A net or a solver.
 
     message: NetParameter or SolverParameter, in the current format.
-    path: the file as it was named, or its stand-in for messages.
+    path: the file as the user named it; for a text without a file, what messages say in its place.
     notes: lines for the user about what was assumed or upgraded.
     rank, ranks: what %# and %* stand for in the paths of a net, and of a solver and its nets.
-    own_prefix, own_weights: the snapshot_prefix and the weights of a solver's text, which an override may have changed
-    in the message.
-    net_overrides, nets: of a solver; the nets once nets_of_solver() has read them.
+
+    Of a solver only:
+    own_prefix, own_weights: the snapshot_prefix and the weights of its text, which an override may have changed in the
+    message.
+    net_overrides: the overrides that are for its nets.
+    nets: its nets, once nets_of_solver() has read them.
     """
 
     message: MessageT
@@ -64,14 +67,14 @@ class Config(Generic[MessageT]):
         return "net" if isinstance(self.message, proto.NetParameter) else "solver"
 
     def place(self, field: str) -> str:
-        """where() of a field, for those who check a message and know nothing of its text."""
+        """Returns where(path=field), for callers that take one function from a field to its place."""
         return self.where(path=field)
 
     def where(self, layer: int | None = None, path: str = "") -> str:
-        """The place, "file:line:column", of message.layer[layer] or of the field that a dotted path names in it.
+        """Returns the place, "file:line:column", of message.layer[layer] or of the field that a dotted path names.
 
-        Without a layer, the path starts at the top of the file; where() alone is the file. For a field that is not in
-        the text, the place of the message that would hold it.
+        Without a layer, the path starts at the top of the file. Without either, the place is the file. For a field that
+        is not in the text, it is the place of the message that would hold the field.
         """
         node = self._layers[layer] if layer is not None and layer < len(self._layers) else None
         place = node.where if node else self.path
@@ -96,14 +99,17 @@ class Config(Generic[MessageT]):
         of: Config[proto.NetParameter] | None = None,
         index: int = 0,
     ) -> None:
-        """Makes a layer the last one of a net in the current format. Its place is that of layer number `index` in the
-        text of another net, `of`; None: it is in no text."""
+        """Makes a layer the last one of a net in the current format.
+
+        of, index: the net and the number of the layer there whose place in the text becomes that of the new layer;
+        without `of`, the layer has no place."""
         places = [*self._layers, *[None] * (len(self.message.layer) - len(self._layers))]
         self._layers = [*places, of._layers[index] if of and index < len(of._layers) else None]
         self.message.layer.append(layer)
 
     def with_message(self, message: MessageT) -> Config[MessageT]:
-        """The same file, and the places in it, for a changed copy of its message with the same layers."""
+        """Returns a Config of the same file, notes and places, with another message: a copy that has the same layers,
+        in the same order."""
         return Config(message, self.path, self.notes, self.nodes, self._layers)
 
 
@@ -117,8 +123,7 @@ def read_net(path: str | os.PathLike, overrides: Iterable[str] = ()) -> NetConfi
 
 
 def read_net_as_written(path: str | os.PathLike) -> NetConfig:
-    """Reads a net and upgrades it, but keeps the layers for which others stand in here, or none. Raises as
-    read_net()."""
+    """Reads and upgrades a net, but keeps the layers that read_net() replaces or leaves out. Raises as read_net()."""
     config = _parse(read_text(path), str(path), proto.NetParameter())
     _to_current_format(config)
     upgrade_norms(config)
@@ -131,14 +136,14 @@ def read_solver(path: str | os.PathLike, overrides: Iterable[str] = ()) -> Solve
 
 
 def read(path: str | os.PathLike, overrides: Iterable[str] = ()) -> NetConfig | SolverConfig:
-    """Reads a net or a solver, whichever the fields of the file say it is."""
+    """Reads a net or a solver: which of the two, the fields of the file tell. Raises as read_net()."""
     text = read_text(path)
     parse = {"net": parse_net, "solver": parse_solver}[_kind(scan(text, str(path)))]
     return parse(text, str(path), overrides)
 
 
 def parse_net(text: str, name: str = "<net>", overrides: Iterable[str] = ()) -> NetConfig:
-    """A net from text; name stands for the file in messages."""
+    """Makes a net from text. name: what messages say in place of a file. Raises as read_net()."""
     config = parse_upgraded(text, name)
     override_nets([config], [parse_override(override) for override in overrides])
     upgrade_norms(config)
@@ -146,7 +151,8 @@ def parse_net(text: str, name: str = "<net>", overrides: Iterable[str] = ()) -> 
 
 
 def parse_solver(text: str, name: str = "<solver>", overrides: Iterable[str] = ()) -> SolverConfig:
-    """A solver from text; name stands for the file in messages, and its folder is where nets are looked for."""
+    """Makes a solver from text. name: its file, for messages; nets are looked for in the folder of that file. Raises as
+    read_net()."""
     config = _parse(text, name, proto.SolverParameter())
     config.notes.extend(f"{name}: {note}" for note in upgrade_solver(config.message, config.nodes))
     config.own_prefix = config.message.snapshot_prefix
@@ -165,12 +171,14 @@ def parse_solver(text: str, name: str = "<solver>", overrides: Iterable[str] = (
 
 
 def _files_of(texts: Iterable[str]) -> list[str]:
-    """Caffe takes several files in one text, too."""
+    """Splits each text at its commas: Caffe takes several files in one text, too."""
     return [file for text in texts for file in map(str.strip, text.split(",")) if file]
 
 
 def read_text(path: str | os.PathLike) -> str:
-    """Text that is not UTF-8, as comments of older editors are, keeps its bytes as Latin-1: its marks are ASCII."""
+    """Returns the text of a file. Raises ConfigError if it cannot be read or is no text.
+
+    A file that is not UTF-8 is read as Latin-1: comments of older editors are, and the rest of a prototxt is ASCII."""
     data = read_bytes(path, ConfigError)
     try:
         return data.decode("utf-8-sig")
@@ -181,13 +189,15 @@ def read_text(path: str | os.PathLike) -> str:
 
 
 def _kind(nodes: list[Node], usual: str = "net") -> str:
-    """The kind that knows more of the fields at the top of a file; `usual`, where none does."""
+    """Returns the kind, "net" or "solver", that has more of the fields at the top of a file; `usual` if both have as
+    many."""
     names = {node.name for node in nodes}
     counts = {kind: len(names & set(message.DESCRIPTOR.fields_by_name)) for kind, message in _KINDS.items()}
     return max(counts, key=lambda kind: (counts[kind], kind == usual))
 
 
 def _parse(text: str, name: str, message: MessageT) -> Config[MessageT]:
+    """Fills an empty message from text, in the format that it is written in. Raises ConfigError or ConfigErrors."""
     nodes = scan(text, name)
     config = Config(message, name, nodes=nodes)
     config.notes += name_sides(nodes)
@@ -195,7 +205,7 @@ def _parse(text: str, name: str, message: MessageT) -> Config[MessageT]:
     errors = fill(message, nodes, name, notes=twice)
     review = Review()
     review.look(message, nodes)
-    errors = review.with_types(errors)
+    errors = review.all_errors(errors)
     config.notes += [*twice.values(), *review.notes.values()]
     if errors:
         if (kind := _kind(nodes, config.kind)) != config.kind:
@@ -205,14 +215,15 @@ def _parse(text: str, name: str, message: MessageT) -> Config[MessageT]:
 
 
 def parse_upgraded(text: str, name: str) -> NetConfig:
-    """A net as it is before overrides, and before upgrade_norms()."""
+    """Makes a net from text and upgrades it; overrides and then upgrade_norms() are left to the caller. Raises as
+    read_net()."""
     config = _parse(text, name, proto.NetParameter())
     upgrade(config)
     return config
 
 
 def _to_current_format(config: NetConfig) -> None:
-    """Upgrades a net, or, after overrides, one that was upgraded before."""
+    """Upgrades a net; one that was upgraded before, too, because an override may bring older fields in."""
     by_name: dict[str, list[Node | None]] = {}
     for node in config.nodes:
         by_name.setdefault(node.name, []).append(node)
@@ -223,7 +234,7 @@ def _to_current_format(config: NetConfig) -> None:
 
 
 def upgrade(config: NetConfig) -> None:
-    """Brings a net to the current format, and to layers that are here; or, after overrides, back to them."""
+    """Brings a net to the current format and to layer types that this engine has. Run it again after each override."""
     _to_current_format(config)
     kept, notes = leave_out_writers(config.message)
     config._layers = [config._layers[index] for index in kept]
@@ -232,34 +243,36 @@ def upgrade(config: NetConfig) -> None:
 
 
 def upgrade_norms(config: NetConfig) -> None:
-    """The last step, for overrides, and the solver's engine, tell what becomes of them."""
+    """Upgrades BatchNorms of Intel's Caffe. This comes last: overrides and the solver's `engine` decide about them."""
     notes = upgrade_intels_norms(config.message, config._layers)
     config.notes.extend(f"{config.path}: {note}" for note in notes)
 
 
 def override_nets(nets: list[NetConfig], overrides: Iterable[Override], phases: list[set[int]] | None = None) -> None:
-    """An override must find its layer in one of the nets at least. A layer that it removes takes its place along."""
+    """Applies overrides to all nets that have the layer or entry that they name. phases: as in overrides.apply().
+
+    Raises ConfigError if no net has it."""
     for override in overrides:
         before = [list(net.message.layer) for net in nets]
         override_paths.apply(override, [net.message for net in nets], phases)
         for net, layers in zip(nets, before, strict=True):
-            left = {id(layer) for layer in net.message.layer}
+            left = {id(layer) for layer in net.message.layer}  # a layer that is removed takes its place along
             net._layers = [place for place, layer in zip(net._layers, layers, strict=True) if id(layer) in left]
             upgrade(net)
 
 
 def expand_ranks(path: str, rank: int, ranks: int) -> str:
-    """A path in which %# stands for the rank and %* for the number of ranks (Intel's fork)."""
+    """Returns a path with the rank in place of %# and the number of ranks in place of %*, as in Intel's fork."""
     return path.replace("%#", str(rank)).replace("%*", str(ranks))
 
 
 def seed_of(param: proto.SolverParameter) -> int:
-    """The seed of a solver's runs: its random_seed, or 1 where there is none of 0 or more."""
+    """Returns the seed of a solver's runs: its random_seed, or 1 if that is negative, as by default."""
     return param.random_seed if param.random_seed >= 0 else 1
 
 
 def add_state(state: proto.NetState, level: int | None, stages: Iterable[str]) -> None:
-    """Adds to what a net or a solver says of its state. level: None where nobody asks for one."""
+    """Adds stages to the state of a net or a solver, and sets its level unless that is None."""
     if level is not None:
         state.level = level
     state.stage.extend(stages)

@@ -1,4 +1,4 @@
-"""What a layer's message says, as words for tables and drawings."""
+"""Describes a layer by the fields of its message, for tables and drawings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SOURCES = ("transform_param", "data_param", "image_data_param", "hdf5_data_para
 
 
 def options(message: proto.LayerParameter) -> Iterator[str]:
-    """What a LayerParameter says of a layer besides its data, fillers and blobs: "num_output 64", "kernel_size 7"."""
+    """Yields the fields of a layer's parameters but those of data and fillers: "num_output 64", "kernel_size 7"."""
     for field, value in message.ListFields():
         if field.message_type is not None and field.has_presence and field.name not in _SOURCES:
             yield from _scalars(value)

@@ -1,7 +1,7 @@
-"""What becomes of the fields that forks of Caffe have and BVLC's does not: dialects.tsv, a row for each.
+"""What becomes of the fields that forks of Caffe have and BVLC's does not: dialects.tsv has a row for each.
 
-The rows of a fork's enumerations name the enumeration in the place of the message, those of its layers that are not
-here say `layer`. docs/dialects.md is made of the same file.
+A row's first column is the message of the field. For a value of an enumeration it is the enumeration, for a layer type
+that only a fork has it is `layer`. docs/dialects.md is made from the same file.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ DISPOSITIONS = {
     "elsewhere": "Held by no net, no solver and no file of weights: not read.",
 }
 
-# Options that public nets give to layers that do not read them, too; who does has one of the words in its type.
+# Parameters that public nets also give to layers that do not read them, where they are no error. A layer that does read
+# them has one of these words in its type.
 _READERS = {"softmax_param": ("Softmax", "SOFTMAX", "Focal", "softmax")}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One field of one message, one value of an enumeration, or one layer type. forks: their names, as people read
-    them."""
+    """One field of one message, one value of an enumeration, or one layer type.
+
+    forks: the names of the forks that have it, as people write them, joined by ", "."""
 
     message: str
     field: str
@@ -49,7 +51,7 @@ class Row:
 
 @functools.cache
 def rows() -> dict[tuple[str, str], Row]:
-    """All rows by message and field."""
+    """Returns all rows by (message, field)."""
     lines = TABLE.read_text().splitlines()[1:]
     found = (Row(*line.split("\t")) for line in lines)
     return {(row.message, row.field): row for row in found}
@@ -57,9 +59,12 @@ def rows() -> dict[tuple[str, str], Row]:
 
 @dataclass
 class Review:
-    """What the texts of a net or a solver ask for in other dialects. notes: one for each field, at its first place.
-    unknown_types: an error for each layer of a type that is not here, and idle: the places of fields that only such a
-    type could read."""
+    """What the text of a net or a solver asks for in other dialects.
+
+    notes: a line for each ignored field, by (message, field), at the first place of the field.
+    errors: the fields and values that cannot be used.
+    unknown_types: an error for each layer of a type that this engine does not have.
+    idle: the places of fields that only such a layer could read; all_errors() drops the errors about them."""
 
     notes: dict[tuple[str, str], str] = field(default_factory=dict)
     errors: list[ConfigError] = field(default_factory=list)
@@ -67,18 +72,20 @@ class Review:
     idle: set[str] = field(default_factory=set)
 
     def look(self, message: Message, nodes: Iterable[Node]) -> None:
-        """Looks at the text of a message, of which only the type counts."""
+        """Reviews the text of a message. message: of the type of the text; its values are not read."""
         # The stubs of protobuf tell two implementations of one class apart.
         self._message(cast("Descriptor", message.DESCRIPTOR), nodes)
 
-    def with_types(self, errors: list[ConfigError]) -> list[ConfigError]:
-        """All errors of a text, of which `errors` are those of its fields: unknown types first, without what their own
-        fields bring. Types alone are none: who builds the net finds those, too."""
+    def all_errors(self, errors: list[ConfigError]) -> list[ConfigError]:
+        """Returns all errors of a text: its unknown types, then `errors`, those of filling its message, and those of
+        this review. Errors about fields of layers of unknown types are left out. Without such fields and without other
+        errors there are none: whoever builds the net finds the unknown types."""
         others = [error for error in errors if error.where not in self.idle] + self.errors
         return [*self.unknown_types, *others] if others or self.idle else []
 
     def _message(self, descriptor: Descriptor, nodes: Iterable[Node], label: str = "", unknown: bool = False) -> None:
-        """label: what comes first in error messages. unknown: it is in a layer of a type that is not here."""
+        """Reviews the fields of one message, and of those in it. label: what comes first in error messages. unknown:
+        whether the message is in a layer of an unknown type."""
         known, fields = rows(), descriptor.fields_by_name
         name = _name(descriptor)
         nodes = list(nodes)
@@ -105,7 +112,7 @@ class Review:
                 self._message(described.message_type, node.value, layer_label(node) or label, unknown)
 
     def _is_unknown(self, nodes: list[Node], label: str) -> bool:
-        """Whether the layer has a type that is not here."""
+        """Returns whether this engine does not have the type of a layer, and keeps the error if so."""
         for node in nodes:
             if node.name == "type" and isinstance(node.value, bytes):
                 error = unknown_type(node.value.decode(errors="replace"))
@@ -116,7 +123,8 @@ class Review:
 
 
 def refusal(described: FieldDescriptor, value: list[Node] | bytes | str) -> str:
-    """Why a field, or its value of an enumeration, cannot be used; "" if it can, as any field with its default."""
+    """Returns why a field, or the value of an enumeration that it has, cannot be used; "" if it can. A field with its
+    default value always can."""
     row, what = rows().get((_name(described.containing_type), described.name)), described.name
     if described.enum_type is not None and (row is None or row.disposition != "refused"):
         name = _value_name(described.enum_type, str(value))
@@ -127,14 +135,15 @@ def refusal(described: FieldDescriptor, value: list[Node] | bytes | str) -> str:
 
 
 def _value_name(enum: EnumDescriptor, value: str) -> str:
-    """The name of a value of an enumeration, which a text may also give as its number."""
+    """Returns the name of a value of an enumeration; a text may also give its number."""
     number = whole(value, -(2**31), 2**31 - 1)
     named = enum.values_by_number.get(number) if number is not None else None
     return named.name if named else value
 
 
 def unknown_layer(name: str) -> str:
-    """What is known of a layer type that is not here: a tail for an error message, or ""."""
+    """Returns what dialects.tsv tells of a layer type that this engine does not have, as the tail of an error message;
+    "" if it tells nothing."""
     row = rows().get(("layer", name))
     if row is None or row.disposition != "refused":
         return ""
@@ -142,12 +151,13 @@ def unknown_layer(name: str) -> str:
 
 
 def unknown_type(name: str) -> str:
-    """What is wrong with a layer's type in a text; "" for one that is here, or that another becomes."""
+    """Returns what is wrong with a layer type in a text; "" for one that this engine has or turns into another."""
     row = rows().get(("layer", name))
     return "" if row is not None and row.disposition != "refused" else _unknown_type(name)
 
 
 def _by_rows(name: str) -> str:
+    """Tells which types are unknown while the layers' registry is not imported: those that a row refuses."""
     known = unknown_layer(name)
     return f"unknown layer type '{name}'{known}" if known else ""
 
@@ -155,9 +165,10 @@ def _by_rows(name: str) -> str:
 _unknown_type: Callable[[str], str] = _by_rows
 
 
-def ask_of_types(unknown_type: Callable[[str], str]) -> None:
-    """Takes what tells the error of a type, "" for one that is here: the layers' registry gives it, for texts lie below
-    the layers. Without it, types are unknown that a row refuses."""
+def set_type_check(unknown_type: Callable[[str], str]) -> None:
+    """Sets the function that tells which layer types are unknown: it returns an error message, or "" for a known type.
+
+    The layers' registry calls this, because engine/config may not import engine/layers."""
     global _unknown_type
     _unknown_type = unknown_type
 
@@ -168,6 +179,7 @@ def possessive(forks: str) -> str:
 
 
 def _name(descriptor: Descriptor | EnumDescriptor | None) -> str:
+    """Returns the name of a message or an enumeration, after that of its own message: PoolingParameter.PoolMethod."""
     if descriptor is None:
         return ""
     outer = descriptor.containing_type

@@ -1,4 +1,4 @@
-"""What forks of Caffe say otherwise of a layer, where that is more than another name of a field."""
+"""Upgrades layers of other forks of Caffe that say in other fields what ours say; renamed.py has mere other names."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ _OF_CLIPS = ("new_length", "use_image", "sampling_rate", "use_temporal_jitter", 
 
 
 def upgrade_forks(layer: proto.LayerParameter, origin: Node | None) -> None:
-    """Says it in our fields. Raises ConfigError where a layer says both, or what its type does not read."""
+    """Moves what a layer says in fields of other forks to our fields. Raises ConfigError if the layer has both, or has
+    fields that its type does not read."""
     for upgrade in _UPGRADES:
         upgrade(layer, origin)
 
 
 def _upgrade_ceil_mode(layer: proto.LayerParameter, origin: Node | None) -> None:
-    """soeaver's name of round_mode."""
+    """Upgrades ceil_mode, soeaver's name for round_mode."""
     pooling = layer.pooling_param
     if not pooling.HasField("ceil_mode"):
         return
@@ -39,7 +40,7 @@ def _upgrade_ceil_mode(layer: proto.LayerParameter, origin: Node | None) -> None
 
 
 def _upgrade_transpose(layer: proto.LayerParameter, origin: Node | None) -> None:
-    """CTPN's name of Permute."""
+    """Upgrades Transpose, CTPN's name for Permute."""
     if layer.type == "Transpose":
         layer.type = "Permute"
         copy_field(layer, "permute_param.order", layer.transpose_param.dim, f"layer '{layer.name}': ", origin)
@@ -47,7 +48,7 @@ def _upgrade_transpose(layer: proto.LayerParameter, origin: Node | None) -> None
 
 
 def _upgrade_short_side(layer: proto.LayerParameter, origin: Node | None) -> None:
-    """NVIDIA's name of a random_resize_param of one size."""
+    """Upgrades short_side, NVIDIA's name for a random_resize_param of one size."""
     images = layer.image_data_param
     if not images.HasField("short_side"):
         return
@@ -62,8 +63,8 @@ def _upgrade_short_side(layer: proto.LayerParameter, origin: Node | None) -> Non
     images.ClearField("short_side")
 
 
-def _refuse_fields_of_others(layer: proto.LayerParameter, origin: Node | None) -> None:
-    """Fields that only some types have, whatever the message says."""
+def _refuse_fields_of_other_types(layer: proto.LayerParameter, origin: Node | None) -> None:
+    """Raises ConfigError for fields of a shared message that layers of this type do not read."""
     if layer.image_data_param.face_transform and layer.type != "MultiLabelImageData":
         raise ConfigError(
             f"layer '{layer.name}': face_transform is for MultiLabelImageData, not for {layer.type}", where_of(origin)
@@ -91,12 +92,12 @@ def _refuse_fields_of_others(layer: proto.LayerParameter, origin: Node | None) -
 
 
 def _convolution_of(layer: proto.LayerParameter) -> str:
-    """The parameter that has the window, if it is a convolution."""
+    """Returns the name of the parameter that has the window of this layer if the layer is a convolution."""
     return "deformable_convolution_param" if layer.type == "DeformableConvolution" else "convolution_param"
 
 
 def _upgrade_dilation(layer: proto.LayerParameter, origin: Node | None) -> None:
-    """yjxiong's two names of dilation."""
+    """Upgrades dilation_h and dilation_w, yjxiong's names for dilation."""
     convolution = getattr(layer, _convolution_of(layer))
     if convolution.HasField("dilation_h") or convolution.HasField("dilation_w"):
         if convolution.dilation:
@@ -111,7 +112,7 @@ def _upgrade_dilation(layer: proto.LayerParameter, origin: Node | None) -> None:
 
 
 def _upgrade_holes(layer: proto.LayerParameter, origin: Node | None) -> None:
-    """DeepLab's name of dilation."""
+    """Upgrades hole, hole_h and hole_w, DeepLab's names for dilation."""
     convolution = getattr(layer, _convolution_of(layer))
     given = [name for name in ("hole", "hole_h", "hole_w") if convolution.HasField(name)]
     if not given:
@@ -129,11 +130,11 @@ def _upgrade_holes(layer: proto.LayerParameter, origin: Node | None) -> None:
 
 
 def _upgrade_shapes(layer: proto.LayerParameter, origin: Node | None) -> None:
-    """video-caffe's layers of any number of axes, whose windows are shapes."""
+    """Upgrades video-caffe's layers of any number of axes, which have kernel_shape, stride_shape and pad_shape."""
     if layer.type in ("NdConvolution", "NdPooling"):
         layer.type = layer.type.removeprefix("Nd")
     if layer.pooling_param.global_pooling:
-        layer.pooling_param.ClearField("kernel_shape")  # which the layer demands, and does not read
+        layer.pooling_param.ClearField("kernel_shape")  # such a layer has to have one, and does not read it
     for param in (_convolution_of(layer), "pooling_param"):
         if layer.HasField(param):
             for field in ("kernel_size", "stride", "pad"):
@@ -141,7 +142,7 @@ def _upgrade_shapes(layer: proto.LayerParameter, origin: Node | None) -> None:
 
 
 def _upgrade_shape(layer: proto.LayerParameter, param: str, field: str, origin: Node | None) -> None:
-    """Moves the dims of a shape to the field, or fields, of one side each."""
+    """Moves the dims of one shape to `field`, or to its fields of single sides where there are some."""
     message, short, label = getattr(layer, param), field.removesuffix("_size"), f"layer '{layer.name}': "
     old = f"{short}_shape"
     if not message.HasField(old):
@@ -166,13 +167,13 @@ def _upgrade_shape(layer: proto.LayerParameter, param: str, field: str, origin: 
         raise ConfigError(f"{label}expected 1 to 3 dims in {old}, got {len(dims)}", where_of(origin))
 
 
-# C3D's layers, and the fields of their windows: of frames, of time, and what both are if they are not given.
+# C3D's layers, and the fields of their windows as (of both sides of a frame, of time, default of both).
 _OVER_TIME = ("Convolution3D", "Deconvolution3D", "Pooling3D")
 _WINDOW = (("kernel_size", "kernel_depth", 0), ("stride", "temporal_stride", 1), ("pad", "temporal_pad", 0))
 
 
 def _upgrade_params_of_c3d(layer: proto.LayerParameter, origin: Node | None) -> None:
-    """The parameters of C3D's layers of clips, which other forks' fields may be in, too."""
+    """Upgrades the parameters of C3D's layers of clips. This comes first: other forks' fields may be in them."""
     for old, new in (("convolution3d_param", "convolution_param"), ("pooling3d_param", "pooling_param")):
         if layer.HasField(old):
             if layer.HasField(new):
@@ -184,7 +185,7 @@ def _upgrade_params_of_c3d(layer: proto.LayerParameter, origin: Node | None) -> 
 
 
 def _upgrade_c3d(layer: proto.LayerParameter, origin: Node | None) -> None:
-    """C3D's layers of clips, whose windows have a number for time, and one for both sides of a frame."""
+    """Upgrades C3D's layers of clips, whose windows have one number for time and one for both sides of a frame."""
     if layer.type in _OVER_TIME:
         message = layer.pooling_param if layer.type == "Pooling3D" else layer.convolution_param
         _upgrade_window(layer, message, where_of(origin))
@@ -201,7 +202,8 @@ def _upgrade_c3d(layer: proto.LayerParameter, origin: Node | None) -> None:
 def _upgrade_window(
     layer: proto.LayerParameter, message: proto.ConvolutionParameter | proto.PoolingParameter, where: str | None
 ) -> None:
-    """Gives one of C3D's layers the type that it has here, and its window a number for each axis."""
+    """Gives one of C3D's layers the type that it has here, and its window a number for each axis. Raises ConfigError,
+    with the place `where`, if this engine computes something else for it."""
     sides = {field: (_one(message, time, default), _one(message, field, default)) for field, time, default in _WINDOW}
     wrong = ""
     if not all(sides["kernel_size"]) or any(None in each for each in sides.values()):
@@ -222,14 +224,15 @@ def _upgrade_window(
 
 
 def _one(message: Message, field: str, default: int) -> int | None:
-    """The value of a field that C3D has once; default: of one that is not given, None: of one that is given more
-    often."""
+    """Returns the value of a field that C3D takes once: `default` if it is not given, None if it is given twice or
+    more."""
     value = next((value for each, value in message.ListFields() if each.name == field), default)
     return value if isinstance(value, int) else value[0] if len(value) == 1 else None
 
 
 def _wrong_pooling_of_c3d(param: proto.PoolingParameter) -> str:
-    """Why C3D's Pooling3D cannot be ours: it pads averages alone, and keeps windows that begin beyond the bottom."""
+    """Returns why our Pooling computes something else than C3D's Pooling3D, which pads only averages and keeps windows
+    that begin beyond the bottom; "" if they are the same."""
     if param.pad and param.pool != param.AVE:
         return f"C3D's Pooling3D pads averages alone; expected pad 0, got {param.pad}"
     if param.pad and param.stride + param.pad > param.kernel_size:
@@ -241,7 +244,7 @@ def _wrong_pooling_of_c3d(param: proto.PoolingParameter) -> str:
 
 
 def _upgrade_clips(layer: proto.LayerParameter, origin: Node | None) -> None:
-    """C3D's data of clips: VIDEO_DATA, whose fields are those of its ImageData, and later VideoData."""
+    """Upgrades C3D's data of clips: VIDEO_DATA, which has the fields of C3D's ImageData, and the later VideoData."""
     if layer.type != "VideoData":
         return
     images, param, label = layer.image_data_param, layer.video_data_param, f"layer '{layer.name}': "
@@ -252,7 +255,7 @@ def _upgrade_clips(layer: proto.LayerParameter, origin: Node | None) -> None:
                 where_of(origin),
             )
         if images.mean_file:
-            images.ClearField("mean_value")  # which C3D reads where there is no file
+            images.ClearField("mean_value")  # C3D reads it only if there is no file
         for field, value in images.ListFields():
             to = "transform_param" if field.name in (*MOVED_TO_TRANSFORM, "mean_value") else "video_data_param"
             if field.name not in getattr(layer, to).DESCRIPTOR.fields_by_name:
@@ -262,13 +265,13 @@ def _upgrade_clips(layer: proto.LayerParameter, origin: Node | None) -> None:
         param.use_image = images.use_image
         layer.ClearField("image_data_param")
     if any(param.HasField(field) for field in ("use_image", "root_folder", "sampling_rate", "use_temporal_jitter")):
-        param.use_image = param.use_image  # given: what tells C3D's from those of temporal segment networks
+        param.use_image = param.use_image  # set even to its default: it marks clips of C3D
         param.modality = param.modality if param.HasField("modality") else param.RGB
         param.name_pattern = param.name_pattern or "%06d.jpg"
 
 
 def _upgrade_unpooling(layer: proto.LayerParameter, origin: Node | None) -> None:
-    """DeconvNet's name of an Upsample with a mask."""
+    """Upgrades Unpooling, DeconvNet's name for an Upsample with a mask."""
     if layer.type != "Unpooling":
         return
     param, wrong = layer.unpooling_param, ""
@@ -292,7 +295,7 @@ def _upgrade_unpooling(layer: proto.LayerParameter, origin: Node | None) -> None
 
 
 def _upgrade_given_weights(layer: proto.LayerParameter, origin: Node | None) -> None:
-    """happynear's InnerProduct with its weights as a second bottom."""
+    """Upgrades happynear's InnerProduct whose weights are its second bottom."""
     if layer.type != "InnerProduct" or len(layer.bottom) != 2:
         return
     param = layer.inner_product_param
@@ -313,10 +316,10 @@ def _upgrade_given_weights(layer: proto.LayerParameter, origin: Node | None) -> 
     layer.ClearField("inner_product_param")
 
 
-# Fields that these read as ours are "same" in dialects.tsv.
+# The fields that these upgrade have the disposition "same" in dialects.tsv.
 _UPGRADES = (
     _upgrade_params_of_c3d,
-    _refuse_fields_of_others,
+    _refuse_fields_of_other_types,
     _upgrade_ceil_mode,
     _upgrade_transpose,
     _upgrade_short_side,

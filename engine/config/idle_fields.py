@@ -1,4 +1,4 @@
-"""What a data layer says and no Caffe reads there: it is taken out, with a note."""
+"""Fields that a layer has and that no Caffe reads there: they are taken out, with a note for the user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DATA_PARAMS = {
     "ImageData": "image_data_param",
     "WindowData": "window_data_param",
 }
-# Parameters of the layers that have many, and the types that read them.
+# Parameters -> the layer types that read them.
 _READ_BY = {
     "data_param": ("Data", "AnnotatedData", "VideoData"),
     "image_data_param": ("ImageData", "ImageSegData", "ImageLabelmapData", "MultiLabelImageData"),
@@ -35,7 +35,7 @@ _READ_BY = {
     "psroi_align_param": ("PSROIAlign",),
     "deformable_psroi_pooling_param": ("DeformablePSROIPooling",),
     "gradient_scaler_param": ("GradientScaler",),
-    "reduction_param": ("Reduction",),  # BatchReduction has one in its own
+    "reduction_param": ("Reduction",),  # BatchReduction has its own, within batch_reduction_param
     "batch_reduction_param": ("BatchReduction",),
     "imresize_param": ("ImResize",),
     "nms_param": ("Nms",),
@@ -58,8 +58,8 @@ STRETCHES = (  # the fields of NVIDIA's that ask for a random size
     "horizontal_stretch_lower",
     "horizontal_stretch_upper",
 )
-# What changes pictures, but not those of WindowData, which has steps of its own.
-_NOT_OF_WINDOWS = (
+# Fields of transform_param that WindowData does not read.
+_NOT_READ_BY_WINDOWS = (
     "resize_param",
     "random_resize_param",
     "random_aspect_ratio_param",
@@ -81,10 +81,14 @@ _NOT_OF_WINDOWS = (
 
 
 def without_idle_transform(layer: proto.LayerParameter, older: bool) -> list[str]:
-    """Takes out what no Caffe reads: the fields that V1 layers had in place of a transform_param, which are moved
-    there, in a current layer; the scale of a WindowData's transform_param, which has one in window_data_param (also
-    where Caffe has moved that of an older layer); random_aspect_ratio_param beside Intel's random_resize_param. Returns
-    a note on each."""
+    """Takes out fields of a data layer, and of its transform_param, that no Caffe reads. Returns a note on each.
+
+    They are, in a layer of the current format, the fields that V1 layers had before there was transform_param; the
+    scale in the transform_param of WindowData, which reads the one in window_data_param; and random_aspect_ratio_param
+    beside Intel's random_resize_param.
+
+    older: whether the layer was upgraded from V0 or V1. Caffe itself then moves the scale of WindowData to the
+    transform_param, where it has no effect."""
     notes, transform = [], layer.transform_param
     if layer.type == "WindowData" and transform.HasField("scale"):
         transform.ClearField("scale")
@@ -109,17 +113,16 @@ def without_idle_transform(layer: proto.LayerParameter, older: bool) -> list[str
     return [f"layer '{layer.name}': {note}" for note in notes]
 
 
-def params_of_others(layer: proto.LayerParameter) -> list[str]:
-    """Returns the names of the parameters that a layer has and its type does not read, as far as that is told here:
-    those of other types."""
-    if layer.type == "Python":  # whose code may read anything
+def params_of_other_types(layer: proto.LayerParameter) -> list[str]:
+    """Returns the names of a layer's parameters that only other types read, as far as _READ_BY tells."""
+    if layer.type == "Python":  # its code may read anything
         return []
     return [name for name, types in _READ_BY.items() if layer.HasField(name) and layer.type not in types]
 
 
-def without_augmentation(layer: proto.LayerParameter) -> list[str]:
-    """Takes out how a DataAugmentation would change pictures if it does not crop them: FlowNet 2 changes none then.
-    Returns a note on it."""
+def without_idle_augmentation(layer: proto.LayerParameter) -> list[str]:
+    """Takes the random changes out of a DataAugmentation that does not crop: FlowNet 2 changes no picture then.
+    Returns a note if there were any."""
     param = layer.augmentation_param
     if layer.type != "DataAugmentation" or param.HasField("crop_width"):
         return []
@@ -134,11 +137,12 @@ def _is_random(field: FieldDescriptor) -> bool:
     return field.message_type is not None and field.message_type.name == "RandomGeneratorParameter"
 
 
-def without_steps_of_others(layer: proto.LayerParameter) -> list[str]:
-    """Takes out what WindowData does not do, as in Caffe. Returns a note on it."""
+def without_idle_steps(layer: proto.LayerParameter) -> list[str]:
+    """Takes out of WindowData the steps of transform_param that it does not do, as in Caffe. Returns a note if there
+    were any."""
     transform = layer.transform_param
     found = [field.name for field, value in transform.ListFields() if value != field.default_value]
-    idle = [name for name in _NOT_OF_WINDOWS if name in found] if layer.type == "WindowData" else []
+    idle = [name for name in _NOT_READ_BY_WINDOWS if name in found] if layer.type == "WindowData" else []
     for name in idle:
         transform.ClearField(name)
     fields = ", ".join(idle)

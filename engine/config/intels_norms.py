@@ -1,4 +1,4 @@
-"""BatchNorms of nets for Intel's Caffe, whose own kernels keep scale and shift in them."""
+"""Upgrades BatchNorms of nets for Intel's Caffe, whose own kernels keep scale and shift in the BatchNorm."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from engine.weights.intel import STATISTICS, keeps_scale, scale_behind
 
 
 def upgrade_intels_norms(message: proto.NetParameter, origins: Sequence[Node | None]) -> list[str]:
-    """Gives scale and shift to the BatchNorms that have them in Intel's Caffe: those of its own kernels, unless a net
-    says use_weight_bias: false, or has a Scale behind them, which Intel's takes into them. May run again on its result.
+    """Gives scale and shift to the BatchNorms that have them in Intel's Caffe, and changes nothing on a second run.
 
-    origins: the place of each message.layer, None if unknown. Returns a note, if there are any. Raises ConfigError for
-    one with a scale alone.
+    Those are the BatchNorms of Intel's own kernels, but for those that say use_weight_bias: false, and those with a
+    Scale behind them, which Intel's Caffe takes into the BatchNorm.
+
+    origins: the place of each message.layer, None if unknown. Returns one note, or none if there are no such
+    BatchNorms. Raises ConfigError for a BatchNorm with scale and without shift.
     """
     found, scaled = [], _with_scale_behind(message)
     for index, layer in enumerate(message.layer):
@@ -45,8 +47,8 @@ def upgrade_intels_norms(message: proto.NetParameter, origins: Sequence[Node | N
 
 
 def _with_scale_behind(message: proto.NetParameter) -> set[str]:
-    """The names of BatchNorms that have a Scale behind them in one phase: those of that name have the same blobs in the
-    other."""
+    """Returns the names of the BatchNorms that have a Scale behind them in any phase. Names, because the BatchNorm of
+    the same name in the other phase has the same blobs."""
     found = set()
     for phase in PHASES.values():
         layers = [layer for layer in message.layer if kept_in(layer, phase)]
@@ -56,7 +58,8 @@ def _with_scale_behind(message: proto.NetParameter) -> set[str]:
 
 
 def _kernels(message: proto.NetParameter, layer: proto.LayerParameter) -> str:
-    """Those that Intel's Caffe computes a BatchNorm by, in capitals, without the sub-engines after a colon."""
+    """Returns the kernels by which Intel's Caffe computes a BatchNorm: the engine of the layer or the net, in capitals
+    and without the sub-engines after a colon."""
     param = layer.batch_norm_param
     if param.engine != param.DEFAULT:
         return param.Engine.Name(param.engine)

@@ -1,4 +1,4 @@
-"""Names of classes (SSD's labelmap.prototxt), which lie beside nets and solvers and are neither."""
+"""Names of classes: reads and writes SSD's labelmap.prototxt."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from engine.files import is_regular
 
 
 def label_names(config: NetConfig) -> dict[int, str]:
-    """The classes' names by label, of the label_map_file of the net's data; {} where no such file is there. Raises
-    ConfigError, ConfigErrors."""
+    """Returns the classes' names by label, from the label_map_file of the net's data; {} if there is no such file.
+
+    Raises ConfigError or ConfigErrors if it cannot be read."""
     for layer in config.message.layer:
         path = layer.annotated_data_param.label_map_file
         if path and is_regular(path) and (labels := read_label_map(path)) is not None:
@@ -22,7 +23,7 @@ def label_names(config: NetConfig) -> dict[int, str]:
 
 
 def read_label_map(path: str) -> proto.LabelMap | None:
-    """None for a file that is something else. Raises ConfigError, ConfigErrors."""
+    """Returns the label map in a file, None if the file holds something else. Raises ConfigError or ConfigErrors."""
     nodes = scan(read_text(path), path)
     if not nodes or any(node.name != "item" for node in nodes):
         return None
@@ -34,5 +35,5 @@ def read_label_map(path: str) -> proto.LabelMap | None:
 
 
 def label_map_text(labels: proto.LabelMap) -> str:
-    """Returns what read_label_map() reads."""
+    """Returns a label map as the text that read_label_map() reads."""
     return text_format.MessageToString(labels, as_utf8=True)

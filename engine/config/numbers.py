@@ -1,4 +1,5 @@
-"""Numbers in texts from outside: a digit string may be longer than Python reads, or of digits that are not ASCII."""
+"""Reads numbers in texts from outside, where int() and float() would take digits that are not ASCII, or raise for a
+string of too many digits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers of the formats V0 and V1, `layers` in a net, which become `layer`."""
+"""Upgrades layers of the formats V0 and V1, the `layers` of a net, to `layer`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.config.renamed import copy_field
 from engine.config.suggestions import suggestion
 from engine.errors import ConfigError
 
-# V1 name -> current type, where it is not the words in capitals (INNER_PRODUCT, InnerProduct).
+# V1 name -> current type, where this is more than another way to write the words (INNER_PRODUCT, InnerProduct).
 _V1_TYPES = {
     "NONE": "",
     "ABSVAL": "AbsVal",
@@ -59,7 +59,7 @@ _V0_TYPES = {
     "window_data": "WindowData",
 }
 
-# V0 types -> the message of their options; then V0 field -> (the types that have it, its name there).
+# V0 type -> the parameter that holds its options today.
 _V0_MESSAGES = {
     "conv": "convolution_param",
     "im2col": "convolution_param",
@@ -74,6 +74,7 @@ _V0_MESSAGES = {
     "hdf5_data": "hdf5_data_param",
     "infogain_loss": "infogain_loss_param",
 }
+# V0 option -> (the V0 types that have it, its name in that parameter).
 _V0_OPTIONS = {
     "num_output": ("conv innerproduct", "num_output"),
     "biasterm": ("conv innerproduct", "bias_term"),
@@ -102,7 +103,7 @@ _V0_OPTIONS = {
     "det_context_pad": ("window_data", "context_pad"),
     "det_crop_mode": ("window_data", "crop_mode"),
 }
-# V0 field -> its place in a current layer of any type.
+# V0 field of any type -> its place in a current layer.
 _V0_ANYWHERE = {
     "name": "name",
     "blobs": "blobs",
@@ -115,7 +116,10 @@ _V0_ANYWHERE = {
 
 
 def upgrade_layers(message: proto.NetParameter, origins: Sequence[Node | None]) -> list[Node | None]:
-    """Turns all `layers` into `layer`; returns the places of the new ones (V0's padding layers vanish)."""
+    """Turns all `layers` into `layer`. Returns the places of the new ones, which may be fewer: a padding layer of V0
+    becomes the pad of the layer behind it.
+
+    origins: the place of each message.layers, None if unknown. Raises ConfigError for what has no counterpart today."""
     padding = {}  # top -> the V0 padding layer that makes it
     kept = []
     for old, origin in zip(message.layers, origins, strict=True):
@@ -144,7 +148,8 @@ def _from_v1(old: proto.V1LayerParameter, layer: proto.LayerParameter, origin: N
 
 
 def _params(layer: proto.LayerParameter, **columns: Sequence[object]) -> None:
-    """Lists with an entry for each parameter blob become one `param` for each blob."""
+    """Turns lists that have an entry for each parameter blob into one `param` for each blob. columns: such a list by
+    the field of `param` that it fills."""
     for _ in range(max(map(len, columns.values()))):
         layer.param.add()
     for field, values in columns.items():

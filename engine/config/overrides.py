@@ -1,9 +1,10 @@
-"""Fields set from the command line: --set PATH=VALUE.
+"""Sets fields from the command line: --set PATH=VALUE.
 
 PATH is a field, or fields within messages, joined by dots: `max_iter`, `layer[conv1].convolution_param.num_output`.
 `layer[NAME]` means every layer of that name, `layer[NAME@TEST]` those of them that the phase keeps, and `field[2]`
-counts from 0 (one past the end adds an entry). VALUE is written as in the file, but strings need no quotes; a list
-takes comma-separated values in place of all that it had; a message takes `{ ... }`; nothing removes the field or entry.
+counts from 0 (one past the end adds an entry). VALUE is written as in the file, but strings need no quotes. For a list
+it is comma-separated values, which replace all old ones; for a message it is `{ ... }`. An empty VALUE removes the
+field or entry.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def _advice(renamed: Renamed) -> str:
     return f"{renamed.new}, with {field}={str(value).lower()}"
 
 
-# Paths without their brackets -> what is there once a file has been read.
+# Paths, without their brackets, that reading a file upgrades -> what to say instead.
 _OUTDATED = {
     "layers": "layer[NAME]",
     "input": "layer[input].top",
@@ -55,18 +56,18 @@ _OUTDATED = {
         for field in ("hole", "hole_h", "hole_w", "dilation_h", "dilation_w")
     },
 }
-# Paths, as above, that only V1 layers are upgraded from -> what a current layer reads.
+# Paths, as above, that V1 layers have and current layers do not read -> what a current layer reads.
 _IDLE = {
     f"layer.{param}.{name}": f"transform_param.{name}"
     for param in dict.fromkeys(DATA_PARAMS.values())
     for name in MOVED_TO_TRANSFORM
-    if (param, name) != ("window_data_param", "scale")  # which WindowData reads
+    if (param, name) != ("window_data_param", "scale")  # WindowData reads it there
 }
 
 
 @dataclass(frozen=True)
 class Override:
-    """One --set: steps is the path as (field, what stands in brackets or None)."""
+    """One --set. steps: its PATH as (field, what stands in brackets or None); value: "" removes what PATH names."""
 
     text: str
     steps: tuple[tuple[str, str | None], ...]
@@ -74,6 +75,7 @@ class Override:
 
     @property
     def head(self) -> str:
+        """The first field of the path, which tells whether the override is for a solver or for its nets."""
         return self.steps[0][0]
 
     def error(self, message: str) -> ConfigError:
@@ -81,13 +83,13 @@ class Override:
 
 
 def place(text: str) -> str:
-    """Returns what messages say of where an override stands."""
+    """Returns the place of an override, for error messages."""
     return f"--set {shortened(text, 200)}"
 
 
 def parse_override(text: str) -> Override:
-    """Splits PATH=VALUE. Raises ConfigError if it is not of that form or no text, or the path leads to a field that an
-    upgrade has taken away, or that a current layer does not read."""
+    """Splits PATH=VALUE. Raises ConfigError if it is not of that form or not UTF-8, or if the path leads to a field
+    that reading a file upgrades, or that a current layer does not read."""
     if any(each == "\0" or "\ud800" <= each <= "\udfff" for each in text):
         raise ConfigError("expected text in UTF-8, without NUL", place(text))
     steps, start, mark = [], 0, "."
@@ -112,9 +114,9 @@ def parse_override(text: str) -> Override:
 
 
 def apply(override: Override, messages: Iterable[Message], phases: Iterable[set[int]] | None = None) -> None:
-    """Sets the field in all messages (of one type) that have the layer or entry that the path names.
+    """Sets the field in all messages that have the layer or entry that the path names. All are of one type.
 
-    phases: for each message (a net) the phases that it is used in; both by default.
+    phases: for each message, if they are nets, the set of phases that it is used in; both by default.
     Raises ConfigError if no message has it, if a field is unknown, or if the value does not fit.
     """
     targets = list(messages)
@@ -131,7 +133,7 @@ def apply(override: Override, messages: Iterable[Message], phases: Iterable[set[
         if field.message_type is None:
             raise override.error(f"'{name}' is a single value, it has no fields")
         targets = _step(override, targets, used_in, field, key)
-        used_in = [set() for _ in targets]  # phases are asked of a net's layers only
+        used_in = [set() for _ in targets]  # only layer[NAME@PHASE], a first step, reads phases
 
 
 def _field(override: Override, message: Message, name: str) -> FieldDescriptor:
@@ -144,7 +146,7 @@ def _field(override: Override, message: Message, name: str) -> FieldDescriptor:
 def _step(
     override: Override, targets: list[Message], used_in: list[set[int]], field: FieldDescriptor, key: str | None
 ) -> list[Message]:
-    """The messages that a step of the path leads to."""
+    """Returns the messages that a step of the path leads to from all targets. Raises ConfigError if there are none."""
     if field.has_presence:
         if key is not None:
             raise override.error(f"'{field.name}' is not a list")
@@ -166,7 +168,7 @@ def _step(
 
 
 def _names(entries) -> list[str]:
-    """Of the entries that have one: a `param` may, and hardly ever does."""
+    """Returns the names of the entries that have one; those of `param` hardly ever do."""
     return [entry.name for entry in entries if getattr(entry, "name", "")]
 
 
@@ -175,7 +177,9 @@ def _have_names(field: FieldDescriptor) -> bool:
 
 
 def _select(entries, field: FieldDescriptor, key: str, phases: set[int], may_add: bool = False) -> list[Message]:
-    """The entries of a repeated message with that name (and phase), or else the one at that index, which may be new."""
+    """Returns the entries of a repeated message that `key` names: by name, by NAME@PHASE, or by index.
+
+    phases: those that the net is used in. may_add: an index one past the end adds an entry, but never a layer."""
     if _have_names(field):
         named = [entry for entry in entries if entry.name == key]
         if named:
@@ -199,7 +203,8 @@ def _are_layers(field: FieldDescriptor) -> bool:
 def _assign_entries(
     override: Override, targets: list[Message], used_in: list[set[int]], field: FieldDescriptor, key: str | None
 ) -> None:
-    """For a last step such as `layer[x]`: sets the entries that it means, or removes them; without [x], all."""
+    """Does the last step of a path if it is a repeated message: sets the entries that `layer[x]` names, or removes them
+    if the value is empty. Without [x], an empty value removes all entries, but never all layers."""
     if key is None and not override.value and not _are_layers(field):
         for target in targets:
             target.ClearField(field.name)

@@ -1,4 +1,4 @@
-"""Which layers of a net a phase, a level and stages keep: by the include and exclude rules of the layers."""
+"""Tells by their include and exclude rules which layers of a net a state (phase, level and stages) keeps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ PHASE_NAMES = {number: name for name, number in PHASES.items()}
 
 
 def kept(message: proto.LayerParameter, state: proto.NetState, where: str) -> bool:
-    """Whether a layer's include and exclude rules keep it in a state. Raises ConfigError for a layer that has both."""
+    """Returns whether a layer's include and exclude rules keep it in a state.
+
+    where: the place of the layer. Raises ConfigError for a layer that has both kinds of rules."""
     stages = set(state.stage)
     if message.include and message.exclude:
         raise ConfigError(f"layer '{message.name}': has both include and exclude rules; use one of them", where)
@@ -37,14 +39,15 @@ def kept(message: proto.LayerParameter, state: proto.NetState, where: str) -> bo
 
 
 def kept_layers(config: NetConfig, phase: int | None = None) -> list[int]:
-    """The indices of the layers that the state keeps which the net itself names, or another phase with its level and
-    stages. Raises ConfigError."""
+    """Returns the indices of the layers that a net keeps in its own state, or in `phase` with its own level and stages.
+
+    Raises ConfigError for a layer that has both kinds of rules."""
     state, layers = state_in(config, phase), config.message.layer
     return [i for i in range(len(layers)) if kept(layers[i], state, config.where(i))]
 
 
 def state_in(config: NetConfig, phase: int | None = None, stages: Iterable[str] | None = None) -> proto.NetState:
-    """The state that a net names, but for what is given."""
+    """Returns the state that a net names, with another phase or other stages if these are given."""
     own = config.message.state
     return proto.NetState(
         phase=own.phase if phase is None else phase, level=own.level, stage=own.stage if stages is None else stages
@@ -52,7 +55,7 @@ def state_in(config: NetConfig, phase: int | None = None, stages: Iterable[str] 
 
 
 def kept_in(layer: proto.LayerParameter, phase: int) -> bool:
-    """Whether a layer's rules keep it in the phase, at some level and with some stages."""
+    """Returns whether there are a level and stages with which a layer's rules keep it in the phase."""
     if layer.include:
         return any(not rule.HasField("phase") or rule.phase == phase for rule in layer.include)
     return not any(

@@ -1,4 +1,5 @@
-"""Windows of Pooling with a number for each side: BVLC's opencl branch repeats fields that are given once elsewhere."""
+"""Reads windows of Pooling with a number for each side, for which BVLC's opencl branch repeats kernel_size, stride and
+pad; all other forks take these once."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ _FIELDS = ("kernel_size", "stride", "pad")
 
 
 def name_sides(nodes: list[Node]) -> Iterator[str]:
-    """Changes a text, before it is read, to the fields that are here: two values become _h and _w, three _3d, and equal
-    ones a single one. Yields a note on each place with others. Raises ConfigError where sides are given once more."""
+    """Renames repeated fields in the nodes of a text: two become _h and _w, three become _3d; equal ones become one.
+
+    Yields a note on each field that it renames. Raises ConfigError if a side is given by another field, too."""
     for node in nodes:
         if not isinstance(node.value, list):
             continue

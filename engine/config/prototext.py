@@ -31,10 +31,10 @@ _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F])(?![0-9a-fA-F])|.)", re.DOTALL)
 _POINTER = "version https://git-lfs.github.com/spec/"
 _DEEPEST = 50  # messages within messages; Caffe's own go to about 6
 _CLOSES = {"{": "}", "<": ">"}
-_INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]{1,16}|0[0-7]{0,22}|[1-9][0-9]{0,19})")  # those of 64 bits, and few more
+_INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]{1,16}|0[0-7]{0,22}|[1-9][0-9]{0,19})")  # at most the digits of 64 bits
 _FLOAT = re.compile(r"(-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)[fF]?")
 _LONGEST_FLOAT = 400  # characters
-_FLOAT_LIMITS = {  # below them a number still rounds to a finite one; infinities and NaN would spread through a net
+_FLOAT_LIMITS = {  # numbers below round to finite ones; infinities and NaN are refused, as they spread through a net
     FieldDescriptor.CPPTYPE_FLOAT: 3.4028235677973366e38,
     FieldDescriptor.CPPTYPE_DOUBLE: math.inf,
 }
@@ -63,7 +63,7 @@ class Node:
         return f"{self.file}:{self.line}:{self.column}"
 
     def child(self, name: str) -> Node | None:
-        """The first field of this name, or None."""
+        """Returns the first field of this name in a message, or None."""
         if isinstance(self.value, list):
             for node in self.value:
                 if node.name == name:
@@ -72,7 +72,7 @@ class Node:
 
 
 def where_of(node: Node | None) -> str | None:
-    """Where it stands, for error messages; None if that is unknown."""
+    """Returns the place of a node, for error messages; None for None, an unknown place."""
     return node.where if node else None
 
 
@@ -83,7 +83,7 @@ class _Scanner:
         self.source, self.file = text, file
         self.position = 0
         self.depth = 0
-        self.line, self.line_start = 1, 0  # of the current token
+        self.line, self.line_start = 1, 0  # of the current token: the number of its line, and the offset of that line
         self._counted = 0  # newlines before this offset are in self.line
         self.advance()
 
@@ -116,7 +116,7 @@ class _Scanner:
         raise ConfigError(message, f"{self.file}:{self.line}:{self.start - self.line_start + 1}")
 
     def fields(self, opener: Node | None = None, close: str = "") -> list[Node]:
-        """All fields up to the closing mark of opener, or the end of the text."""
+        """Reads all fields up to the mark `close`, which ends the message `opener`, or up to the end of the text."""
         nodes: list[Node] = []
         while self.text != close or self.kind != "mark":
             if self.kind == "end":
@@ -130,7 +130,7 @@ class _Scanner:
         return nodes
 
     def field(self) -> Iterator[Node]:
-        """One `name: value`, `name { ... }` or `name: [ ... ]`; a list gives a Node for each item."""
+        """Reads one `name: value`, `name { ... }` or `name: [ ... ]`; a list gives a Node for each item."""
         name, line, column = self.text, self.line, self.start - self.line_start + 1
         self.advance()
         colon = self.kind == "mark" and self.text == ":"
@@ -154,6 +154,7 @@ class _Scanner:
             self.advance()
 
     def value(self, node: Node, colon: bool) -> Node:
+        """Reads the value of `node` and returns it. colon: whether one came before; only a message needs none."""
         if self.kind == "mark" and self.text in _CLOSES:
             close = _CLOSES[self.text]
             self.depth += 1
@@ -188,23 +189,25 @@ class _Scanner:
 
 
 def unescaped(text: str) -> bytes:
-    """What protobuf's text_encoding.CUnescape(), whose time is quadratic in a run of backslashes, makes of a string.
-    Raises ValueError for escapes that are none."""
-    # Python's escapes are C's but for one digit after \\x.
+    """Returns the bytes of a string with C's escapes. Raises ValueError for a bad escape.
+
+    Protobuf's text_encoding.CUnescape() does the same, in a time that is quadratic in a run of backslashes."""
+    # Python has the same escapes, but wants two digits after \\x.
     padded = _ESCAPE.sub(lambda found: f"\\x0{found[1]}" if found[1] else found[0], text)
     unicode = padded.encode("raw_unicode_escape").decode("raw_unicode_escape")
     return unicode.encode().decode("unicode_escape").encode("latin-1")
 
 
 def scan(text: str, file: str) -> list[Node]:
-    """The fields of a text. Raises ConfigError at the first thing that is not the text format."""
+    """Returns the fields at the top of a text. Raises ConfigError at the first place that is not in the text format."""
     if text.startswith(_POINTER):
         raise ConfigError("a pointer of Git LFS, not the file itself; fetch that by `git lfs pull`", f"{file}:1:1")
     return _Scanner(text, file).fields()
 
 
 def scalar(field: FieldDescriptor, value: bytes | str) -> object:
-    """The value that a field takes for a text (bytes: it was quoted). Raises ConfigError with what was expected."""
+    """Returns the value that a field takes for a text (bytes: it was quoted). Raises ConfigError, without a place, if
+    the text does not fit the field."""
     kind = field.cpp_type
     shown = value.decode(errors="replace") if isinstance(value, bytes) else value
     if kind == FieldDescriptor.CPPTYPE_STRING:
@@ -252,7 +255,7 @@ def _expected(field: FieldDescriptor) -> str:
 
 
 def fields_of(message: Message) -> Mapping[str, FieldDescriptor]:
-    """The fields of a message's type by name."""
+    """Returns the fields of a message's type by name."""
     # The stubs of protobuf tell two implementations of one class apart.
     return cast("Mapping[str, FieldDescriptor]", message.DESCRIPTOR.fields_by_name)
 
@@ -260,14 +263,15 @@ def fields_of(message: Message) -> Mapping[str, FieldDescriptor]:
 def fill(
     message: Message, nodes: list[Node], where: str, label: str = "", notes: dict[str, str] | None = None
 ) -> list[ConfigError]:
-    """Sets message's fields from nodes; returns the errors, one for each node that does not fit. It stops where
-    they are more than MOST_ERRORS.
+    """Sets message's fields from nodes. Returns the errors, one for each node that does not fit, and stops after
+    MOST_ERRORS of them.
 
-    A field that is given twice has its last value, and a message that is given twice the fields of both, as where
-    protobuf merges texts and binary files (its strict reader, BVLC's, refuses the text, those of some forks do not).
+    If a field is given twice, its last value counts; if a message is, the fields of both do. This is how protobuf
+    merges binary files, and how some forks read texts; BVLC's Caffe refuses such a text.
 
-    where: the place of the message, for what is missing in it; label: what comes first in error messages; notes: told
-    of fields given twice, by their names, at the first place of each; such a field is an error without it.
+    where: the place of the message, for errors about missing fields.
+    label: what comes first in error messages.
+    notes: takes a note on each field that is given twice, by its name; if None, such a field is an error.
     """
     descriptor, fields = message.DESCRIPTOR, fields_of(message)
     errors: list[ConfigError] = []
@@ -326,7 +330,8 @@ def _expected_scalar(field: FieldDescriptor) -> str:
 
 
 def layer_label(node: Node) -> str:
-    """The beginning of messages about a layer with a name, in any of the formats: "layer 'name': "; else ""."""
+    """Returns what comes first in messages about a layer, "layer 'name': ", in any of the formats; "" if the node is no
+    layer or has no name."""
     if node.name not in ("layer", "layers"):
         return ""
     name = node.child("name")

@@ -1,4 +1,4 @@
-"""Fields that have another name today."""
+"""Upgrades fields that have another name today."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from engine.errors import ConfigError
 
 @dataclass(frozen=True)
 class Renamed:
-    """A field that has another name today, in the same message. implied: another field there, and its value, that the
-    old name stands for, too. zero_is_off: a 0 says no more than a field that is not there."""
+    """A field that has another name today, in the same message.
+
+    implied: another field of the message, and the value that the old name implies for it.
+    zero_is_off: whether a 0 in the old field is the same as no such field."""
 
     old: str
     new: str
@@ -22,7 +24,7 @@ class Renamed:
     zero_is_off: bool = False
 
 
-# By the message of a layer, and of solvers.
+# By the parameter of a layer that has them.
 RENAMED_OF_LAYERS = {
     "concat_param": (Renamed("concat_dim", "axis"),),
     "slice_param": (Renamed("slice_dim", "axis"),),
@@ -40,7 +42,8 @@ RENAMED_OF_SOLVERS = (
 
 
 def rename(message: Message, renamed: Renamed, label: str, origin: Node | None) -> None:
-    """Gives a field the name that it has today. label: as copy_field's. Raises ConfigError where both are given."""
+    """Moves the value of a field to its name of today. label, origin: as in copy_field(). Raises ConfigError if both
+    names are given."""
     old, new = renamed.old, renamed.new
     if not message.HasField(old):
         return
@@ -58,8 +61,10 @@ def rename(message: Message, renamed: Renamed, label: str, origin: Node | None) 
 
 
 def copy_field(message: Message, path: str, value: object, label: str, origin: Node | None) -> None:
-    """message.a.b = value for the path "a.b", whatever the kind of the field; what is repeated grows by the value.
-    label: what comes first in error messages. Raises ConfigError if the field cannot hold the value."""
+    """Sets message.a.b to a value for the path "a.b", whatever the kind of the field; a repeated field grows by it.
+
+    label: what comes first in error messages. origin: where the value stands in the text. Raises ConfigError if the
+    field cannot hold the value."""
     *parents, name = path.split(".")
     for parent in parents:
         message = getattr(message, parent)

@@ -33,7 +33,7 @@ from engine.config.config import (
 from engine.errors import FILE, ConfigError
 from engine.files import is_regular
 
-_READ = re.compile("weights|source|meanfile|(?!save_)(.*_)?file")  # fields that name what is read
+_READ = re.compile("weights|source|meanfile|(?!save_)(.*_)?file")  # names of fields that name a file to read
 _TRAIN_NETS = ("net", "net_param", "train_net", "train_net_param")
 
 
@@ -44,13 +44,14 @@ class SolverNets:
     train: NetConfig | None
     tests: list[NetConfig]
     generic: NetConfig | None  # `net` or `net_param`, which can be tested even if the solver has no test_iter
-    discriminator: NetConfig | None = None  # of adversarial training, whose generator `train` is
+    discriminator: NetConfig | None = None  # in adversarial training; `train` is the generator then
 
 
 def net_of_solver(solver: SolverConfig, phase: int, index: int = 0) -> NetConfig:
-    """The net that a solver trains (proto.TRAIN), or number index of those that it tests (proto.TEST).
+    """Returns the net that a solver trains (proto.TRAIN), or number `index` of those that it tests (proto.TEST).
 
-    A solver without test_iter tests nothing, but its `net` can still be had in phase TEST.
+    A solver without test_iter tests nothing, but its `net` can still be had in phase TEST. Raises ConfigError if the
+    solver names no such net, and as nets_of_solver().
     """
     nets = nets_of_solver(solver)
     if phase == proto.TRAIN and nets.train:
@@ -64,11 +65,11 @@ def net_of_solver(solver: SolverConfig, phase: int, index: int = 0) -> NetConfig
 
 
 def nets_of_solver(solver: SolverConfig) -> SolverNets:
-    """Reads all nets of a solver, once, and applies the overrides that are theirs.
+    """Reads all nets of a solver, once, and applies its net_overrides.
 
-    A path is tried as it is, then in the solver's folder and each folder above it (Caffe's own files name their nets
-    from Caffe's root), and last by its file name beside the solver; see expand_ranks(), too. Raises ConfigError if it
-    is nowhere, or if the fields that name nets, test_iter and test_state do not go together.
+    The path of a net, after expand_ranks(), is tried as it is, then in the solver's folder and each folder above it
+    (Caffe's own files name their nets from Caffe's root), and last as a file name beside the solver. Raises ConfigError
+    if it is nowhere, or if the fields that name nets, test_iter and test_state do not go together.
     """
     if solver.nets is None:
         solver.nets = _load_nets(solver)
@@ -76,8 +77,8 @@ def nets_of_solver(solver: SolverConfig) -> SolverNets:
 
 
 def files_read_by(config: NetConfig | SolverConfig) -> list[str]:
-    """The files that a net, or a solver and its nets, are in or name to be read: nets, weights, sources, means, label
-    maps. Of nets that cannot be had, nothing is known: nets_of_solver() tells why."""
+    """Returns the files that a net, or a solver with its nets, is in and reads: nets, weights, sources, means, label
+    maps. Nets that cannot be read are left out; nets_of_solver() raises the error."""
     found = [config.path, *_names_of_files(config.message)]
     if config.kind == "solver":
         solver = cast(SolverConfig, config)
@@ -100,26 +101,27 @@ def _names_of_files(message: Message) -> Iterator[str]:
 
 
 def _net_files(solver: SolverConfig) -> list[str]:
-    """The files of a solver's nets that are there."""
+    """Returns the files of those of a solver's nets that exist."""
     message, found = solver.message, []
     named = [("net", message.net), ("train_net", message.train_net), *(("test_net", path) for path in message.test_net)]
     named.append(("adversarial.discriminator", message.adversarial.discriminator))
     for name, path in named:
-        with contextlib.suppress(ConfigError):  # of nets that are not there, which nets_of_solver() tells
+        with contextlib.suppress(ConfigError):  # nets_of_solver() raises it
             found.append(_find_net(solver, name, path)[0])
     return found
 
 
 def solver_of_net(net: NetConfig, text: str) -> SolverConfig:
-    """A solver from text, which names no net: it trains this one, whatever its path."""
+    """Makes a solver that trains `net` from a text that names no net."""
     config = parse_solver(text, net.path)
     config.nets = SolverNets(_in_state(net, proto.TRAIN, None), [], net)
     return config
 
 
 def texts_of(config: SolverConfig) -> dict[str, str]:
-    """The texts of a solver, its overrides applied, and of its nets, by the words that messages use for them. Raises
-    ConfigError for nets that cannot be read."""
+    """Returns the texts of a solver and of its nets, with all overrides, by the words that messages use for them.
+
+    Raises ConfigError for nets that cannot be read."""
     nets = nets_of_solver(config)
     texts = {"the solver": str(config.message)}
     if nets.train:
@@ -188,13 +190,13 @@ def _check_tests(solver: SolverConfig, test_nets: int, generic: bool) -> None:
 
 
 def _load_net(solver: SolverConfig, name: str, index: int | None) -> NetConfig:
-    """The net that field `name` (its entry `index`, if it is repeated) names or holds."""
+    """Reads the net that field `name` (its entry `index`, if it is repeated) names or holds, before overrides."""
     value = getattr(solver.message, name)
     value = value if index is None else value[index]
     if isinstance(value, str):
         return _read_named(solver, name, value)
     given = [node.value for node in solver.nodes if node.name == name and isinstance(node.value, list)]
-    parts = given if index is None else given[index : index + 1]  # one net given twice has the fields of both
+    parts = given if index is None else given[index : index + 1]  # a net that is given twice has the fields of both
     net = Config(proto.NetParameter(), solver.path, nodes=[node for part in parts for node in part])
     net.message.CopyFrom(value)
     upgrade(net)
@@ -202,7 +204,7 @@ def _load_net(solver: SolverConfig, name: str, index: int | None) -> NetConfig:
 
 
 def _read_named(solver: SolverConfig, name: str, path: str) -> NetConfig:
-    """The net of the file that field `name` names, before overrides."""
+    """Reads the net in the file that field `name` names, before overrides."""
     found, notes = _find_net(solver, name, path)
     net = parse_upgraded(read_text(found), found)
     net.notes[:0] = notes
@@ -210,7 +212,8 @@ def _read_named(solver: SolverConfig, name: str, path: str) -> NetConfig:
 
 
 def _find_net(solver: SolverConfig, name: str, path: str) -> tuple[str, list[str]]:
-    """(where a net's file is, notes on it); see nets_of_solver()."""
+    """Returns (path of a net's file, notes on it). name: the field of the solver that has `path`. Raises ConfigError if
+    the file is nowhere that nets_of_solver() looks."""
     path = expand_ranks(path, solver.rank, solver.ranks)
     if os.path.exists(path) or os.path.isabs(path):
         return path, []
@@ -230,8 +233,8 @@ def _find_net(solver: SolverConfig, name: str, path: str) -> tuple[str, list[str
 
 
 def _in_state(net: NetConfig, phase: int, state: proto.NetState | None) -> NetConfig:
-    """A copy of a net whose message.state is the phase, then what the net says, then what the solver says. Raises
-    ConfigError where these say another phase."""
+    """Returns a copy of a net with the state that it is used in: `phase`, with the level and stages of the net's own
+    state and then of the solver's, `state`. Raises ConfigError if one of these says another phase."""
     message = proto.NetParameter()
     message.CopyFrom(net.message)
     message.state.Clear()

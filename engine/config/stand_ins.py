@@ -1,5 +1,5 @@
-"""What becomes of layers that run elsewhere only: Python layers of well-known nets, for when their modules are missing,
-have built-in replacements; layers that write files are left out.
+"""Replaces or leaves out layers that this engine cannot run: Python layers of well-known nets whose modules are missing
+become built-in layers, and layers that write files are left out.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _BETWEEN = r"[\s,]+(?:-\s+)?"  # two items of a list; YAML may have a line for e
 
 
 def _numbers(text: str, name: str) -> list[float]:
-    """One number, or a list of them, that a param_str (YAML or a dictionary of Python) gives to a name; [] where it has
-    something else there."""
+    """Returns the number, or the list of numbers, that a param_str (YAML or a Python dictionary) gives to a name; []
+    if it gives none or something else."""
     begin = rf"(?<!\w){name}['\"]?\s*[:=]\s*{_TAG}(?:[\[(]\s*|-\s+|['\"])?"
     found = re.search(rf"{begin}({_NUMBER}(?:{_BETWEEN}{_NUMBER})*)", text)
     return [float(number) for number in re.split(_BETWEEN, found[1])] if found else []
 
 
 def _proposal(layer: proto.LayerParameter) -> None:
-    """py-faster-rcnn's: param_str is YAML with feat_stride and scales."""
+    """Replaces py-faster-rcnn's ProposalLayer, whose param_str is YAML with feat_stride and scales."""
     text = layer.python_param.param_str
     layer.type = "Proposal"
     layer.proposal_param.feat_stride = int(next(iter(_numbers(text, "feat_stride")), 16))
@@ -38,13 +38,14 @@ def _proposal(layer: proto.LayerParameter) -> None:
 
 
 def _spatial_dropout(layer: proto.LayerParameter) -> None:
-    """ENet's: param_str is a dictionary with p, the ratio."""
+    """Replaces ENet's SpatialDropoutLayer, whose param_str is a dictionary with the ratio p."""
     layer.type = "SpatialDropout"
     layer.spatial_dropout_param.dropout_ratio = next(iter(_numbers(layer.python_param.param_str, "p")), 0.5)
 
 
 def _anchor_target(layer: proto.LayerParameter) -> None:
-    """py-faster-rcnn's: param_str has feat_stride, scales and, in forks, ratios and allowed_border."""
+    """Replaces py-faster-rcnn's AnchorTargetLayer, whose param_str has feat_stride, scales and, in forks, ratios and
+    allowed_border."""
     text, param = layer.python_param.param_str, layer.anchor_target_param
     layer.type = "AnchorTarget"
     param.feat_stride = int(next(iter(_numbers(text, "feat_stride")), 16))
@@ -54,7 +55,8 @@ def _anchor_target(layer: proto.LayerParameter) -> None:
 
 
 def _proposal_target(layer: proto.LayerParameter) -> None:
-    """py-faster-rcnn's: param_str has num_classes; the rest is that of its end-to-end training."""
+    """Replaces py-faster-rcnn's ProposalTargetLayer, whose param_str has num_classes; all else is as in its end-to-end
+    training."""
     param = layer.proposal_target_param
     layer.type = "ProposalTarget"
     param.num_classes = int(next(iter(_numbers(layer.python_param.param_str, "num_classes")), 21))
@@ -62,8 +64,8 @@ def _proposal_target(layer: proto.LayerParameter) -> None:
 
 
 def _roi_data(layer: proto.LayerParameter) -> None:
-    """py-faster-rcnn's, as blobs that whoever runs the net fills: an image, its size and true boxes, or, of Fast R-CNN,
-    images, regions and what is to be said of them."""
+    """Replaces py-faster-rcnn's RoIDataLayer by an Input, whose blobs the user fills: an image, its size and its true
+    boxes; for Fast R-CNN images, regions, labels, and targets and weights of the boxes."""
     classes = int(next(iter(_numbers(layer.python_param.param_str, "num_classes")), 21))
     boxes, offsets = [128, 5], [128, 4 * classes]
     shapes = [[1, 3, 600, 1000], [1, 3], [100, 5]]
@@ -75,14 +77,15 @@ def _roi_data(layer: proto.LayerParameter) -> None:
 
 
 class StandIn(NamedTuple):
-    """What turns a layer into a built-in one, and with how many bottoms and tops: others have only its name."""
+    """A function that turns a Python layer into a built-in one, and the numbers of bottoms and tops that the layer may
+    have: with other numbers it is another layer of the same name."""
 
     replace: Callable[[proto.LayerParameter], None]
     bottoms: Container[int]
     tops: Container[int]
 
 
-# By module and class.
+# By (module, class).
 STAND_INS = {
     ("rpn.proposal_layer", "ProposalLayer"): StandIn(_proposal, (3,), (1, 2)),
     ("spatial_dropout", "SpatialDropoutLayer"): StandIn(_spatial_dropout, (1,), (1,)),
@@ -93,8 +96,9 @@ STAND_INS = {
 
 
 def stand_in(net: proto.NetParameter, path: str) -> list[str]:
-    """Replaces such layers of a net, in the file `path`, whose module is neither in PYTHONPATH nor beside it. Returns
-    notes. Raises ConfigError for a param_str with numbers that the layer cannot have."""
+    """Replaces the layers of STAND_INS whose module is neither in PYTHONPATH nor beside the net, which is in `path`.
+
+    Returns a note on each. Raises ConfigError for a param_str with numbers that the built-in layer cannot have."""
     notes, folder = [], os.path.dirname(os.path.abspath(path))
     for layer in net.layer:
         param = layer.python_param
@@ -107,7 +111,9 @@ def stand_in(net: proto.NetParameter, path: str) -> list[str]:
             known.replace(layer)
         except ValueError as error:
             raise ConfigError(
-                f"layer '{layer.name}': {param.param_str!r} is for no {layer.type}: {error}", path
+                f"layer '{layer.name}': param_str {param.param_str!r} has a number that {layer.type} cannot have: "
+                f"{error}",
+                path,
             ) from None
         notes.append(f"layer '{layer.name}': module {param.module} not found, replaced by a {layer.type} layer")
         layer.ClearField("python_param")
@@ -115,8 +121,9 @@ def stand_in(net: proto.NetParameter, path: str) -> list[str]:
 
 
 def leave_out_writers(net: proto.NetParameter) -> tuple[list[int], list[str]]:
-    """Leaves out layers of forks that write their bottoms to files: what they read are outputs of the net then. Returns
-    the indices of those that stay, and notes."""
+    """Leaves out layers of forks that write their bottoms to files; these bottoms become outputs of the net.
+
+    Returns the indices of the layers that stay, and a note on each that does not."""
     kept, notes = [], []
     for index, layer in enumerate(net.layer):
         if layer.type in WRITERS:
@@ -132,10 +139,11 @@ def leave_out_writers(net: proto.NetParameter) -> tuple[list[int], list[str]]:
 
 
 def is_module_there(module: str, folder: str) -> bool:
-    """Whether a module, or the package that it is in, is in PYTHONPATH or in `folder`; it is not imported."""
+    """Returns whether a module, or the package that it is in, can be found in PYTHONPATH or in `folder`. Imports
+    nothing."""
     package = module.split(".")[0]
     beside = (os.path.join(folder, package + suffix) for suffix in ("", ".py"))
     try:
         return importlib.util.find_spec(package) is not None or any(map(os.path.exists, beside))
-    except ValueError:  # no name that a module can have
+    except ValueError:  # a module cannot have this name
         return False

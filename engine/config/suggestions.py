@@ -1,17 +1,17 @@
-"""Suggestions for an unknown name: what another framework's word is called here, else the nearest known one, else all
-known ones if they are few."""
+"""Suggests names in place of an unknown one: the name here of another framework's word, else the nearest known name,
+else all known names if they are few."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-_FEW = 12
+_FEW = 12  # known names that a message still lists
 _LOSS = "loss"
-_ALIKE = 0.6
-_MANY, _LONGEST = 5000, 200  # names, and characters of one, that the nearest is looked for among
+_ALIKE = 0.6  # difflib's ratio from which on two names are alike
+_MANY, _LONGEST = 5000, 200  # known names, and characters of the unknown one, beyond which a search would take too long
 
-# Words of PyTorch and Keras, in lower case without underscores -> (the name here, what goes with it).
+# Words of PyTorch and Keras, in lower case without underscores -> (the name here, what the message says after it).
 _ELSEWHERE = {
     # layers
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), ("Convolution", "")),
@@ -75,7 +75,7 @@ _ELSEWHERE = {
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """A tail for an error message, such as "; did you mean 'max_iter'?" or "; known: LMDB", or ""."""
+    """Returns a tail for an error message, such as "; did you mean 'max_iter'?" or "; known: LMDB", or ""."""
     known = sorted(set(known))
     here, more = _ELSEWHERE.get(name.lower().replace("_", ""), ("", ""))
     if here in known:
@@ -89,7 +89,8 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def _are_alike(name: str, near: str) -> bool:
-    """Of two that are, whether they still are without being losses, if both are."""
+    """Returns whether two names that are alike still are without the "loss" at the end of both: two losses are not
+    alike for being losses."""
     if not (name.endswith(_LOSS) and near.endswith(_LOSS)):
         return True
     return bool(difflib.get_close_matches(name.removesuffix(_LOSS), [near.removesuffix(_LOSS)], cutoff=_ALIKE))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from engine import proto
 from engine.config.forks import upgrade_forks
-from engine.config.idle_fields import without_augmentation, without_idle_transform, without_steps_of_others
+from engine.config.idle_fields import without_idle_augmentation, without_idle_steps, without_idle_transform
 from engine.config.old_layers import upgrade_layers
 from engine.config.prototext import Node, where_of
 from engine.config.renamed import RENAMED_OF_LAYERS, RENAMED_OF_SOLVERS, rename
@@ -27,8 +27,10 @@ _SOLVER_TYPES = {
 
 
 def upgrade_solver(message: proto.SolverParameter, nodes: Iterable[Node] = ()) -> list[str]:
-    """solver_type (an enum) becomes type (a string), NVIDIA's rampup our warm-up; nodes: the fields of the text.
-    Returns notes."""
+    """Upgrades a solver in place: solver_type (an enum) becomes type (a string), NVIDIA's rampup our warm-up.
+
+    nodes: the fields of the text, for their places. Returns a note on each upgrade. Raises ConfigError for a field that
+    is given under both names."""
     notes, places = [], {node.name: node for node in nodes}
     if message.HasField("rampup_interval") or message.HasField("rampup_lr"):
         for each in RENAMED_OF_SOLVERS:
@@ -50,9 +52,9 @@ def upgrade_net(
 ) -> tuple[list[Node | None], list[str]]:
     """Brings a NetParameter to the current format, in place.
 
-    nodes: where the file has its `layer`, `layers` and `input` fields, by that name. Returns the place of each
-    message.layer (None if unknown), and a line for each older format that was met, and for fields without effect.
-    Raises ConfigError for what has no counterpart today.
+    nodes: the nodes of the file's `layer`, `layers` and `input` fields, by field. Returns the place of each
+    message.layer (None if unknown), and notes: on each older format that it met, and on fields without effect. Raises
+    ConfigError for what has no counterpart today.
     """
     nodes = nodes or {}
     notes: list[str] = []
@@ -71,22 +73,25 @@ def upgrade_net(
     for layer, origin in zip(message.layer, origins, strict=True):
         notes += without_idle_transform(layer, older)
         _upgrade_fields(layer, origin)
-        notes += without_steps_of_others(layer) + without_augmentation(layer)
+        notes += without_idle_steps(layer) + without_idle_augmentation(layer)
     return origins, notes
 
 
 def _places(nodes: Sequence[Node | None] | None, count: int) -> list[Node | None]:
-    """Of so many layers; all unknown where the text has another number of them, as after --set net_param={ ... }."""
+    """Returns the places of `count` layers: all None if the text has another number of layers, as after
+    --set net_param={ ... }."""
     return list(nodes) if nodes and len(nodes) == count else [None] * count
 
 
 def _upgrade_inputs(message: proto.NetParameter, origin: Node | None) -> list[Node | None]:
-    """`input` with its shapes becomes an Input layer before all others; returns the place of that layer, if any.
+    """Turns `input` and its shapes into an Input layer before all others. Returns the place of that layer in a list,
+    which is empty if there is no such layer.
 
-    Inputs without shapes are dropped where old weight files have them; in a text the layer will ask for them.
+    Inputs without shapes are dropped if they have no place in a text, as in old weight files; in a text they become an
+    Input layer, which asks for its shapes. Raises ConfigError if the shapes do not fit the inputs.
     """
     names, dims = list(message.input), list(message.input_dim)
-    if not all(isinstance(name, str) for name in names):  # as protobuf gives them of a binary file
+    if not all(isinstance(name, str) for name in names):  # protobuf gives bytes for such a name in a binary file
         raise ConfigError("the name of an input is not UTF-8", where_of(origin))
     axes = 5 if names and len(dims) == 5 * len(names) else 4  # C3D's inputs are clips
     shapes = [list(shape.dim) for shape in message.input_shape]
@@ -112,7 +117,7 @@ def _upgrade_inputs(message: proto.NetParameter, origin: Node | None) -> list[No
 
 
 def _upgrade_fields(layer: proto.LayerParameter, origin: Node | None) -> None:
-    """Fields that moved or changed their name within the current format of layers."""
+    """Upgrades fields that moved or changed their name within the current format of layers."""
     for param, renamed in RENAMED_OF_LAYERS.items():
         if layer.HasField(param):
             for each in renamed:
@@ -125,7 +130,7 @@ def _upgrade_fields(layer: proto.LayerParameter, origin: Node | None) -> None:
         loss.ClearField("normalize")
     if layer.type == "BatchNorm":
         whole = len(layer.param) >= STATISTICS  # older nets give all three, with any lr_mult
-        for param in layer.param[:STATISTICS]:  # moved by the layer itself, never by the solver
+        for param in layer.param[:STATISTICS]:  # the layer itself updates them, never the solver
             if not whole and param.lr_mult:
                 raise ConfigError(
                     f"layer '{layer.name}' (BatchNorm): no solver updates its statistics: expected param with "

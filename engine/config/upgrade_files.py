@@ -1,4 +1,4 @@
-"""Nets, weights and solvers of older formats, written in the current one: Caffe's upgrade_net_proto_text,
+"""Writes files of nets, weights and solvers of older formats in the current one, as Caffe's upgrade_net_proto_text,
 upgrade_net_proto_binary and upgrade_solver_proto_text.
 """
 
@@ -21,10 +21,10 @@ from engine.weights.protobuf import c3d_width, read_message, write_message
 
 
 def upgrade_net_text(source: str, target: str) -> list[str]:
-    """Writes a net's prototxt in the current format, without comments; returns a line for each older format met. The
-    layers stay those of the file, whatever stands in for them here.
+    """Writes a net's prototxt in the current format, without its comments, and returns the notes on what was upgraded.
 
-    Raises ConfigError, EngineError.
+    Layers that this engine replaces or leaves out stay as in the file. Raises ConfigError if `source` cannot be read,
+    EngineError if `target` cannot be written.
     """
     config = read_net_as_written(source)
     write_text(target, config.message)
@@ -32,8 +32,9 @@ def upgrade_net_text(source: str, target: str) -> list[str]:
 
 
 def upgrade_net_binary(source: str, target: str) -> list[str]:
-    """The same for a caffemodel (or a net in binary); blobs are taken over as they are. Raises also WeightsError, of
-    files of C3D, too, whose types of layers have other numbers."""
+    """Writes a caffemodel (or a net in binary) in the current format, its blobs as they are, and returns the notes.
+
+    Raises ConfigError, EngineError and WeightsError, also for files of C3D, whose layer types have other numbers."""
     net = read_message(source, proto.raw.NetParameter, "caffemodel")
     if any(c3d_width(blob) is not None for layer in net.layers for blob in layer.blobs):
         raise WeightsError(
@@ -42,7 +43,7 @@ def upgrade_net_binary(source: str, target: str) -> list[str]:
             source,
         )
     try:
-        message = cast("proto.NetParameter", net)  # whose blobs, which differ, are moved as they are
+        message = cast("proto.NetParameter", net)  # the types differ in blobs alone, which are moved whole
         origins, notes = upgrade_net(message)
         notes += upgrade_intels_norms(message, origins)
     except ConfigError as error:
@@ -52,7 +53,8 @@ def upgrade_net_binary(source: str, target: str) -> list[str]:
 
 
 def upgrade_solver_text(source: str, target: str) -> list[str]:
-    """The same for a solver: solver_type becomes type. The nets that it names stay as they are."""
+    """Writes a solver in the current format, where solver_type is type, and returns the notes. The nets that it names
+    stay as they are. Raises as upgrade_net_text()."""
     config = read_solver(source)
     write_text(target, config.message)
     return config.notes

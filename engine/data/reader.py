@@ -13,7 +13,7 @@ from PIL import Image
 
 from engine import proto
 from engine.config import expand_ranks
-from engine.config.idle_fields import params_of_others
+from engine.config.idle_fields import params_of_other_types
 from engine.data.decode import COLOR, GRAY, AnyImage, ImageError, Picture, UndecodableImage, as_picture
 from engine.data.keyed_random import KeyedRandom
 from engine.data.transform import Transformer
@@ -121,7 +121,7 @@ class Reader:
         """Raises ConfigError where there is none."""
         size = getattr(message, cls.field).batch_size
         if size <= 0:
-            idle = params_of_others(message)
+            idle = params_of_other_types(message)
             unread = f"; {message.type} does not read {', '.join(idle)}" if idle else ""
             raise ConfigError(
                 f"layer '{message.name}': expected a {cls.field}.batch_size above 0, got {size}{unread}", where

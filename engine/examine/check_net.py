@@ -7,7 +7,7 @@ import re
 
 from engine import proto
 from engine.config import NetConfig
-from engine.config.idle_fields import params_of_others
+from engine.config.idle_fields import params_of_other_types
 from engine.config.phases import PHASE_NAMES, kept, state_in, unknown_stages
 from engine.data.source_shapes import SourceShapes, suppositions
 from engine.errors import ConfigError, EngineError
@@ -70,7 +70,7 @@ def _give_data(config: NetConfig, report: FileReport) -> None:
     DIGITS, puts the layer in front that does, or writes into those that are there what they read."""
     layers = config.message.layer
     for index, layer in enumerate(layers):
-        given = layer.data_param.source or layer.data_param.HasField("batch_size") or params_of_others(layer)
+        given = layer.data_param.source or layer.data_param.HasField("batch_size") or params_of_other_types(layer)
         if layer.type == "Data" and not given:
             layer.data_param.batch_size = 1
             report.absent(
@@ -122,7 +122,7 @@ def add_graph(
     for text in unknown_stages(config.message, state.stage):
         report.note(f"{config.path}: {text}")
     for index, layer in enumerate(config.message.layer):
-        if layer.type in layer_types() and (idle := params_of_others(layer)):
+        if layer.type in layer_types() and (idle := params_of_other_types(layer)):
             report.note(
                 f"{config.where(index, idle[0])}: layer '{layer.name}': {', '.join(idle)} has no effect on {layer.type}"
             )

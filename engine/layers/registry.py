@@ -8,7 +8,7 @@ import pkgutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from engine.config.dialects import ask_of_types, unknown_layer
+from engine.config.dialects import set_type_check, unknown_layer
 from engine.config.suggestions import suggestion
 from engine.errors import CODE, ConfigError
 
@@ -71,4 +71,4 @@ def _unknown_type(name: str) -> str:
     return f"unknown layer type '{name}'{unknown_layer(name) or suggestion(name, types)}"
 
 
-ask_of_types(_unknown_type)
+set_type_check(_unknown_type)

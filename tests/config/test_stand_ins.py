@@ -53,7 +53,8 @@ def test_numbers_are_those_of_their_own_name(param_str, scales, ratios, border):
 
 
 def test_a_number_that_the_layer_cannot_have():
-    with pytest.raises(ConfigError, match=r"net: layer 'proposal': .*-8.* is for no Proposal: Value out of range: -8"):
+    words = r"net: layer 'proposal': .*-8.* has a number that Proposal cannot have: Value out of range: -8"
+    with pytest.raises(ConfigError, match=words):
         parse_net(NET % "'feat_stride': -8", "net")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from engine.cli import main
 from engine.config import parse_net
-from engine.config.idle_fields import params_of_others
+from engine.config.idle_fields import params_of_other_types
 from engine.data.registry import find_reader
 from engine.errors import ConfigError
 from engine.examine.check import check_file, files_below
@@ -520,7 +520,7 @@ def test_parameters_of_forks_are_idle_on_other_layers(type_, param):
     needed = "spatial_scale: 1 output_dim: 1 group_size: 1" if "psroi" in param else ""
     for each, idle in ((type_, []), ("ReLU", [param])):
         layer = parse_net(f'layer {{ type: "{each}" {param} {{ {needed} }} }}').message.layer[0]
-        assert params_of_others(layer) == idle
+        assert params_of_other_types(layer) == idle
 
 
 def test_each_type_that_reads_data_reads_its_own_parameter():
@@ -528,7 +528,7 @@ def test_each_type_that_reads_data_reads_its_own_parameter():
         if not issubclass(cls, Data):
             continue
         layer = parse_net(f'layer {{ type: "{name}" {find_reader(name).field} {{ }} }}').message.layer[0]
-        assert params_of_others(layer) == []
+        assert params_of_other_types(layer) == []
 
 
 def test_a_top_that_nobody_reads_is_told(tmp_path):
