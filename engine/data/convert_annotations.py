@@ -25,8 +25,9 @@ from engine.data.annotations import (
     read_annotations,
 )
 from engine.data.coco_masks import draw_mask
-from engine.data.convert_imageset import LABELS, Output
+from engine.data.convert_imageset import Output
 from engine.data.decode import ImageError, as_pillow, decode_mask, open_image
+from engine.data.labels import LABELS
 from engine.data.limits import check_within
 from engine.data.lmdb_writer import check_new, new_lmdb
 from engine.data.ordered_map import ordered_map

@@ -27,18 +27,17 @@ from engine.data.decode import (
     resized,
 )
 from engine.data.image_tree import open_tree, read_list
+from engine.data.labels import LABELS, format_of, labels_file
 from engine.data.limits import check_size, check_within
 from engine.data.lmdb_writer import check_new, new_lmdb
 from engine.data.members import set_labels
 from engine.data.ordered_map import ordered_map
 from engine.data.pair import check_pair
 from engine.data.registry import open_source
-from engine.data.shard_writer import image_kind, new_shards, shard_names, sharded, unsharded
-from engine.data.shards import expand
+from engine.data.shard_writer import image_kind, new_shards, shard_names, sharded
 from engine.errors import ConfigError, DamagedItem, DataError
 from engine.host.cores import cores_at_once
 
-LABELS = "labels.txt"
 _TELL_EVERY = 16
 _KINDS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "bmp": "BMP"}
 _Stored = tuple[proto.Datum, tuple[int, int, int]]  # and (channels, height, width) of the picture in it
@@ -164,28 +163,6 @@ class Conversion:
             counts = " + ".join(str(counts[label]) for counts in self.labels.values())
             lines.append(f"class {label}{name}: {counts} images")
         return lines
-
-
-def format_of(db: str) -> str:
-    """ "lmdb", "tar" or "tfrecord", by a name."""
-    extension = os.path.splitext(db)[1].lower()
-    return {".tar": "tar", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord"}.get(extension, "lmdb")
-
-
-def labels_file(db: str) -> str:
-    """Where the names of the classes are written: in an LMDB's folder, beside files."""
-    return os.path.join(db, LABELS) if format_of(db) == "lmdb" else f"{os.path.splitext(db)[0]}.{LABELS}"
-
-
-def labels_files(source: str) -> list[str]:
-    """Where convert_imageset may have written the names of a source's classes; the source is a database, an LMDB's
-    data.mdb, one shard or a pattern of them. [] for a pattern of files that are not there."""
-    try:
-        first = expand(source)[0]
-    except DataError:  # whoever reads it says what is wrong
-        return []
-    db = os.path.dirname(first) if os.path.basename(first) == "data.mdb" else first
-    return [labels_file(db), labels_file(unsharded(db))]
 
 
 def val_name(db: str) -> str:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from engine.data.appearing import new_folder
-from engine.data.convert_imageset import LABELS, Output
+from engine.data.convert_imageset import Output
 from engine.data.decode import ImageError, as_pillow
+from engine.data.labels import LABELS
 from engine.data.limits import check_within
 from engine.data.lmdb_writer import check_new
 from engine.data.video_file import BadClip, Frame, read_frames

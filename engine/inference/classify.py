@@ -13,9 +13,9 @@ import numpy as np
 from engine import proto
 from engine.config import NetConfig
 from engine.config.idle_fields import STRETCHES
-from engine.data.convert_imageset import LABELS, labels_files
 from engine.data.decode import COLOR, GRAY, LINEAR, ImageError, as_picture, open_image
 from engine.data.keyed_random import KeyedRandom
+from engine.data.labels import LABELS, labels_files
 from engine.data.limits import MAX_BYTES
 from engine.data.mean import read_mean
 from engine.data.registry import find_reader, open_source, recognised

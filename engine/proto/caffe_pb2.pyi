@@ -793,7 +793,7 @@ class ElasticParameter(_message.Message):
     def __init__(self, keep_every: _Optional[int] = ..., min_ranks: _Optional[int] = ..., batch: _Optional[_Union[int, str]] = ...) -> None: ...
 
 class SolverState(_message.Message):
-    __slots__ = ("iter", "learned_net", "history", "current_step", "minimum_loss", "iter_last_event", "random_seed", "ranks", "samples_seen", "recent_loss", "last_rate", "global_batch", "digest", "ema", "begun_from", "max_iter", "test_samples", "kernels", "tuned", "best_value", "best_iteration", "stopping_value", "tests_without_gain", "last_judged", "kept_snapshots", "best_goal", "stopping_goal")
+    __slots__ = ("iter", "learned_net", "history", "current_step", "minimum_loss", "iter_last_event", "random_seed", "ranks", "samples_seen", "recent_loss", "last_rate", "global_batch", "digest", "ema", "begun_from", "max_iter", "max_epoch", "test_samples", "kernels", "tuned", "best_value", "best_iteration", "stopping_value", "tests_without_gain", "last_judged", "kept_snapshots", "best_goal", "stopping_goal")
     ITER_FIELD_NUMBER: _ClassVar[int]
     LEARNED_NET_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
@@ -810,6 +810,7 @@ class SolverState(_message.Message):
     EMA_FIELD_NUMBER: _ClassVar[int]
     BEGUN_FROM_FIELD_NUMBER: _ClassVar[int]
     MAX_ITER_FIELD_NUMBER: _ClassVar[int]
+    MAX_EPOCH_FIELD_NUMBER: _ClassVar[int]
     TEST_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     KERNELS_FIELD_NUMBER: _ClassVar[int]
     TUNED_FIELD_NUMBER: _ClassVar[int]
@@ -837,6 +838,7 @@ class SolverState(_message.Message):
     ema: float
     begun_from: str
     max_iter: int
+    max_epoch: float
     test_samples: _containers.RepeatedScalarFieldContainer[int]
     kernels: str
     tuned: str
@@ -848,7 +850,7 @@ class SolverState(_message.Message):
     kept_snapshots: _containers.RepeatedScalarFieldContainer[int]
     best_goal: str
     stopping_goal: str
-    def __init__(self, iter: _Optional[int] = ..., learned_net: _Optional[str] = ..., history: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., current_step: _Optional[int] = ..., minimum_loss: _Optional[float] = ..., iter_last_event: _Optional[int] = ..., random_seed: _Optional[int] = ..., ranks: _Optional[int] = ..., samples_seen: _Optional[int] = ..., recent_loss: _Optional[_Iterable[float]] = ..., last_rate: _Optional[float] = ..., global_batch: _Optional[int] = ..., digest: _Optional[str] = ..., ema: _Optional[float] = ..., begun_from: _Optional[str] = ..., max_iter: _Optional[int] = ..., test_samples: _Optional[_Iterable[int]] = ..., kernels: _Optional[str] = ..., tuned: _Optional[str] = ..., best_value: _Optional[float] = ..., best_iteration: _Optional[int] = ..., stopping_value: _Optional[float] = ..., tests_without_gain: _Optional[int] = ..., last_judged: _Optional[int] = ..., kept_snapshots: _Optional[_Iterable[int]] = ..., best_goal: _Optional[str] = ..., stopping_goal: _Optional[str] = ...) -> None: ...
+    def __init__(self, iter: _Optional[int] = ..., learned_net: _Optional[str] = ..., history: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., current_step: _Optional[int] = ..., minimum_loss: _Optional[float] = ..., iter_last_event: _Optional[int] = ..., random_seed: _Optional[int] = ..., ranks: _Optional[int] = ..., samples_seen: _Optional[int] = ..., recent_loss: _Optional[_Iterable[float]] = ..., last_rate: _Optional[float] = ..., global_batch: _Optional[int] = ..., digest: _Optional[str] = ..., ema: _Optional[float] = ..., begun_from: _Optional[str] = ..., max_iter: _Optional[int] = ..., max_epoch: _Optional[float] = ..., test_samples: _Optional[_Iterable[int]] = ..., kernels: _Optional[str] = ..., tuned: _Optional[str] = ..., best_value: _Optional[float] = ..., best_iteration: _Optional[int] = ..., stopping_value: _Optional[float] = ..., tests_without_gain: _Optional[int] = ..., last_judged: _Optional[int] = ..., kept_snapshots: _Optional[_Iterable[int]] = ..., best_goal: _Optional[str] = ..., stopping_goal: _Optional[str] = ...) -> None: ...
 
 class MultiPhaseSolverParameter(_message.Message):
     __slots__ = ("params_pair",)

@@ -161,8 +161,8 @@ def _log_skipped(found: Sequence[tuple[dict[tuple[int, Item], tuple[str, str]], 
 
 
 def warn_of_other_classes(train: Feeder, test: Feeder) -> None:
-    """Warns if the class folders of the two differ: each numbers its own, so that where one lacks a class all labels
-    after it mean other classes."""
+    """Warns if the classes of the two differ, by their folders or by their labels.txt: each numbers its own, so that
+    where one lacks a class all labels after it mean other classes."""
     named = [[list(reader.classes) for reader in feeder.readers.values() if reader.classes] for feeder in (train, test)]
     if not all(named) or named[0][0] == named[1][0]:
         return
@@ -170,5 +170,5 @@ def warn_of_other_classes(train: Feeder, test: Feeder) -> None:
     label, (trained, tested) = next((label, names) for label, names in pairs if names[0] != names[1])
     warn(
         f"The train data and the test data differ in their classes: label {label} is '{trained}' of the one, and "
-        f"'{tested}' of the other. Give both the same class folders"
+        f"'{tested}' of the other. Give both the same class folders, or convert both from the same"
     )

@@ -33,8 +33,9 @@ class Snapshot:
     """A snapshot that was found. A field is None if the state does not tell it.
 
     path: of the solverstate. global_batch: samples in an iteration, over all ranks. model: the path of the weights.
-    samples_seen: the position in the sequence of samples. max_iter: where its run was to end. tests_without_gain: of
-    early_stopping. last_judged: the iteration of the last test by early_stopping or snapshot_best."""
+    samples_seen: the position in the sequence of samples. max_iter, max_epoch: where its run was to end.
+    tests_without_gain: of early_stopping. last_judged: the iteration of the last test by early_stopping or
+    snapshot_best."""
 
     path: str
     iteration: int
@@ -43,6 +44,7 @@ class Snapshot:
     model: str = ""
     samples_seen: int | None = None
     max_iter: int | None = None
+    max_epoch: float | None = None
     tests_without_gain: int = 0
     last_judged: int | None = None
 
@@ -76,6 +78,7 @@ def newest(prefix: str, known: Collection[Identity] = (), begun_from: str | None
             whole.model,
             state.samples_seen,
             state.max_iter,
+            state.max_epoch,
             state.tests_without_gain or 0,
             state.last_judged,
         )

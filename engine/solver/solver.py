@@ -219,7 +219,7 @@ class Solver:
         """Begins as a stage of several solvers in a row. Call it before restore().
 
         sample: the number of the stage's first sample in the whole training, so that no order and no augmentation comes
-        twice. begun_from: the digest of the weights with which the stage begins."""
+        twice. begun_from: the digest of the weights with which the stage begins; "" without any."""
         self.first_sample = self.state.samples_seen = sample
         self.begun_from = begun_from
 
@@ -516,6 +516,7 @@ class Solver:
         saved.random_seed, saved.ranks, saved.global_batch = self.seed, self.world.size, self.global_batch
         saved.kernels, saved.tuned = self.kernels.saved(), self._tuner.chosen if self._tuner else None
         saved.max_iter, saved.begun_from = self.param.max_iter, self.begun_from or None
+        saved.max_epoch = self.given.max_epoch if self.given.HasField("max_epoch") else None
         saved.test_samples = self.test_nets.samples_to_save(self.iteration)
         if self.param.lr_policy != "plateau":  # which counts its steps in the state
             saved.current_step = current_step(self.param, self.iteration)

@@ -21,7 +21,7 @@ from engine.data.source_shapes import SourceShapes
 from engine.errors import ConfigError, WeightsError, shape_text, together
 from engine.files import is_regular, opened, take_in
 from engine.graph.build import build
-from engine.report.log import log
+from engine.report.log import log, warn
 from engine.solver.global_batch import data_batch, hold_global_batch
 from engine.solver.goals import check_goals, wanted
 from engine.solver.resolve import divided, is_given, shorten
@@ -39,7 +39,7 @@ class Position:
 
     index: of the stage. snapshot: the stage's own, from which it goes on, or None. weights: with which the stage
     begins, or has begun. first_sample: the stage's first, in the sequence of all stages. begun_from: the digest of
-    `weights`; "" in the first stage.
+    `weights`; "" without any.
     """
 
     index: int = 0
@@ -65,7 +65,7 @@ def follow_prefixes(configs: Sequence[SolverConfig]) -> None:
             config.message.weights[number] = instead
             config.notes.append(
                 f"{config.place('weights')}: weights '{path}' are what stage {stage + 1} leaves, and its "
-                f"snapshot_prefix is another one here: taking {instead}"
+                f"snapshot_prefix is {prefixes[stage]} here: taking those that it leaves there"
             )
 
 
@@ -268,35 +268,61 @@ def _find(
 ) -> tuple[Position, Snapshot | None, Snapshot | None]:
     """Returns the position, the snapshot of its stage, and the last snapshot of the stage before, if there are these.
     For the rank that reads files."""
-    before, position, old = None, first_position(configs, weights), known()
+    before, old = None, known()
+    try:
+        position = first_position(configs, weights)
+    except WeightsError:  # the run has begun with them, perhaps, and they are gone since
+        position = Position(weights=list(weights or configs[0].message.weights))
     for index, config in enumerate(configs):
         if before is not None:
             position = next_position(configs, position, before.model, before.samples_seen or 0)
-        own = newest(snapshot_prefix(config, world), old, position.begun_from if index else None)
+        own = newest(snapshot_prefix(config, world), old, position.begun_from or None)
         is_last = index == len(configs) - 1
         if own is None or is_last or not _is_over(config, own) or _lacks_test(configs, world, position, own):
-            _tell_of_later(configs[index + 1 :], world)
+            if own and not _is_over(config, own) and _ended(own):
+                _warn_of_an_end(config, own)
+            _warn_of_later(configs[index + 1 :], world)
             return replace(position, snapshot=own.path if own else None), own, before
         log(f"Stage {index + 1} of {len(configs)} is done: {own.path}")
         before = own
     raise AssertionError("the last stage returns")
 
 
-def _tell_of_later(configs: Sequence[SolverConfig], world: World) -> None:
-    """Logs that snapshots of stages to come do not count: they are of another run, or what they began with is lost."""
+def _warn_of_later(configs: Sequence[SolverConfig], world: World) -> None:
+    """Warns that snapshots of stages to come do not count: they are of another run, or what they began with is lost."""
     for config in configs:
         if later := newest(snapshot_prefix(config, world), known()):
-            log(f"The snapshot {later.path} does not count: the stage before it has not come to its end")
+            warn(
+                f"The snapshot {later.path} does not count, for the stage before it has not come to its end: this run "
+                "will write others in its place"
+            )
+
+
+def _warn_of_an_end(config: SolverConfig, snapshot: Snapshot) -> None:
+    """Warns that the run goes on from where another one, perhaps a trial with --shorten, was to end."""
+    message = config.message
+    there = f"{snapshot.max_epoch:g} epochs" if snapshot.max_epoch else f"iteration {snapshot.max_iter}"
+    here = f"{message.max_epoch:g} epochs" if is_given(message, "max_epoch") else f"iteration {message.max_iter}"
+    warn(
+        f"{snapshot.path} is of a run that was to end there, after {there}, and this one goes on from it to {here}: "
+        "give another snapshot_prefix if this is another run"
+    )
+
+
+def _ended(snapshot: Snapshot) -> bool:
+    """Tells whether the run that took the snapshot was to end there."""
+    return snapshot.max_iter is not None and snapshot.iteration >= snapshot.max_iter
 
 
 def _is_over(config: SolverConfig, snapshot: Snapshot) -> bool:
-    """Tells whether a stage has come to its end: at max_iter, which the snapshot holds if the solver counts in epochs,
-    or by early_stopping."""
-    stopping = config.message.early_stopping
-    if config.message.HasField("early_stopping") and snapshot.tests_without_gain >= stopping.patience:
+    """Tells whether a stage has come to its end: at max_iter or max_epoch, or by early_stopping. A snapshot holds both
+    of its own run, for only that knows how many iterations an epoch has."""
+    message = config.message
+    if message.HasField("early_stopping") and snapshot.tests_without_gain >= message.early_stopping.patience:
         return True
-    last = config.message.max_iter if is_given(config.message, "max_iter") else snapshot.max_iter
-    return last is not None and snapshot.iteration >= last
+    if is_given(message, "max_iter"):
+        return snapshot.iteration >= message.max_iter
+    return _ended(snapshot) and snapshot.max_epoch in (None, message.max_epoch)
 
 
 def _lacks_test(configs: Sequence[SolverConfig], world: World, at: Position, last: Snapshot) -> bool:
@@ -313,8 +339,12 @@ def _lacks_test(configs: Sequence[SolverConfig], world: World, at: Position, las
 
 
 def first_position(configs: Sequence[SolverConfig], weights: Sequence[str]) -> Position:
-    """Returns the beginning of the row. weights: those of --weights; if there are none, the first solver's count."""
-    return Position(weights=list(weights or configs[0].message.weights))
+    """Returns the beginning of the row. For the rank that reads files.
+
+    weights: those of --weights; if there are none, the first solver's count. Raises WeightsError if weights cannot be
+    read."""
+    found = list(weights or configs[0].message.weights)
+    return Position(weights=found, begun_from=digest_of(found) if found else "")
 
 
 def next_position(configs: Sequence[SolverConfig], at: Position, model: str, samples_seen: int) -> Position:

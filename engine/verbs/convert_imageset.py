@@ -48,7 +48,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    from engine.data.convert_imageset import convert_imageset, format_of
+    from engine.data.convert_imageset import convert_imageset
+    from engine.data.labels import format_of
     from engine.errors import ConfigError
     from engine.report.log import log, set_up
     from engine.report.progress import Progress

@@ -178,7 +178,7 @@ def _position(options: Namespace, configs: list[SolverConfig], world: World) -> 
     _watch(configs[0], world)
     if options.resume:
         return resume_stages(configs, world, options.weights)
-    return first_position(configs, options.weights)
+    return world.broadcast_object(first_position(configs, options.weights) if world.rank == 0 else None)
 
 
 def _watch(config: SolverConfig, world: World) -> None:

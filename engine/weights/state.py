@@ -32,8 +32,9 @@ class SolverState:
     digest: str | None = None  # of the files: see engine.solver.snapshot_files.digest
     test_samples: list[int] = field(default_factory=list)  # of each test net, read by tests of test_iter batches so far
     ema: float | None = None  # of the average of the weights that is the last set of `history`, if there is one
-    begun_from: str | None = None  # of a stage: see engine.solver.stages.digest_of
+    begun_from: str | None = None  # weights: see engine.solver.stages.digest_of
     max_iter: int | None = None  # where the run that wrote it was to end
+    max_epoch: float | None = None  # the same, if its solver counts in epochs
     kernels: str | None = None  # that computed it: see engine.net.kernel_table.Kernels.saved
     tuned: str | None = None  # what autotune has chosen: see engine.comm.search.to_json
     best_value: float | None = None  # of the output that snapshot_best names

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from engine.config import parse_net
+from engine.data.convert_imageset import convert_imageset
 from engine.errors import CommError, ConfigError, EngineError, NumericalError, WeightsError
 from engine.report.log import GlogFormatter
 from engine.report.observer import Observer
@@ -586,15 +587,19 @@ def test_a_timeline_that_cannot_be_written_costs_the_timeline(tmp_path, log):
     solver.close()
 
 
+@pytest.mark.parametrize("converted", [False, True])
 @pytest.mark.parametrize("lacking, told", [("bee", "label 1 is 'bee' of the one, and 'cat' of the other"), ("", "")])
-def test_test_data_with_other_classes_are_told(tmp_path, caplog, lacking, told):
+def test_test_data_with_other_classes_are_told(tmp_path, caplog, lacking, told, converted):
     for part in ("train", "test"):
         for name in {"ant", "bee", "cat"} - ({lacking} if part == "test" else set()):
             (tmp_path / part / name).mkdir(parents=True)
             Image.fromarray(np.zeros((3, 3), np.uint8)).save(tmp_path / part / name / "0.png")
+        if converted:
+            convert_imageset(str(tmp_path / part), None, str(tmp_path / f"{part}_lmdb"))
+    kind = "_lmdb" if converted else ""
     layers = [
         f"""layer {{ name: "data" type: "Data" top: "data" top: "label" include {{ phase: {part.upper()} }}
-          data_param {{ source: "{tmp_path}/{part}" batch_size: 1 }} }}"""
+          data_param {{ source: "{tmp_path}/{part}{kind}" batch_size: 1 }} }}"""
         for part in ("train", "test")
     ]
     net = (

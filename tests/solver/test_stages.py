@@ -165,7 +165,7 @@ def test_snapshots_of_another_run_do_not_count(whole, tmp_path, capfd):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     assert train("--solver", solvers, "--resume", "auto", "--set", "1:base_lr=0.04") == 0
     told = capfd.readouterr().err
-    assert "two_iter_5.solverstate does not count: the stage before it has not come to its end" in told
+    assert "two_iter_5.solverstate does not count, for the stage before it has not come to its end" in told
     assert different(
         {str(i): b for i, b in enumerate(read_caffemodel(whole / "two_iter_5.caffemodel")["ip2"])},
         {str(i): b for i, b in enumerate(read_caffemodel(tmp_path / "two_iter_5.caffemodel")["ip2"])},
@@ -176,6 +176,44 @@ def test_snapshots_of_another_run_do_not_count(whole, tmp_path, capfd):
         path.unlink()
     assert train("--solver", solvers, "--resume", "auto", "--set", "1:base_lr=0.04") == 0
     assert "two_iter_5.solverstate: its run began with other weights than this stage does" in capfd.readouterr().err
+
+
+def test_a_stage_of_a_shorter_run_is_not_over(tmp_path, capfd):
+    """In epochs, as after a trial with --shorten: only the snapshot knows how many iterations these are."""
+    solvers = files(tmp_path, one='max_epoch: 0.03 base_lr: 0.05 lr_policy: "fixed"', three="", four="")
+    assert train("--solver", solvers) == 0
+    assert train("--solver", solvers, "--resume", "auto", "--set", "1:max_epoch=0.06") == 0
+    told = capfd.readouterr().err
+    assert "one_iter_2.solverstate is of a run that was to end there, after 0.03 epochs, and this one goes on" in told
+    assert "two_iter_5.solverstate does not count, for the stage before it has not come to its end" in told
+    assert read_solverstate(tmp_path / "one_iter_5.solverstate").max_epoch == pytest.approx(0.06)  # 1437 samples by 16
+    assert train("--solver", solvers, "--resume", "auto", "--set", "1:max_epoch=0.06") == 0
+    assert f"Stage 1 of 2 is done: {tmp_path}/one_iter_5.solverstate" in capfd.readouterr().err
+
+
+def test_a_run_that_began_with_other_weights_does_not_go_on(whole, tmp_path, capfd):
+    solver = files(tmp_path, one="", two="", four="", three=STAGES["three"].partition(" weights")[0])
+    two, four = ["--weights", f"{whole}/one_iter_2.caffemodel"], ["--weights", f"{whole}/one_iter_4.caffemodel"]
+    assert train("--solver", solver, *four) == 0
+    assert train("--solver", solver, "--resume", "auto", *four) == 0
+    assert train("--solver", solver, "--resume", "auto") == 0  # whatever they were
+    assert "Skipping" not in capfd.readouterr().err
+    state = tmp_path / "three_iter_4.solverstate"
+    assert read_solverstate(state).begun_from == digest_of(four[1:])
+    assert train("--solver", solver, "--resume", "auto", *two) == 0
+    assert f"Skipping the snapshot {state}: its run began with other weights than this" in capfd.readouterr().err
+    assert read_solverstate(state).begun_from == digest_of(two[1:])
+
+
+def test_a_run_goes_on_without_the_weights_that_it_began_with(whole, tmp_path, capfd):
+    solver = files(tmp_path, one="", two="", four="", three=STAGES["three"].partition(" weights")[0])
+    weights = tmp_path / "begin.caffemodel"
+    weights.write_bytes((whole / "one_iter_4.caffemodel").read_bytes())
+    options = ["--solver", solver, "--weights", str(weights), "--set"]
+    assert train(*options, "max_iter=2") == 0
+    weights.unlink()
+    assert train(*options, "max_iter=4", "--resume", "auto") == 0
+    assert "Going on after iteration 2 of 4" in capfd.readouterr().err
 
 
 def test_a_stage_that_goes_on_alone_stays_one_of_its_row(whole, tmp_path, capfd):
@@ -245,8 +283,10 @@ def test_a_branch_follows_a_stage_whose_prefix_is_overridden(tmp_path, monkeypat
     (tmp_path / f"{prefix}_iter_4.caffemodel").write_bytes(b"of another run")
     (tmp_path / "out").mkdir()
     assert train("--solver", solvers, "--set", f"snapshot_prefix={tmp_path}/out/") == 0
-    note = f"weights '{prefix}_iter_4.caffemodel' are what stage 1 leaves, and its snapshot_prefix is another one"
-    assert f"{note} here: taking {tmp_path}/out/one_iter_4.caffemodel" in capfd.readouterr().err
+    note = (
+        f"weights '{prefix}_iter_4.caffemodel' are what stage 1 leaves, and its snapshot_prefix is {tmp_path}/out/one"
+    )
+    assert f"{note} here: taking those that it leaves there" in capfd.readouterr().err
     state = read_solverstate(tmp_path / "out/three_iter_4.solverstate")
     assert state.begun_from == digest_of([str(tmp_path / "out/one_iter_4.caffemodel")])
 

@@ -220,7 +220,8 @@ def test_solverstate_round_trip(tmp_path, suffix):
     history = [np.arange(24, dtype=np.float32).reshape(2, 3, 4), np.float32([1, 2])]
     state = SolverState(7, "/a/x_iter_7.caffemodel", history, 3, 0.5, 5, 2**40, 4, 2**33 + 1, [1 / 3, 0.1], 0.1)
     state.global_batch, state.digest, state.test_samples, state.ema = 64, "12ab", [0, 2**40], 0.75
-    state.begun_from, state.max_iter, state.kernels, state.tuned = "34cd", 900, "avx2", '{"servers": 2}'
+    state.begun_from, state.max_iter, state.max_epoch = "34cd", 900, 2.5
+    state.kernels, state.tuned = "avx2", '{"servers": 2}'
     state.best_value, state.best_iteration, state.best_goal = 0.7, 6, "highest accuracy of test net #0"
     state.stopping_value, state.tests_without_gain, state.stopping_goal = 0.1, 0, "lowest loss of test net #1"
     state.last_judged, state.kept_snapshots = 5, [3, 6]

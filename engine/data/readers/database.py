@@ -6,6 +6,7 @@ import os
 
 from engine import proto
 from engine.data.decode import GRAY, AnyImage, decode, decode_mask, parse_datum
+from engine.data.labels import names_written_with
 from engine.data.mean import read_mean
 from engine.data.pair import Partner
 from engine.data.paired_reader import PairedReader
@@ -30,7 +31,7 @@ class DatabaseReader(PairedReader):
         # Caffe's default is LEVELDB, which nobody means by leaving the field out: what is there tells.
         backend = param.DB.Name(param.backend) if param.HasField("backend") else ""
         self._transformer = Transformer(message.transform_param, request.phase, request.where, self.handled)
-        path = request.path(self.source_of(message))
+        path = written = request.path(self.source_of(message))
         owners = request.owners(param.source)
         share, fields = request.share, param.field
         if param.stage_part and owners:
@@ -48,7 +49,7 @@ class DatabaseReader(PairedReader):
             raise ConfigError("stage_keep and stage_part need stage: the folder to copy to", request.where)
         self._source = open_source(path, request.where, param.shuffle, fields, backend)
         self.name = param.source
-        self.size, self.classes = len(self._source), self._source.classes
+        self.size, self.classes = len(self._source), self._source.classes or names_written_with(written)
         if param.stage_part and share is not None:
             self.classes = classes_of_part(path)
         self.shuffle = param.shuffle
