@@ -194,7 +194,7 @@ def _add_outline(config: SolverConfig, source: SourceShapes, report: FileReport)
     found = _add_schedule(config, report, batch, size, rows)
     if not found:
         return
-    report.outline = Outline(param, *found, size)
+    report.outline = Outline(param, *found, size, bool(param.weights))
     for told in batch_warnings(config, batch, report.ranks):
         report.note(told)
     for doubt in report.outline.doubts():

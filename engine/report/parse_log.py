@@ -22,6 +22,7 @@ _COUNT = "[0-9]{1,18}"
 _MOST_NETS = 1000  # that are tested
 _MOST_EMPTY = 1_000_000  # fields of a table without a value: its outputs may change where a log is of several runs
 _STAMP = re.compile(r"[IWEF](\d{4})?(\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6})", re.ASCII)
+_OF_RANK = re.compile(r"^(\[\d{1,9}\] ?| *\d{1,9}: )", re.ASCII)  # mpiexec -l and srun -l write it before each line
 _ITERATION = re.compile(rf"\bIteration ({_COUNT})\b")
 _TESTING = re.compile(rf"\bTesting net \(#({_COUNT})\)")
 _LOSS = re.compile(rf"\bIteration {_COUNT}(?: \([^)\n]{{0,200}}\))?, loss = {_NUMBER}")
@@ -107,6 +108,7 @@ def parse(lines: Iterable[str]) -> RunLog:
     run, clock = RunLog(), _Clock()
     iteration, test = -1, 0
     for line in lines:
+        line = _OF_RANK.sub("", line, count=1)
         clock.read(line)
         if found := _ITERATION.search(line):
             iteration = int(found[1])

@@ -46,12 +46,13 @@ class Point:
 @dataclass
 class Outline:
     """given: the solver as its file has it. param, calendar: what resolve() made of it. size: samples of the source, 0
-    if it is not known."""
+    if it is not known. is_trained: the run begins with weights that were trained."""
 
     given: proto.SolverParameter
     param: proto.SolverParameter
     calendar: Calendar
     size: int = 0
+    is_trained: bool = False
 
     @cached_property
     def points(self) -> list[Point]:
@@ -169,7 +170,7 @@ class Outline:
         if scaling.HasField("cap") and scaling.cap < given.base_lr:
             yield f"lr_scaling.cap {scaling.cap:g} is below base_lr {given.base_lr:g}, the rate of the base batch"
         factor = self.param.base_lr / given.base_lr if given.base_lr else 0
-        if factor >= 4 and not self.param.warmup_iter:
+        if factor >= 4 and not self.param.warmup_iter and not self.is_trained:
             yield (
                 f"the rate begins at {factor:.3g} times base_lr, without a warm-up (warmup_epoch: 5 is usual, except "
                 "where a run goes on from trained weights)"

@@ -30,7 +30,7 @@ def log_plan(solver: Solver) -> None:
     log(f"Learning Rate Policy: {solver.param.lr_policy}")
     log(_batch_line(solver))
     log(_first_sample_line(solver))
-    outline = Outline(solver.given, solver.param, solver.calendar, solver.feeder.size)
+    outline = Outline(solver.given, solver.param, solver.calendar, solver.feeder.size, bool(solver.begun_from))
     for line in outline.lines():
         log(line)
     for text in _warnings(solver, outline) if solver.world.rank == 0 else ():
@@ -116,13 +116,14 @@ def _log_cores(solver: Solver) -> None:
     """Collective. Logs which threads run on which cores, and warns where they are in each other's way."""
     from engine.host import _core
 
-    world, alone, settings = solver.world, solver.world.size == 1, solver.optimizer.strategy.settings
+    world, strategy = solver.world, solver.optimizer.strategy
+    cores = None if world.size == 1 else strategy.settings.cores
     line, warning = core_plan(
         host_and_cores(),
         world.places(),
         threads=solver.optimizer.threads,
-        servers=solver.optimizer.strategy.server_count,
-        server_cores=None if alone else settings.cores,
+        servers=strategy.server_count,
+        server_cores=cores and cores[: strategy.server_count],
         decoders=data_threads() if solver.feeder.size else 0,
         bound=_core.bound_cores(),
     )
