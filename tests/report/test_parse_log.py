@@ -189,3 +189,14 @@ def test_something_else(tmp_path):
         read_log(str(tmp_path / "x"))
     with pytest.raises(DataError, match="missing: cannot be read"):
         read_log(str(tmp_path / "missing"))
+
+
+@pytest.mark.parametrize("prefix", ["[0] ", "[0]", "0: ", " 12: "])
+def test_lines_of_mpiexec_and_srun_that_begin_with_their_rank(prefix):
+    lines = [
+        "I1127 10:00:00.000000 7 plan.py:28] Solving net",
+        "I1127 10:00:02.500000 7 display.py:60] Iteration 20 (8 iter/s, 2.5s/20 iters), loss = 0.5",
+        "I1127 10:00:02.500000 7 display.py:61] Iteration 20, lr = 0.01",
+    ]
+    (row,) = parse([prefix + line for line in lines]).train
+    assert (row.iteration, row.seconds, row.loss, row.rate) == (20, 2.5, 0.5, 0.01)
