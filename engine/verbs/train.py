@@ -162,7 +162,7 @@ def _position(options: Namespace, configs: list[SolverConfig], world: World) -> 
     from engine.errors import ConfigError
     from engine.solver.resume import note_known, take_prefix
     from engine.solver.snapshot_files import snapshot_prefix
-    from engine.solver.stages import check_stages, first_position, resume_stages, texts_of_stages
+    from engine.solver.stages import Position, check_stages, first_position, resume_stages, texts_of_stages
     from engine.solver.validate import check_snapshots, saves
 
     if options.snapshot and len(configs) > 1:
@@ -178,7 +178,7 @@ def _position(options: Namespace, configs: list[SolverConfig], world: World) -> 
     _watch(configs[0], world)
     if options.resume:
         return resume_stages(configs, world, options.weights)
-    return world.broadcast_object(first_position(configs, options.weights) if world.rank == 0 else None)
+    return world.broadcast_object(first_position(configs, options.weights) if world.rank == 0 else Position())
 
 
 def _watch(config: SolverConfig, world: World) -> None:
