@@ -23,6 +23,7 @@ _MOST_NETS = 1000  # that are tested
 _MOST_EMPTY = 1_000_000  # fields of a table without a value: its outputs may change where a log is of several runs
 _STAMP = re.compile(r"[IWEF](\d{4})?(\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6})", re.ASCII)
 _OF_RANK = re.compile(r"^(\[\d{1,9}\] ?| *\d{1,9}: )", re.ASCII)  # mpiexec -l and srun -l write it before each line
+_STAGE = re.compile(rf"\] Stage ({_COUNT}) of {_COUNT}: ")  # of several solvers in a row
 _ITERATION = re.compile(rf"\bIteration ({_COUNT})\b")
 _TESTING = re.compile(rf"\bTesting net \(#({_COUNT})\)")
 _LOSS = re.compile(rf"\bIteration {_COUNT}(?: \([^)\n]{{0,200}}\))?, loss = {_NUMBER}")
@@ -32,13 +33,15 @@ _OUTPUT = re.compile(rf"\b(Train|Test) net output #{_COUNT}: (\S+) = {_NUMBER}(.
 
 @dataclass
 class Row:
-    """One display, or one test. seconds: since the run began; rate, loss (smoothed): None where the log has none."""
+    """One display, or one test. seconds: since the run began, or its stage; rate, loss (smoothed): None where the log
+    has none. stage: of several solvers in a row; 0 of one."""
 
     iteration: int
     seconds: float
     rate: float | None = None
     loss: float | None = None
     outputs: dict[str, float] = field(default_factory=dict)
+    stage: int = 0
     _elements: Counter[str] = field(default_factory=Counter)  # of each output so far
 
     def add(self, name: str, value: float) -> None:
@@ -55,6 +58,16 @@ class RunLog:
     train: list[Row] = field(default_factory=list)
     tests: dict[int, list[Row]] = field(default_factory=dict)
     losses: set[str] = field(default_factory=set)
+
+    def stages(self) -> dict[int, RunLog]:
+        """Returns the rows of each stage by its number, each of which counts its iterations from 0."""
+        found: dict[int, RunLog] = {}
+        for row in self.train:
+            found.setdefault(row.stage, RunLog(losses=self.losses)).train.append(row)
+        for test, rows in self.tests.items():
+            for row in rows:
+                found.setdefault(row.stage, RunLog(losses=self.losses)).tests.setdefault(test, []).append(row)
+        return found
 
 
 class _Clock:
@@ -106,32 +119,35 @@ def read_log(path: str) -> RunLog:
 def parse(lines: Iterable[str]) -> RunLog:
     """Rows in the order of the log."""
     run, clock = RunLog(), _Clock()
-    iteration, test = -1, 0
+    iteration, test, stage = -1, 0, 0
     for line in lines:
         line = _OF_RANK.sub("", line, count=1)
         clock.read(line)
-        if found := _ITERATION.search(line):
+        if found := _STAGE.search(line):
+            iteration, stage = -1, int(found[1])
+        elif found := _ITERATION.search(line):
             iteration = int(found[1])
             if found := _TESTING.search(line):
                 test = int(found[1])
-                run.tests.setdefault(test, []).append(Row(iteration, clock.seconds))
+                run.tests.setdefault(test, []).append(Row(iteration, clock.seconds, stage=stage))
             if found := _LOSS.search(line):
-                _train_row(run, iteration, clock).loss = float(found[1])
+                _train_row(run, iteration, stage, clock).loss = float(found[1])
             if found := _RATE.search(line):
-                _train_row(run, iteration, clock).rate = float(found[1])
+                _train_row(run, iteration, stage, clock).rate = float(found[1])
         elif (found := _OUTPUT.search(line)) and iteration >= 0:
             kind, name, value, rest = found.groups()
             if kind == "Train" or run.tests.get(test):
-                (_train_row(run, iteration, clock) if kind == "Train" else run.tests[test][-1]).add(name, float(value))
+                row = _train_row(run, iteration, stage, clock) if kind == "Train" else run.tests[test][-1]
+                row.add(name, float(value))
             if "loss)" in rest:
                 run.losses.add(name)
     _rates_of_tests(run)
     return run
 
 
-def _train_row(run: RunLog, iteration: int, clock: _Clock) -> Row:
-    if not run.train or run.train[-1].iteration != iteration:
-        run.train.append(Row(iteration, clock.seconds))
+def _train_row(run: RunLog, iteration: int, stage: int, clock: _Clock) -> Row:
+    if not run.train or (run.train[-1].stage, run.train[-1].iteration) != (stage, iteration):
+        run.train.append(Row(iteration, clock.seconds, stage=stage))
     return run.train[-1]
 
 
@@ -146,8 +162,10 @@ def _rates_of_tests(run: RunLog) -> None:
 
 
 def write_csv(path: str, folder: str, delimiter: str = ",") -> list[Path]:
-    """Writes <folder>/<log>.train and .test (.test1, ... of further test nets), with Caffe's columns and the smoothed
-    loss. Returns the files. Raises DataError, EngineError."""
+    """Writes <folder>/<log>.train and .test (.test1, ... of further test nets).
+
+    They have Caffe's columns, the smoothed loss, and the number of the stage where several solvers were trained in a
+    row. Returns the files. Raises DataError, EngineError."""
     run = read_log(path)
     tables = {".train": run.train} if run.train else {}
     tables |= {f".test{number or ''}": rows for number, rows in run.tests.items()}
@@ -167,11 +185,13 @@ def _csv(path: str, rows: list[Row], delimiter: str, smoothed: bool) -> str:
         raise DataError(
             f"a table of {len(rows)} rows and {len(outputs)} outputs would be nearly empty: each has others", path
         )
+    more = (["SmoothedLoss"] if smoothed else []) + (["Stage"] if any(row.stage for row in rows) else [])
     text = io.StringIO()
     writer = csv.writer(text, delimiter=delimiter, lineterminator="\n")
-    writer.writerow(["NumIters", "Seconds", "LearningRate", *outputs, *(["SmoothedLoss"] if smoothed else [])])
+    writer.writerow(["NumIters", "Seconds", "LearningRate", *outputs, *more])
     for row in rows:
         values = [row.rate, *(row.outputs.get(name) for name in outputs), *([row.loss] if smoothed else [])]
         cells = ["" if value is None else f"{value:.9g}" for value in values]
+        cells += [str(row.stage)] if "Stage" in more else []
         writer.writerow([row.iteration, f"{row.seconds:.6f}", *cells])
     return text.getvalue()

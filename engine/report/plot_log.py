@@ -28,11 +28,16 @@ def plot_logs(paths: Sequence[str], target: str) -> None:
         )
     names = _names(paths)
     panels: dict[str, Panel] = {}
-    for number, (path, name) in enumerate(zip(paths, names, strict=True)):
-        for panel in _history(read_log(path), number).panels():
+    runs = [
+        (_label(names, name, stage), run)
+        for path, name in zip(paths, names, strict=True)
+        for stage, run in read_log(path).stages().items()
+    ]
+    for number, (label, run) in enumerate(runs):
+        for panel in _history(run, number).panels():
             for series in panel.series:
-                if len(paths) > 1:
-                    series.name = f"{name}: {series.name}"
+                if label:
+                    series.name = f"{label}: {series.name}"
             panels.setdefault(panel.title, Panel(panel.title, [])).series.extend(panel.series)
     curves = sum(len(panel.series) for panel in panels.values())
     if curves > _MOST_CURVES:
@@ -55,6 +60,11 @@ def _names(paths: Sequence[str]) -> list[str]:
     """The files' names, or the whole paths where names are the same."""
     names = [Path(path).name for path in paths]
     return names if len(set(names)) == len(names) else list(paths)
+
+
+def _label(names: Sequence[str], name: str, stage: int) -> str:
+    """Returns what stands before the names of a run's curves: what tells it from others in the picture."""
+    return ", ".join([*([name] if len(names) > 1 else []), *([f"stage {stage}"] if stage else [])])
 
 
 def _history(run: RunLog, number: int) -> CurvePoints:

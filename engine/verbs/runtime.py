@@ -142,10 +142,14 @@ def asked_solver(
     options: Namespace, path: str = "", overrides: Sequence[str] | None = None, also: Iterable[str] = ()
 ) -> SolverConfig:
     """The solver of --solver as the options change it. path, overrides: in place of --solver and --set. also: as
-    check_outputs() has it."""
+    check_outputs() has it. Raises ConfigError, also where --solver names several, and this verb takes one."""
     from engine.config import add_state, read_solver
+    from engine.errors import ConfigError
 
     allow_python_layers(options)
+    if not (path or os.path.exists(options.solver)) and "," in options.solver:
+        several = options.solver.split(",")
+        raise ConfigError(f"{options.verb} takes one solver, got {len(several)}: {', '.join(map(str.strip, several))}")
     config = read_solver(path or options.solver, options.set if overrides is None else overrides)
     _place(config)
     check_outputs(options, config, also)

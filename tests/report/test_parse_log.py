@@ -200,3 +200,32 @@ def test_lines_of_mpiexec_and_srun_that_begin_with_their_rank(prefix):
     ]
     (row,) = parse([prefix + line for line in lines]).train
     assert (row.iteration, row.seconds, row.loss, row.rate) == (20, 2.5, 0.5, 0.01)
+
+
+CHAIN = """I1127 10:00:00.000000 7 train.py:200] Stage 1 of 2: a.prototxt
+I1127 10:00:00.000000 7 plan.py:28] Solving net
+I1127 10:00:02.000000 7 display.py:60] Iteration 0 (8 iter/s, 2.5s/20 iters), loss = 0.9
+I1127 10:00:02.000000 7 display.py:61] Iteration 0, lr = 0.1
+I1127 10:00:03.000000 7 display.py:60] Iteration 20 (8 iter/s, 2.5s/20 iters), loss = 0.5
+I1127 10:00:03.000000 7 display.py:61] Iteration 20, lr = 0.01
+I1127 10:00:04.000000 7 train.py:200] Stage 2 of 2: b.prototxt
+I1127 10:00:04.000000 7 plan.py:28] Solving net
+I1127 10:00:05.000000 7 display.py:60] Iteration 20 (8 iter/s, 2.5s/20 iters), loss = 0.4
+I1127 10:00:05.000000 7 display.py:61] Iteration 20, lr = 0.02
+"""
+
+
+def test_stages_are_told_apart(tmp_path):
+    log = tmp_path / "run.log"
+    log.write_text(CHAIN)
+    (train,) = write_csv(str(log), str(tmp_path))
+    rows = list(csv.reader(train.read_text().splitlines()))
+    assert rows[0] == ["NumIters", "Seconds", "LearningRate", "SmoothedLoss", "Stage"]
+    assert [(row[0], row[1], row[-1]) for row in rows[1:]] == [
+        ("0", "2.000000", "1"),
+        ("20", "3.000000", "1"),
+        ("20", "1.000000", "2"),
+    ]
+    plot_logs([str(log)], str(tmp_path / "curve.svg"))
+    drawn = (tmp_path / "curve.svg").read_text()
+    assert "stage 1: " in drawn and "stage 2: " in drawn

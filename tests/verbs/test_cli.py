@@ -597,3 +597,8 @@ def test_all_ranks_samples_and_bad_images_are_told(tmp_path):
     done = on_ranks(2, "test", "--model", net, "--weights", tmp_path / "x.caffemodel", "--skip_bad_images")
     assert done.returncode == 0, done.stderr
     assert "Testing all 10 samples." in done.stderr and "Skipped 2 images" in done.stderr and "bad.png" in done.stderr
+
+
+def test_a_verb_of_one_solver_says_so_of_several(capfd):
+    assert main(["find_rate", "--solver", "a.prototxt, b.prototxt"]) == 1
+    assert "engine: find_rate takes one solver, got 2: a.prototxt, b.prototxt" in capfd.readouterr().err
