@@ -10,7 +10,7 @@ import sys
 
 from engine.host.cores import keep_within_limit
 
-keep_within_limit()  # before libgomp is loaded, which reads how many threads to start, and may bind this one to a core
+keep_within_limit()  # before libgomp is loaded: it then reads how many threads to start, and may bind this one
 
 # ruff: noqa: E402
 import engine.caffe.solver
@@ -39,11 +39,11 @@ from engine.proto import TEST, TRAIN
 from engine.report.log import log, set_up
 
 __version__ = "1.0.0"  # of the interface: BVLC's last release
-_caffe = pycaffe = sys.modules[__name__]  # modules of Caffe's, all of whose names are here
+_caffe = pycaffe = sys.modules[__name__]  # two modules of Caffe's: all their names are in this one
 
 
 def install() -> None:
-    """Registers this package as `caffe`, for scripts and modules that import that."""
+    """Registers this package and its modules as `caffe`, for scripts and modules that import that."""
     sys.modules.setdefault("caffe", pycaffe)
     for name in ("classifier", "coord_map", "detector", "draw", "io", "net_spec", "proto"):
         sys.modules.setdefault(f"caffe.{name}", importlib.import_module(f"{__name__}.{name}"))
@@ -57,12 +57,12 @@ engine.layers.call_of_type = lambda name: getattr(layers, name)
 
 
 def layer_type_list() -> list[str]:
-    """The known layer types."""
+    """Returns the known layer types, sorted."""
     return sorted(layer_types())
 
 
 def __getattr__(name: str) -> type[Solver]:
-    """SGDSolver and the other types of solvers."""
+    """Returns the class of a solver type: SGDSolver and so on. Raises AttributeError for any other name."""
     return getattr(engine.caffe.solver, name)
 
 
@@ -70,7 +70,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *(name for name in dir(engine.caffe.solver) if name.endswith("Solver"))})
 
 
-# What __getattr__ finds.
+# The classes that __getattr__ finds, for type checkers.
 AdaDeltaSolver: type[Solver]
 AdaGradSolver: type[Solver]
 AdamSolver: type[Solver]
@@ -80,13 +80,15 @@ SGDSolver: type[Solver]
 
 
 def init_log(level: int = 0, to_stderr: bool = True) -> None:
-    """Sends the log to stderr, as solvers do by themselves. level: the least of glog's that is shown, 0 for all, 1 for
-    warnings, 2 for errors. to_stderr: ignored; it goes nowhere else."""
+    """Sends the log to stderr, as solvers do by themselves.
+
+    level: the lowest of glog's levels that is shown: 0 for all, 1 for warnings, 2 for errors. to_stderr: ignored; the
+    log always goes to stderr."""
     set_up(solver_rank(), level)
 
 
 def has_nccl() -> bool:
-    """Ranks talk through MPI."""
+    """Returns False: ranks talk through MPI."""
     return False
 
 

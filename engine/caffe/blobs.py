@@ -18,10 +18,11 @@ Entry = TypeVar("Entry")
 
 
 class ByName(OrderedDict[str, Entry]):
-    """What a net has by name. Raises EngineError for an assignment, which would change nothing in the net."""
+    """Blobs or parameters of a net by name. Raises EngineError for an assignment, which would change nothing in the
+    net."""
 
     def __init__(self, entries: Iterable[tuple[str, Entry]], entry: str, blob: str):
-        """entry, blob: what a script calls one, and its first blob, with {} in the place of the name."""
+        """entry, blob: how a script writes an entry, and the first blob of it, with {} in place of the name."""
         super().__init__()
         for name, value in entries:
             super().__setitem__(name, value)
@@ -31,7 +32,7 @@ class ByName(OrderedDict[str, Entry]):
         raise _stays(self._entry.format(repr(name)), self._blob.format(repr(name)))
 
     def copy(self) -> OrderedDict[str, Entry]:
-        """A plain one."""
+        """Returns a plain OrderedDict, which takes assignments."""
         return OrderedDict(self)
 
     __copy__ = copy
@@ -47,11 +48,12 @@ class ByName(OrderedDict[str, Entry]):
 
 
 def _stays(entry: str, blob: str) -> EngineError:
+    """Returns the error of an assignment to an entry. blob: what to write values into instead."""
     return EngineError(f"{entry} cannot be replaced; write values: {blob}.data[...] = values")
 
 
 class NetBlob(Blob):
-    """A blob by name: `data` and `diff` are what the last run left, and are used by the next."""
+    """A blob of a net, by name: `data` and `diff` are what the last run left, and the next run uses them."""
 
     def __init__(self, net: ChangingNet, name: str):
         self._net, self._name = net, name
@@ -72,7 +74,8 @@ class NetBlob(Blob):
         return self._net.shape(self._name)
 
     def reshape(self, *shape: int) -> None:
-        """Of an input of the net; the others follow at net.reshape() or the next forward."""
+        """Gives an input of the net another shape; the other blobs follow at net.reshape() or the next forward. Raises
+        EngineError for a blob that is no input."""
         self._net.reshape_input(self._name, dims(shape))
 
 
@@ -84,7 +87,7 @@ class ParamBlob(Blob):
 
     @property
     def called(self) -> str:
-        """What a script calls it."""
+        """How a script writes this blob."""
         return f"net.params[{self._layer!r}][{self._index}]"
 
     def __repr__(self) -> str:

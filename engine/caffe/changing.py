@@ -1,6 +1,5 @@
-"""The net behind a caffe.Net, which changes under the script's hands: other shapes, other weights, a look inside.
-
-It is built for what is known at first, and built again when that changes. Arrays that scripts hold stay live.
+"""The net behind a caffe.Net, which is built again while a script uses it: for other shapes, for the weights of another
+net, or to keep inner blobs. Arrays that the script holds stay live.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from engine.layers.python_layer import Memory, Shape
 from engine.net import Counters, Net, NetOptions
 
 Rebuild = Callable[[NetConfig, bool], Net]
-AroundLayer = Callable[[str, int], None]  # when, such as "before_forward", and the place of the layer in `layers`
+AroundLayer = Callable[[str, int], None]  # takes when ("before_forward" and so on) and the layer's index in `layers`
 
 
 class ChangingNet:
-    """Runs as a FusedNet as long as that will do, else as a LiveNet (`live`).
+    """Runs as a FusedNet as long as that will do, then as a LiveNet (`live`).
 
-    config: what that is built from. rebuild: of a solver, which builds its nets itself. `input_names`: of the blobs of
-    Input layers.
+    now: the net that it is at first, and config: what that was built from. rebuild: builds a solver's net again; None
+    for a net that a script has made. `input_names`: the names of the blobs of Input layers.
     """
 
     def __init__(
@@ -45,12 +44,13 @@ class ChangingNet:
         self._config, self._inputs, self._rebuild = config, inputs, rebuild
         self.input_names = [top.name for layer in now.layers if layer.type == "Input" for top in layer.tops]
         self._pending: dict[str, np.ndarray] = {}  # inputs of another shape than the net's: name -> values
-        self._memory: dict[str, Memory] = {}  # of inputs that were reshaped
-        self._looking = threading.RLock()
+        self._memory: dict[str, Memory] = {}  # by name, of inputs that were reshaped
+        self._looking = threading.RLock()  # held while a fused net is replaced by a LiveNet
 
     @classmethod
     def of_script(cls, config: NetConfig, seed: int) -> ChangingNet:
-        """seed: of fillers and randomness; it stays when shapes change. Raises ConfigErrors."""
+        """Builds the net that a script asks for. seed: of fillers and randomness; it stays when shapes change. Raises
+        ConfigErrors."""
         phase = config.message.state.phase
         inputs, fused = Inputs(config, phase, seed), may_fuse(config, phase)
         net = _net_of_script(config, inputs, seed, fused)
@@ -60,8 +60,9 @@ class ChangingNet:
     def of_solver(
         cls, net: Net, config: NetConfig, inputs: FedBySolver, rebuild: Rebuild, train: ChangingNet | None = None
     ) -> ChangingNet:
-        """A net that a solver has built and builds again: rebuild(config, strict). `train`: the net whose parameters a
-        test net reads."""
+        """Takes a net that a solver has built, and builds again by rebuild(config, strict).
+
+        train: for a test net, the net whose parameters it reads."""
         return cls(LiveNet(net, train and train.live), config, inputs, rebuild)
 
     # What it is now
@@ -72,13 +73,13 @@ class ChangingNet:
 
     @property
     def live(self) -> LiveNet:
-        """The net with every blob."""
+        """The net with every blob; ends the fused net."""
         self._look_inside()
         return cast(LiveNet, self._now)
 
     @property
     def layers(self) -> list[Layer]:
-        """Those of the file, in order."""
+        """The layers of the file, in order."""
         return self._now.layers
 
     @property
@@ -87,11 +88,11 @@ class ChangingNet:
 
     @property
     def path(self) -> str:
-        """Of its file."""
+        """The path of the net's file."""
         return self._config.path
 
     def names(self) -> list[str]:
-        """Of its blobs."""
+        """Returns the names of its blobs, in the order in which the net makes them."""
         return self._now.names()
 
     def shape(self, name: str) -> Shape:
@@ -108,13 +109,13 @@ class ChangingNet:
         return self.live.diff(name)
 
     def _shows(self, name: str) -> bool:
-        """Whether a fused net has that blob, too."""
+        """Returns whether the net, as it is now, has the values of a blob: a fused net has those of few."""
         now = self._now
         return isinstance(now, LiveNet) or now.shows(name)
 
     @property
     def params_of(self) -> dict[str, list[Parameter]]:
-        """By the name of the layer."""
+        """Parameters by the name of their layer."""
         return self._now.params_of
 
     def parameter(self, layer: str, index: int) -> np.ndarray:
@@ -123,12 +124,12 @@ class ChangingNet:
     # Running
 
     def set_arrays(self, data: np.ndarray, labels: np.ndarray) -> None:
-        """As Inputs'."""
+        """Feeds the first MemoryData layer from arrays: see Inputs.set_arrays()."""
         self._inputs.set_arrays(self.net, data, labels)
 
     def forward(self, first: int, last: int, wanted: Iterable[str], call_back: AroundLayer | None) -> None:
-        """Layers first to last, both included, on the next batch of what feeds them, in the shapes that the inputs have
-        by then. wanted: blobs that somebody looks at afterwards. call_back: called around each layer."""
+        """Runs layers first to last, both included, on the next batch of their data, in the shapes that the inputs have
+        now. wanted: the blobs that the caller looks at afterwards. call_back: called before and after each layer."""
         if call_back or (first, last) != (0, len(self.layers) - 1) or not all(map(self._shows, wanted)):
             self._look_inside()
         self._apply_pending(strict=False)
@@ -142,7 +143,7 @@ class ChangingNet:
             self._forward(first, last, counters)
 
     def _forward(self, first: int, last: int, counters: Counters | None) -> None:
-        """Builds the net again where a layer written in Python gives its tops other shapes."""
+        """Runs layers, and builds the net again each time a layer written in Python gives its tops other shapes."""
         while True:
             try:
                 return self.live.forward(first, last, counters)
@@ -157,10 +158,10 @@ class ChangingNet:
                 self._forward(layer, layer, counters)
                 call_back("after_forward", layer)
         finally:
-            self.live.step = step + 1  # for it is one pass, also where a callback ends it
+            self.live.step = step + 1  # all layers are one pass, also if a callback raises
 
     def backward(self, first: int, last: int, call_back: AroundLayer | None) -> None:
-        """Layers first down to last, both included. call_back: as forward()'s."""
+        """Runs layers first down to last, both included, backward. call_back: as in forward()."""
         self.live.refuse_misfits(last, first)  # before gradients change
         if not call_back:
             return self.live.backward(first, last)
@@ -172,8 +173,8 @@ class ChangingNet:
     # Changes
 
     def reshape_input(self, name: str, shape: Shape) -> None:
-        """From the next reshape() or forward() on; values stay, see Memory. Raises EngineError for a blob of another
-        layer."""
+        """Gives an input another shape, which the net takes at the next reshape() or forward(). Its values stay, as
+        Memory tells. Raises EngineError for a blob that is no input."""
         if shape == self.shape(name):
             return
         if name not in self.input_names:
@@ -185,9 +186,10 @@ class ChangingNet:
         """Gives all blobs the shapes that follow from the inputs'. Raises ConfigErrors of layers that do not fit."""
         self._apply_pending(strict=True)
         if isinstance(self._now, LiveNet):  # a fused one fits
-            self._now.refuse_misfits(0, len(self.layers) - 1)  # of a forward() before
+            self._now.refuse_misfits(0, len(self.layers) - 1)  # left by a forward() before, which is not strict
 
     def _apply_pending(self, strict: bool) -> None:
+        """Builds the net again if inputs have other shapes than it was built for. strict: as in _replace()."""
         if not self._pending:
             return
         message = proto.NetParameter()
@@ -201,8 +203,8 @@ class ChangingNet:
         self._replace(self._config.with_message(message), self._now, strict)
 
     def follow(self, change: ShapesChanged, first: int = 0) -> None:
-        """Builds the net for the shapes that a forward from layer `first` on has found. The next one repeats what
-        layers written in Python have computed, so that those that read data do not skip any."""
+        """Builds the net for the shapes that a forward from layer `first` on has found. In the next forward, layers
+        written in Python that have run already give the same tops again, so that those that read data skip none."""
         culprit = self.live.layers.index(change.layer)
         for layer in self.live.layers[first : culprit + 1]:
             if isinstance(layer, Python):
@@ -221,30 +223,30 @@ class ChangingNet:
         self._replace(self._config, other.live)
 
     def push(self) -> Net:
-        """The net, once it has taken what was written into parameters."""
+        """Takes what was written into arrays of parameters into the net, and returns that."""
         if self._now.parameters.changed():
             self._keep_last_forward()
         self._now.push()
         return self.net
 
     def push_before_change(self) -> Net:
-        """The same, before other weights go into the net; pull() comes after that."""
+        """Does the same before the caller loads other weights into the net; the caller then calls pull()."""
         self._keep_last_forward()
         return self.push()
 
     def pull(self) -> None:
-        """After other weights have gone into the net: arrays of parameters show them."""
+        """Lets arrays of parameters show the weights that have gone into the net."""
         self._now.pull()
 
     def _keep_last_forward(self) -> None:
-        """A fused net ends if it has run: with other weights the inner blobs of its last forward could not be computed
+        """Ends a fused net that has run: with other weights, the inner blobs of its last forward could not be computed
         any more."""
         now = self._now
         if isinstance(now, FusedNet) and now.has_run:
             self._look_inside()
 
     def _look_inside(self) -> None:
-        """Ends the fused net, if it still is one."""
+        """Replaces the fused net, if it still is one, by a LiveNet with the blobs of the last forward."""
         if isinstance(self._now, LiveNet):
             return
         with self._looking, whole():
@@ -256,8 +258,10 @@ class ChangingNet:
             self._now = live
 
     def _replace(self, config: NetConfig, share: LiveNet | FusedNet, strict: bool = False) -> None:
-        """Builds the net again, with the weights of `share`, and the arrays of blobs whose shapes stay. strict: all
-        layers have to fit, as in a fused net."""
+        """Builds the net again, with the weights of `share` and the arrays of blobs whose shapes stay.
+
+        strict: raises ConfigErrors for layers that do not fit; else forward() raises when it comes to one. A fused net
+        is always strict."""
         before, pending = self._now, self._pending
         before.push()
         share.push()
@@ -278,7 +282,7 @@ class ChangingNet:
         self._pending = {name: array for name, array in pending.items() if array.shape != after.shape(name)}
 
     def _build(self, config: NetConfig, fused: bool, share: Net, strict: bool = True) -> Net:
-        """A script's, in place of the one that it is now."""
+        """Builds a net of a script, in place of the present one."""
         inputs = cast(Inputs, self._inputs)
         return _net_of_script(config, inputs, self.net.seed, fused, share=share, before=self.net, strict=strict)
 

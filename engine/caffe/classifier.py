@@ -35,8 +35,10 @@ class Classifier(Net):
         self.image_dims = tuple(image_dims or self.crop_dims)
 
     def predict(self, inputs: Iterable[np.ndarray], oversample: bool = True) -> np.ndarray:
-        """(n, classes) of n images (h, w, channels), as load_image() gives them. `oversample`: the mean over ten crops
-        of each (corners, centre, and their mirror images), else the centre alone."""
+        """Returns the net's first output, (n, classes) float32, for n images (h, w, channels) as of load_image().
+
+        oversample: whether to take the mean over ten crops of each image (corners, centre, and their mirror images) or
+        the centre alone."""
         images = np.stack([resize_image(image, self.image_dims) for image in inputs])
         crops = ten_crops(images, self.crop_dims) if oversample else self._centres(images)
         name = self.inputs[0]
@@ -57,7 +59,8 @@ def image_transformer(
     raw_scale: float | None,
     channel_swap: Sequence[int] | None,
 ) -> Transformer:
-    """For the first input of a net, from images (h, w, channels). Raises ConfigError for a net without one."""
+    """Returns a Transformer for the first input of a net, which takes images (h, w, channels). Raises ConfigError for a
+    net without inputs."""
     if not net.inputs:
         feeds = ", ".join(f"'{layer.name}' ({layer.type})" for layer in net._net.layers if not layer.bottoms)
         raise ConfigError(

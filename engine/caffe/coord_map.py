@@ -1,7 +1,7 @@
-"""How the coordinates of one blob of a NetSpec map to those of another, and the Crop that aligns the two.
+"""Maps the coordinates of one blob of a NetSpec to those of another, and makes the Crop that aligns the two.
 
 A map from one blob to another is (axis, a, b): from `axis` on, what is at x in the first is at a * x + b in the second;
-axis is None where coordinates stay as they are. a and b are numbers, or arrays of one for each spatial axis.
+axis is None where coordinates stay as they are. a and b are numbers, or arrays with a number for each spatial axis.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ PASS_THROUGH = frozenset(
 
 
 class UndefinedMapException(EngineError):
-    """Of a layer whose output has no place in its input."""
+    """Raised for a layer whose output has no place in its input."""
 
 
 class AxisMismatchException(EngineError):
-    """Two maps about different axes."""
+    """Raised for two maps of different axes."""
 
 
 class UnconnectedError(EngineError):
-    """Two blobs between which there is no map."""
+    """Raised for two blobs between which there is no map."""
 
 
 class CropError(EngineError, AssertionError):
-    """A Crop that would not align the blobs. (Caffe's is an AssertionError.)"""
+    """Raised for a Crop that would not align the blobs. It is an AssertionError, too, as Caffe's is."""
 
 
 def _window(fn: Function, default_axis: int) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
-    """(axis, stride, size, pad) of a layer with a kernel, dilation included."""
+    """Returns (axis, stride, size, pad) of a layer with a kernel; size is that of the dilated kernel."""
     given = fn.params.get("convolution_param", fn.params.get("pooling_param", fn.params))
 
     def of(name: str, short: str, default: int) -> np.ndarray:
@@ -54,7 +54,8 @@ def _window(fn: Function, default_axis: int) -> tuple[int, np.ndarray, np.ndarra
 
 
 def coord_map(fn: Function) -> Map:
-    """From the (first) input of a layer to its output. Raises UndefinedMapException for layers without one."""
+    """Returns the map from the (first) input of a layer to its output. Raises UndefinedMapException for layers without
+    one."""
     if fn.type_name in ("Convolution", "Pooling", "Im2col"):
         axis, stride, size, pad = _window(fn, 1)
         return axis, 1 / stride, (pad - (size - 1) / 2) / stride
@@ -70,7 +71,7 @@ def coord_map(fn: Function) -> Map:
 
 
 def compose(base_map: Map, next_map: Map) -> Map:
-    """First next_map, then base_map."""
+    """Returns the map that does next_map first and then base_map. Raises AxisMismatchException."""
     (first, a1, b1), (second, a2, b2) = base_map, next_map
     if first is not None and second is not None and first != second:
         raise AxisMismatchException(f"one layer maps the axes from {first} on, another those from {second} on")
@@ -83,10 +84,10 @@ def inverse(coord_map: Map) -> Map:
 
 
 def _maps_below(top: Top):
-    """(blob, map from it to `top`) of `top` and everything that it is computed from.
+    """Yields (blob, map from it to `top`) for `top` and everything that it is computed from.
 
-    All ways to a blob give one map, so the first is followed; once more only where a later one knows the axes, which a
-    shortcut without layers of a kernel does not say.
+    All paths to a blob give the same map, so each blob is visited once; a second time only if the first path, such as a
+    shortcut without kernels, did not tell the axis, and a later one does.
     """
     found: dict[Top, Map] = {top: IDENTITY}
     frontier = [top]
@@ -105,8 +106,8 @@ def _maps_below(top: Top):
 
 
 def coord_map_from_to(top_from: Top, top_to: Top) -> Map:
-    """The map from one blob to another, through a blob from which both are computed. Raises UnconnectedError if
-    there is none."""
+    """Returns the map from one blob to another, through a blob from which both are computed. Raises UnconnectedError if
+    there is no such blob."""
     from_maps = dict(_maps_below(top_from))
     for top, to_map in _maps_below(top_to):
         if top in from_maps:
@@ -115,8 +116,8 @@ def coord_map_from_to(top_from: Top, top_to: Top) -> Map:
 
 
 def crop(top_from: Top, top_to: Top) -> Top:
-    """A Crop of `top_from` that lies over `top_to`. Raises CropError where the two differ in scale, or by something
-    else than whole pixels inside of `top_from`."""
+    """Returns a Crop of `top_from` that lies over `top_to`. Raises CropError if the two differ in scale, or if the Crop
+    would begin outside of `top_from` or at a fraction of a pixel."""
     axis, a, b = coord_map_from_to(top_from, top_to)
     if axis is None:
         raise CropError("crop: no layer between the two blobs says which axes are spatial")

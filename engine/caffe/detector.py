@@ -17,8 +17,8 @@ from engine.proto import TEST
 class Detector(Net):
     """A net with one image as its input. mean, input_scale, raw_scale and channel_swap: as the Transformer's setters.
 
-    context_pad: pixels of the net's input that show what lies around a window; filled with the mean where the image
-    ends. Windows are (ymin, xmin, ymax, xmax).
+    context_pad: the pixels at each side of the net's input that show what lies around a window; they have the mean
+    where the image ends. Windows are (ymin, xmin, ymax, xmax).
     """
 
     def __init__(
@@ -36,12 +36,13 @@ class Detector(Net):
         self.configure_crop(context_pad)
 
     def configure_crop(self, context_pad: int | None) -> None:
-        """`context_pad` as above; None or 0 cuts windows out as they are."""
+        """Sets context_pad, as in __init__(); with None or 0, windows are cut out as they are."""
         self.crop_dims = np.array(self.blobs[self.inputs[0]].shape[2:])
         self.context_pad = context_pad or 0
 
     def detect_windows(self, images_windows: Iterable[tuple[str, Sequence]]) -> list[dict[str, object]]:
-        """For every window of every (file name, windows): a dictionary of `window`, `prediction` and `filename`."""
+        """Returns, for every window of every (file name, windows), a dictionary of `window`, `prediction` and
+        `filename`."""
         name, found, crops = self.inputs[0], [], []
         for filename, windows in images_windows:
             image = load_image(filename)
@@ -56,14 +57,15 @@ class Detector(Net):
         return found
 
     def detect_selective_search(self, image_fnames: Iterable[str]) -> NoReturn:
-        """Raises EngineError: what Caffe's calls for the windows is a program for MATLAB."""
+        """Raises EngineError: Caffe finds these windows by a program for MATLAB."""
         raise EngineError(
             "detect_selective_search() needs selective search, a program for MATLAB, which engine does not run: find "
             "windows (ymin, xmin, ymax, xmax) by other means, and give them to detect_windows([(file, windows)])"
         )
 
     def crop(self, im: np.ndarray, window: Sequence[float]) -> np.ndarray:
-        """The window of an image (h, w, channels), with its context in the size of the net's input."""
+        """Returns the window of an image (h, w, channels); if there is a context_pad, with its context and in the size
+        of the net's input."""
         corners = np.asarray(window)
         top, left, bottom, right = corners.astype(int)
         if not self.context_pad:
@@ -83,6 +85,6 @@ class Detector(Net):
         return result
 
     def _mean_crop(self, size: int, channels: int) -> np.ndarray:
-        """What preprocess() turns into zeros."""
+        """Returns an image (size, size, channels) that preprocess() turns into zeros."""
         zeros = np.zeros((channels, size, size), np.float32)
         return np.ascontiguousarray(self.transformer.deprocess(self.inputs[0], zeros))

@@ -1,4 +1,4 @@
-"""caffe.draw: pictures of a NetParameter, as by `engine draw_net`."""
+"""caffe.draw: draws a NetParameter, as `engine draw_net` does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.report.draw_net import draw_layers
 def draw_net(
     caffe_net: proto.NetParameter, rankdir: str, ext: str = "png", phase: int | None = None, display_lrm: bool = False
 ) -> bytes:
-    """The picture as the content of a file of the kind `ext`; the rest as draw_net_to_file()."""
+    """Returns the picture as the content of a file of the kind `ext`. The rest is as in draw_net_to_file()."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"net.{ext}"
         draw_net_to_file(caffe_net, str(path), rankdir, phase, display_lrm)
@@ -28,12 +28,12 @@ def draw_net_to_file(
     phase: int | None = None,
     display_lrm: bool = False,
 ) -> None:
-    """Writes a picture of a net, which is not built: its data and its users' code need not be there.
+    """Writes a picture of a net. The net is not built: its data and the code of its Python layers need not be there.
 
     Args:
         filename: a .png, .svg, .pdf or .dot.
         rankdir: LR or TB (downwards).
-        phase: that of the layers that it has (default: those of all phases).
+        phase: draws the layers of this phase (default: those of all phases).
         display_lrm: ignored: the picture does not show the layers' learning rates.
 
     Raises:

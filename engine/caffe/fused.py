@@ -1,7 +1,7 @@
-"""A net of phase TEST as it runs fastest, and of which a script sees inputs, outputs and parameters only.
+"""A net of phase TEST as it runs fastest, with all fusions: a script sees its inputs, outputs and parameters only.
 
-caffe.Net begins with it, where layers allow, and goes over to a LiveNet as soon as somebody looks at anything else. All
-arrays that it hands out are copies, which that LiveNet takes over: they stay live.
+caffe.Net begins with it, if the layers allow, and replaces it by a LiveNet as soon as a script looks at anything else.
+All arrays that it hands out are copies, which that LiveNet takes over: they stay live.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 def may_fuse(config: NetConfig, phase: int) -> bool:
-    """Whether a forward can be repeated to see what it has computed: no layer leaves anything behind but its tops, such
-    as other weights, and none works in place on an input. A file that asks for gradients (force_backward) is of
-    somebody who looks inside."""
+    """Returns whether a net can begin as a FusedNet: it is of phase TEST, and its forward can be repeated later to see
+    the inner blobs. For that, no layer may change anything but its tops, such as weights, or overwrite an input. A file
+    that asks for gradients (force_backward) cannot: its script will look inside anyway."""
     if phase != proto.TEST or config.message.force_backward:
         return False
     layers = test_layers(config)
@@ -40,9 +40,10 @@ def may_fuse(config: NetConfig, phase: int) -> bool:
 
 
 class FusedNet:
-    """What it does, a LiveNet does under the same name. `shares`: the net whose parameters it reads.
+    """Has the methods of a LiveNet, as far as a fused net can do them.
 
-    `layers` are those of the file, `inputs` the blobs that come from outside, by name.
+    shares: the net whose parameters it reads, None for its own. `layers`: those of the file. `inputs`: the blobs that
+    come from outside, by name.
     """
 
     def __init__(self, net: Net, shares: LiveNet | FusedNet | None = None):
@@ -66,7 +67,7 @@ class FusedNet:
         return self._blobs[name].shape
 
     def shows(self, name: str) -> bool:
-        """Whether data() has this blob."""
+        """Returns whether data() has this blob."""
         return name in self.inputs or self._is_output(name)
 
     def _is_output(self, name: str) -> bool:
@@ -86,30 +87,32 @@ class FusedNet:
 
     @property
     def has_run(self) -> bool:
-        """Whether there are values of inner blobs that somebody may ask for."""
+        """Whether there has been a forward, so that a script may ask for its inner blobs."""
         return self._last is not None
 
     def keep_parameters_of(self, before: LiveNet | FusedNet) -> None:
-        """Arrays of parameters that the caller may hold stay live."""
+        """Takes over the arrays of parameters that a script may hold: they stay live."""
         self.parameters.adopt(before.parameters)
 
     def keep_arrays_of(self, before: FusedNet) -> None:
-        """Arrays of outputs that the caller may hold stay live, of those whose shapes both nets have."""
+        """Takes over the arrays of outputs that a script may hold, if both nets have them in the same shape: they stay
+        live."""
         outputs = {name: self.net.tensors[self._blobs[name]] for name in self._blobs if self._is_output(name)}
         self._outputs = before._arrays_as(outputs)
 
     def push(self) -> None:
-        """Before a run: takes what was written into arrays of parameters."""
+        """Takes what was written into arrays of parameters. Call it before a run."""
         self._outputs.release()
         self.parameters.push()
 
     def pull(self) -> None:
-        """After a run, or after another change of tensors that followed a push()."""
+        """Writes the values of tensors into the arrays. Call it after a run, or after a push() and another change of
+        tensors."""
         self._outputs.pull()
         self.parameters.pull()
 
     def forward(self) -> None:
-        """All layers."""
+        """Runs all layers, and keeps the inputs for repeat_in()."""
         self.push()
         before = self._last or {name: np.empty_like(self.data(name)) for name in self.inputs}
         self._last = None
@@ -121,8 +124,8 @@ class FusedNet:
         self.step += 1
 
     def repeat_in(self, other: Net) -> None:
-        """Runs the last forward again in a net that reads the same parameters and inputs; what scripts have written
-        into arrays since then stays for the next one."""
+        """Runs the last forward again, in a net that reads the same parameters and inputs. What scripts have written
+        into arrays of inputs since then stays there for the next forward."""
         if self._last is None:
             return
         of_name = {blob.name: blob for blob in other.inputs}
@@ -136,7 +139,7 @@ class FusedNet:
                 np.copyto(other.fed[blob], now[name])
 
     def arrays_for(self, other: Net) -> Views:
-        """The arrays of outputs that somebody may hold, as those of another net's tensors."""
+        """Returns the arrays of outputs that a script may hold, as arrays of another net's tensors."""
         return self._arrays_as(
             {blob.name: other.tensors[blob] for blob in other.graph.outputs if blob in other.tensors}
         )

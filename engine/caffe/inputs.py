@@ -1,4 +1,4 @@
-"""What feeds the data layers of a caffe.Net: batches of their sources, or arrays given to a MemoryData layer."""
+"""Feeds the data layers of a caffe.Net, by batches of their sources or by arrays given to a MemoryData layer."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ from engine.net import Counters, Net
 
 
 class FedBySolver:
-    """The data layers of a solver's net, through the solver's feeder. `start` makes it flow where it does not, from
-    the sample that `position` tells. refusal: why programs may not run the net, if they may not. count: counts a batch,
-    of which it is given the first sample's number, as the solver counts its own."""
+    """Feeds the data layers of a solver's net by the solver's feeder.
+
+    start: starts the feeder, if it is not running, from the sample that `position` returns.
+    refusal: why scripts may not run the net; "" if they may.
+    count: counts a batch as the solver counts its own; it takes the number of the batch's first sample.
+    """
 
     def __init__(
         self,
@@ -33,10 +36,10 @@ class FedBySolver:
     ):
         self._feeder, self._start, self._position, self._refusal = feeder, start, position, refusal
         self._count, self._counters = count, None
-        weakref.finalize(self, feeder.close)  # which a script may have started again after the solver's end
+        weakref.finalize(self, feeder.close)  # a script may have started it again after the solver's end
 
     def next(self, net: Net, layers: Sequence[Layer]) -> Counters | None:
-        """As Inputs'. Raises ConfigError where programs may not run the net."""
+        """Does the same as Inputs.next(). Raises ConfigError if scripts may not run the net."""
         if self._refusal:
             raise ConfigError(self._refusal)
         if not _includes_first(self._feeder, net, layers):
@@ -48,13 +51,14 @@ class FedBySolver:
         return self._counters
 
     def set_arrays(self, net: Net, data: np.ndarray, labels: np.ndarray) -> None:
-        """As Inputs'."""
+        """Does the same as Inputs.set_arrays(), but the layer goes on with the sample that the solver has come to."""
         self._feeder.set_arrays(_memory_layer(net), data, labels, self._position())
         self._feeder.stop()
 
 
 class Inputs:
-    """Batches are copied into the arrays that net.blobs shows, so that whoever holds one sees the next batch in it."""
+    """Feeds the data layers of a net that a script has made. Batches are copied into the arrays of net.blobs, so that
+    whoever holds such an array sees the next batch in it."""
 
     def __init__(self, config: NetConfig, phase: int, seed: int):
         self._feeder = Feeder(config, phase, seed, ranks())
@@ -62,26 +66,28 @@ class Inputs:
         self._empty: set[str] = set()  # MemoryData layers without arrays
 
     def shapes_of(self, message: proto.LayerParameter, where: str) -> list[Shape]:
-        """As Feeder's."""
+        """Returns what Feeder.shapes_of() does, and notes MemoryData layers that have no arrays yet."""
         if message.type == "MemoryData" and not self._feeder.batch_size:
             self._empty.add(message.name)
         return self._feeder.shapes_of(message, where)
 
     def connect(self, net: Net) -> None:
-        """For layers that write what they are given."""
+        """Connects the feeder to layers that write the data they are given: see Feeder.connect()."""
         self._feeder.connect(net)
 
     def set_arrays(self, net: Net, data: np.ndarray, labels: np.ndarray) -> None:
-        """data (n, c, h, w), labels of n values, for the first MemoryData layer, which begins with sample 0."""
+        """Gives data (n, c, h, w) and n labels to the first MemoryData layer, which begins with sample 0. Raises
+        DataError if there is no such layer, or for other shapes."""
         layer = _memory_layer(net)
         self._feeder.set_arrays(layer, data, labels)
         self._feeder.stop()
         self._empty.discard(layer)
 
     def next(self, net: Net, layers: Sequence[Layer]) -> None:
-        """The next batch of every data layer, if the first of them is among `layers`. Returns from what a pass through
-        them counts its randomness; None: from the passes of the net. Raises DataError for a MemoryData layer that has
-        nothing yet."""
+        """Feeds the next batch to every data layer, if the first of them is among `layers`.
+
+        Returns the counters of the pass, from which its randomness follows; None: the net counts its passes itself, as
+        always here. Raises DataError for a MemoryData layer without arrays."""
         if not self._feeder.batch_size or not _includes_first(self._feeder, net, layers):
             return
         for name in self._empty:
@@ -95,13 +101,14 @@ class Inputs:
 
 
 def _includes_first(feeder: Feeder, net: Net, layers: Sequence[Layer]) -> bool:
-    """Of the data layers, which go on together; of a net without any, the first layer."""
+    """Returns whether `layers` has the first data layer (all data layers go on together with it) or, in a net without
+    data layers, the first layer."""
     name = next(iter(feeder.batch_sizes), net.written[0].name)
     return any(layer.name == name for layer in layers)
 
 
 def _memory_layer(net: Net) -> str:
-    """The first. Raises DataError if there is none."""
+    """Returns the name of the first MemoryData layer. Raises DataError if there is none."""
     for layer in net.graph.layers:
         if layer.type == "MemoryData":
             return layer.name

@@ -1,7 +1,7 @@
-"""caffe.io: images as arrays, and arrays in Caffe's messages.
+"""caffe.io: reads images as arrays, and converts arrays to and from Caffe's messages.
 
-Images are float32 (height, width, channels), RGB, in [0, 1], as load_image() gives them; a Transformer makes of them
-what goes into a net.
+Images are float32 (height, width, channels), RGB, in [0, 1], as load_image() returns them; a Transformer turns them
+into inputs of a net.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ class UnreadableImage(DataError, OSError):
 
 
 def load_image(filename: str | os.PathLike | IO[bytes], color: bool = True) -> np.ndarray:
-    """float32 (h, w, 3) in [0, 1], RGB; (h, w, 1) of grey with color=False. Grey of 16 bits keeps them. filename: or
-    an open binary file, which is read from its beginning. Raises UnreadableImage."""
+    """Returns an image as float32 in [0, 1]: (h, w, 3), RGB, or with color=False (h, w, 1), grey. An image of 16-bit
+    grey keeps its 16 bits.
+
+    filename: a path, or an open binary file, which is read from its beginning. Raises UnreadableImage."""
     try:
         image = decode_bytes(_content(filename), COLOR, deep=True)
     except (OSError, ValueError) as error:
@@ -60,14 +62,14 @@ def _content(file: str | os.PathLike | IO[bytes]) -> bytes:
         with open(cast("str | os.PathLike", file), "rb") as opened:
             return opened.read()
     opened = cast("IO[bytes]", file)
-    with contextlib.suppress(AttributeError, OSError):  # of a stream, which cannot go back
-        opened.seek(0)  # as Caffe's image library does: the picture may just have been written
+    with contextlib.suppress(AttributeError, OSError):  # a stream cannot go back
+        opened.seek(0)  # as Caffe's image library does: the script may just have written the picture
     return opened.read()
 
 
 def oversample(images: Iterable[np.ndarray], crop_dims: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Ten crops (10 * n, height, width, channels) of n images of one size: the corners, the centre, and their mirror
-    images."""
+    """Returns ten crops of each of n images of one size, as (10 * n, *crop_dims, channels) float32: the corners, the
+    centre, and their mirror images."""
     images = np.asarray(list(images), np.float32)
     height, width = (int(dim) for dim in crop_dims)
     bottom, right = images.shape[1] - height, images.shape[2] - width
@@ -78,10 +80,11 @@ def oversample(images: Iterable[np.ndarray], crop_dims: Sequence[int] | np.ndarr
 
 
 def resize_image(im: np.ndarray, new_dims: Sequence[int], interp_order: int = 1) -> np.ndarray:
-    """float32 (*new_dims, channels) of an image (h, w, channels) with any number of channels and any range of values.
+    """Resizes an image (h, w, channels) of any channels and any range of values to float32 (*new_dims, channels).
 
-    interp_order 0 takes the nearest pixel, 1 interpolates linearly; pixels are squares whose centres lie at halves, and
-    what lies outside is as the edge. No smoothing before an image is made smaller. Raises ValueError for other orders.
+    interp_order 0 takes the nearest pixel, 1 interpolates linearly. Pixels are squares whose centres lie at halves;
+    beyond the edge, the edge is repeated. Images are not smoothed before they are made smaller. Raises ValueError for
+    other orders.
     """
     if interp_order not in (0, 1):
         raise ValueError(f"expected interp_order 0 (nearest) or 1 (linear), got {interp_order}")
@@ -105,11 +108,13 @@ def _resize_axis(im: np.ndarray, axis: int, size: int, order: int) -> np.ndarray
 
 
 class Transformer:
-    """Makes of images what the inputs of a net take, and back; `inputs` are the shapes (n, channels, height, width) of
-    its input blobs by name, each of which has its own settings.
+    """Turns images into the inputs of a net, and back. Each input has settings of its own.
 
-    preprocess() does what is set, in this order: resize, transpose, channel_swap, raw_scale, mean, input_scale. All
-    methods raise ConfigError for a name that is no input, and the setters for what does not fit its shape.
+    inputs: the shapes (n, channels, height, width) of the net's input blobs, by name.
+
+    preprocess() does the steps that are set, in this order: resize, transpose, channel_swap, raw_scale, mean,
+    input_scale. All methods raise ConfigError for a name that is no input, and the setters for a setting that does not
+    fit the shape of the input.
     """
 
     def __init__(self, inputs: Mapping[str, Sequence[int]]):
@@ -126,7 +131,7 @@ class Transformer:
         return self.inputs[name]
 
     def preprocess(self, in_: str, data: np.ndarray) -> np.ndarray:
-        """An image (h, w, channels) as float32 in the shape of the input `in_`, without the batch."""
+        """Returns an image (h, w, channels) as float32 in the shape of the input `in_`, without the batch axis."""
         height, width = self._shape(in_)[2:]
         image = np.asarray(data, np.float32)
         if image.shape[:2] != (height, width):
@@ -144,10 +149,10 @@ class Transformer:
         return image
 
     def deprocess(self, in_: str, data: np.ndarray) -> np.ndarray:
-        """The image (h, w, channels) of which preprocess() has made `data`, in the net's size."""
+        """Returns the image (h, w, channels), in the net's size, from which preprocess() has made `data`."""
         self._shape(in_)
         image = np.array(data, np.float32).squeeze()
-        if image.ndim == 2:  # squeezed away, too: the one channel
+        if image.ndim == 2:  # squeeze() has taken a single channel, too
             image = image[np.newaxis]
         if in_ in self.input_scale:
             image /= self.input_scale[in_]
@@ -162,25 +167,26 @@ class Transformer:
         return image
 
     def set_transpose(self, in_: str, order: Sequence[int]) -> None:
-        """The axes of an image in the net's order: (2, 0, 1) makes (channels, h, w) of (h, w, channels)."""
+        """Sets the order of an image's axes in the net: (2, 0, 1) turns (h, w, channels) into (channels, h, w)."""
         if len(order) != len(self._shape(in_)) - 1:
             raise ConfigError(f"input '{in_}': expected the order of {len(self._shape(in_)) - 1} axes, got {order}")
         self.transpose[in_] = tuple(order)
 
     def set_channel_swap(self, in_: str, order: Sequence[int]) -> None:
-        """The order of channels: (2, 1, 0) makes BGR of RGB."""
+        """Sets the order of channels: (2, 1, 0) turns RGB into BGR."""
         channels = self._shape(in_)[1]
         if sorted(order) != list(range(channels)):
             raise ConfigError(f"input '{in_}': expected the order of {channels} channels, got {order}")
         self.channel_swap[in_] = tuple(order)
 
     def set_raw_scale(self, in_: str, scale: float) -> None:
-        """A factor for the image before the mean is subtracted: 255, for a mean of bytes."""
+        """Sets the factor of an image before the mean is subtracted: 255, if the mean is that of bytes."""
         self._shape(in_)
         self.raw_scale[in_] = scale
 
     def set_mean(self, in_: str, mean: np.ndarray) -> None:
-        """What is subtracted: a value for each channel, or an image (channels, h, w), resized to the input's."""
+        """Sets the mean that is subtracted: a value for each channel, or an image (channels, h, w), which is resized to
+        the input's size."""
         channels, height, width = self._shape(in_)[1:]
         mean = np.asarray(mean, np.float32)
         if mean.ndim == 1:
@@ -194,7 +200,7 @@ class Transformer:
         self.mean[in_] = mean
 
     def set_input_scale(self, in_: str, scale: float) -> None:
-        """A factor for everything, after the mean."""
+        """Sets the factor of an image after the mean is subtracted."""
         self._shape(in_)
         self.input_scale[in_] = scale
 
@@ -203,8 +209,8 @@ class Transformer:
 
 
 def blobproto_to_array(blob, return_diff: bool = False) -> np.ndarray:
-    """The data (or diff) of a BlobProto in its shape; of older ones (num, channels, height, width), of C3D's (num,
-    channels, length, height, width)."""
+    """Returns the data (or diff) of a BlobProto as float32 in its shape: (num, channels, height, width) for older ones,
+    (num, channels, length, height, width) for C3D's."""
     width = c3d_width(blob)
     if width is not None and not return_diff:
         return np.array(blob.diff, np.float32).reshape(blob.num, blob.channels, blob.height or 1, blob.width, width)
@@ -216,7 +222,7 @@ def blobproto_to_array(blob, return_diff: bool = False) -> np.ndarray:
 
 
 def array_to_blobproto(arr: np.ndarray, diff: np.ndarray | None = None):
-    """A BlobProto of the array's shape and values, and of the gradient of the same shape, if there is one."""
+    """Returns a BlobProto with the shape and values of an array, and with its gradient, of the same shape, if given."""
     blob = caffe_pb2.BlobProto()
     blob.shape.dim.extend(np.shape(arr))
     blob.shape.SetInParent()
@@ -227,7 +233,7 @@ def array_to_blobproto(arr: np.ndarray, diff: np.ndarray | None = None):
 
 
 def arraylist_to_blobprotovector_str(arraylist: Iterable[np.ndarray]) -> bytes:
-    """A serialized BlobProtoVector."""
+    """Returns a serialized BlobProtoVector."""
     return caffe_pb2.BlobProtoVector(blobs=[array_to_blobproto(array) for array in arraylist]).SerializeToString()
 
 
@@ -239,7 +245,8 @@ def blobprotovector_str_to_arraylist(text: bytes) -> list[np.ndarray]:
 
 
 def array_to_datum(arr: np.ndarray, label: int | None = None):
-    """A Datum of (channels, height, width): bytes of uint8, else floats. Raises ValueError for other shapes."""
+    """Returns a Datum of an array (channels, height, width): its data are bytes for uint8, else floats. Raises
+    ValueError for other shapes."""
     if arr.ndim != 3:
         raise ValueError(f"expected (channels, height, width), got {arr.shape}")
     datum = caffe_pb2.Datum(channels=arr.shape[0], height=arr.shape[1], width=arr.shape[2])
@@ -253,7 +260,8 @@ def array_to_datum(arr: np.ndarray, label: int | None = None):
 
 
 def datum_to_array(datum) -> np.ndarray:
-    """(channels, height, width): uint8, or float32 where the Datum holds floats. The label is datum.label."""
+    """Returns the array (channels, height, width) of a Datum: uint8, or float32 if the Datum holds floats. Its label is
+    datum.label."""
     shape = (datum.channels, datum.height, datum.width)
     if datum.data:
         return np.frombuffer(datum.data, np.uint8).reshape(shape).copy()

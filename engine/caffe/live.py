@@ -1,8 +1,8 @@
 """A net that runs layer by layer and whose blobs are live arrays: what caffe.Net needs beyond engine.net.Net.
 
-Where layers work in place, the graph has several versions of a blob, and Caffe one array that they overwrite in turn.
-The name therefore stands for the version that the last run left there, and its array is a copy that goes with it from
-version to version; a run that starts elsewhere takes its values.
+If layers work in place, the graph has several versions of a blob; Caffe has one array that they overwrite in turn. Here
+the name of the blob stands for the version that the last run wrote last, and its array is a copy that moves with the
+name from version to version. A run that starts at another version takes its values from that array.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Version:
-    """One value that a name has in the course of a forward pass: made by layer `maker` (-1: from outside), read by
-    layer `reader` first (None: by none)."""
+    """One of the values that the name of a blob has in the course of a forward pass.
+
+    maker: the index of the layer that makes it, -1 if it comes from outside. reader: the index of the first layer that
+    reads it, None if none does."""
 
     blob: Blob
     maker: int
@@ -34,8 +36,10 @@ class _Version:
 
 
 class LiveNet:
-    """`layers`: those of the file, in order; inserted splits and casts are hidden. `shares`: the net whose parameters
-    it reads."""
+    """Runs a net layer by layer.
+
+    shares: the net whose parameters it reads, None for its own. `layers`: those of the file, in order, without the
+    Splits and Casts that were inserted."""
 
     def __init__(self, net: Net, shares: LiveNet | FusedNet | None = None):
         self.net = net
@@ -59,7 +63,7 @@ class LiveNet:
         self._versions = self._find_versions()
         self._data_of = {name: versions[-1] for name, versions in self._versions.items()}  # what the names stand for
         self._diff_of = dict(self._data_of)
-        self._stand_ins: dict[object, np.ndarray] = {}  # for what is never computed
+        self._stand_ins: dict[object, np.ndarray] = {}  # arrays for data and gradients that are never computed
         self.step = 0
         self._runs = net.runs
         for layer in net.self_fed:  # constants stay as they are, unless somebody writes into them
@@ -67,7 +71,8 @@ class LiveNet:
                 net.feed(blob, values)
 
     def _start_of(self, place: int) -> int:
-        """Of the layer at `place`: the first of the hidden Casts right before it, which convert what it reads."""
+        """Returns where the layer at `place` of the graph starts: at the first of the inserted Casts right before it,
+        which convert what it reads."""
         start, graph = place, self.net.graph.layers
         while start and graph[start - 1].type == "Cast" and start - 1 not in self._places:
             start -= 1
@@ -85,7 +90,7 @@ class LiveNet:
                 last.reader = number if last.reader is None else last.reader
             for top in layer.tops:
                 if not top.name.startswith("(automatic)"):
-                    given = layer.type == "Input" or layer in self.net.self_fed  # by scripts, perhaps
+                    given = layer.type == "Input" or layer in self.net.self_fed  # scripts may write into its tops
                     outside = given and top in self.net.builder.inputs
                     versions.setdefault(top.name, []).append(_Version(top, -1 if outside else number))
         return versions
@@ -127,13 +132,15 @@ class LiveNet:
         return self._stand_in(blob, blob.shape, weight)
 
     def _let_data_be(self, name: str, version: _Version) -> None:
-        """What the name stands for; its array, unless an input has one of its own, shows it from the next pull on."""
+        """Lets the name of a blob stand for a version of its data. The blob's array shows that version from the next
+        pull() on; inputs keep an array of their own."""
         old, new = self._data_of[name].blob, version.blob
         self._data_of[name] = version
         if old in self.net.tensors and new in self.net.tensors and not {old, new} & self.net.fed.keys():
             self._views.move(self.net.tensors[old], self.net.tensors[new])
 
     def _let_diff_be(self, name: str, version: _Version) -> None:
+        """Does the same for the gradient of the blob."""
         old, new = self._diff_tensor(self._diff_of[name].blob), self._diff_tensor(version.blob)
         self._diff_of[name] = version
         if old is not None and new is not None:
@@ -152,7 +159,7 @@ class LiveNet:
         return self.parameters.array(tensor, parameter.shape)
 
     def parameter_diff(self, layer: str, index: int) -> np.ndarray:
-        """Zeros where lr_mult is 0, so that it is not computed."""
+        """Returns the gradient of a parameter; zeros if it is not computed, because lr_mult is 0."""
         parameter = self.params_of[layer][index]
         diff = self.net.tensor_of[parameter.owner or parameter].diff
         if diff is not None:
@@ -160,7 +167,7 @@ class LiveNet:
         return self._stand_in(parameter, parameter.shape)
 
     def _gradients(self) -> dict[tuple[str, int], Tensor]:
-        """By layer and index."""
+        """Returns the gradients of parameters, as far as they are computed, by layer and index."""
         tensors = {(p.layer, p.index): self.net.tensor_of[p.owner or p].diff for p in self.net.all_params()}
         return {key: diff for key, diff in tensors.items() if diff is not None}
 
@@ -174,24 +181,25 @@ class LiveNet:
     # Running
 
     def push(self) -> None:
-        """Before a run: takes what was written into arrays."""
+        """Takes what was written into arrays. Call it before a run."""
         self._views.push()
         self.parameters.push()
 
     def pull(self) -> None:
-        """After a run, also somebody else's, or after another change of tensors that followed a push()."""
+        """Writes the values of tensors into the arrays. Call it after a run, also after one by a solver, or after a
+        push() and another change of tensors."""
         if self.net.runs != self._runs:
             self._ran_through()
         self._views.pull()
         self.parameters.pull()
 
     def keep_parameters_of(self, before: LiveNet | FusedNet) -> None:
-        """Arrays of parameters that the caller may hold stay live, of those that both nets have."""
+        """Takes over the arrays of parameters that a script may hold and that both nets have: they stay live."""
         self.parameters.adopt(before.parameters)
 
     def keep_arrays_of(self, before: LiveNet) -> None:
-        """Arrays of blobs and gradients that the caller may hold stay live, and values stay, of those whose shapes both
-        nets have."""
+        """Takes over the arrays and the values of blobs and gradients that both nets have in the same shape: arrays
+        that a script may hold stay live."""
         from engine.host import _core
 
         tensors: dict[Tensor, Tensor] = {}
@@ -220,15 +228,16 @@ class LiveNet:
             self._diff_of[name] = versions[before._versions[name].index(before._diff_of[name])]
 
     def take_place_of(self, fused: FusedNet) -> None:
-        """Computes what the last forward of that net has, whose arrays stay live."""
-        for blob in self.net.inputs:  # the arrays that scripts hold, also of layers that make up their tops
+        """Takes over the arrays of a fused net, and repeats its last forward to have the inner blobs, too."""
+        for blob in self.net.inputs:  # the arrays that scripts hold, also those of layers that feed themselves
             self.net.feed(blob, fused.net.fed[fused.inputs[blob.name]])
         fused.repeat_in(self.net)
         self._views = fused.arrays_for(self.net)
         self.step = fused.step
 
     def forward(self, start: int, end: int, counters: Counters | None = None) -> None:
-        """Layers start to end, both included. counters: of whoever counts passes in this net's place."""
+        """Runs layers start to end, both included. counters: of this pass, if the caller counts passes; by default the
+        net counts its own."""
         for name, versions in self._versions.items():
             wanted = next((v for v in reversed(versions) if v.maker < start), None)
             if wanted not in (None, self._data_of[name]):
@@ -243,7 +252,7 @@ class LiveNet:
         self.step += 1
 
     def backward(self, start: int, end: int) -> None:
-        """Layers start down to end, both included; gradients of parameters are added to what they are."""
+        """Runs layers start down to end, both included, backward. Gradients of parameters add up."""
         self._forget_gradients(start)
         written: dict[str, _Version] = {}
         for name, versions in self._versions.items():
@@ -257,7 +266,7 @@ class LiveNet:
             written[name] = self._first_written(versions, wanted, end)
         self.push()
         if self.net.has_backward:
-            self.net.program.mark_ready(False)  # to a solver
+            self.net.program.mark_ready(False)  # or the buckets of a solver would be reduced
             self.net.program.backward(*self.net.ops_of(self._slice(end, start)))
             self._add_up_gradients(end)
         for name, version in written.items():
@@ -271,14 +280,15 @@ class LiveNet:
                 raise layer.misfit.error
 
     def _add_up_gradients(self, end: int) -> None:
-        """Of the bottoms of the last layer that several layers read: the hidden Splits before it do that."""
+        """Adds up the gradients of those bottoms of layer `end` that several layers read, by running the inserted
+        Splits before it backward."""
         for place, split in reversed(self._splits):
             if any(self._reader_of.get(top) == end for top in split.tops):
                 self.net.program.backward(*self.net.ops_of(slice(place, place + 1)))
 
     def _forget_gradients(self, start: int) -> None:
-        """What a layer above `start` has sent to a blob that others read, too, where a script has set the gradients of
-        its tops and of the blob to 0 since then."""
+        """Sets to 0 the gradients that layers above `start` have sent to a blob that others read, too, if a script has
+        since set the gradients of such a layer's tops and of the blob to 0."""
         for _, split in self._splits:
             for top in split.tops:
                 reader, sent = self._reader_of.get(top, start), self._diff_tensor(top)
@@ -289,7 +299,8 @@ class LiveNet:
                     sent.set(np.zeros(sent.shape, np.float32))
 
     def _ran_through(self) -> None:
-        """A solver has run all layers forward and, unless it was a test, backward."""
+        """Lets names stand for the versions that are left when a solver has run all layers forward and, in phase TRAIN,
+        backward."""
         self._runs = self.net.runs
         for name, versions in self._versions.items():
             self._let_data_be(name, versions[-1])
@@ -298,7 +309,7 @@ class LiveNet:
 
     @staticmethod
     def _first_written(versions: list[_Version], start: _Version, end: int) -> _Version:
-        """The version whose gradient a backward pass down to layer `end` writes last."""
+        """Returns the version whose gradient a backward pass from `start` down to layer `end` writes last."""
         written = start
         for before, after in zip(reversed(versions[:-1]), reversed(versions[1:])):
             if after is written and after.maker >= end:
@@ -312,7 +323,7 @@ class LiveNet:
 
 
 def _in_order(net: Net) -> dict[tuple[str, int], Blob]:
-    """The blobs by name and version, which are the same ones in a net that is built again in other shapes."""
+    """Returns the blobs by (name, number of the version), which stay when a net is built again in other shapes."""
     seen, result = Counter[str](), {}
     for layer in net.graph.layers:
         for blob in layer.tops:

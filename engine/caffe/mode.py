@@ -9,7 +9,8 @@ _seed: int | None = None
 
 
 def set_random_seed(seed: int) -> None:
-    """Of fillers and dropout in nets, and in solvers whose files have no random_seed, that are made from now on."""
+    """Sets the seed of fillers and dropout for nets made from now on, and for solvers whose files have no
+    random_seed."""
     global _seed
     _seed = int(seed)
 
@@ -23,7 +24,7 @@ def seed() -> int:
 
 
 def set_mode_cpu() -> None:
-    """Nothing to do: there is no other mode."""
+    """Does nothing: there is no other mode."""
 
 
 def set_mode_gpu() -> None:

@@ -51,16 +51,16 @@ class LayerView:
 class Net:
     """Net(file, phase), Net(file, phase, weights=file) or, older, Net(file, weights, phase).
 
-    `level` and `stages` choose among the layers as their include rules say. There is a backward where a loss or
-    force_backward asks for one, in either phase, as in Caffe. Arrays are float32, row-major, in Caffe's shapes.
+    `level` and `stages` choose among the layers by their include and exclude rules. A net can run backward if it has a
+    loss or says force_backward: true, in either phase, as in Caffe. Arrays are float32, row-major, in Caffe's shapes.
 
-    A net of phase TEST that a script makes runs as one fused program, which keeps inputs and outputs alone, where its
-    layers allow that and until the script asks for more: an inner blob, a gradient, a part of a forward, weights shared
-    with another net, or other weights loaded or saved after a forward. From then on every blob is kept and nothing is
-    fused, as in all other nets; blobs are those of the last forward. Results change by rounding only.
+    A net of phase TEST that a script makes begins as one fused program, if its layers allow, which keeps only inputs
+    and outputs. It stays so until the script asks for more: an inner blob, a gradient, a part of a forward, weights
+    shared with another net, or other weights loaded or saved after a forward. From then on the net keeps every blob and
+    fuses nothing, as all other nets do; its blobs are those of the last forward. Results change by rounding only.
 
-    Raises EngineErrors: ConfigErrors for a file that cannot be built, WeightsError for weights that do not fit. What a
-    layer written in Python raises passes through as it is.
+    Raises EngineErrors: ConfigErrors for a file that cannot be built, WeightsError for weights that do not fit. An
+    exception of a layer written in Python passes through as it is.
     """
 
     @as_raised
@@ -80,7 +80,7 @@ class Net:
         phase = given.get("phase", phase)
         if phase is None:
             raise TypeError("Net() needs a phase: caffe.TRAIN or caffe.TEST")
-        allow_modules()  # of a net that the calling program has chosen itself
+        allow_modules()  # the calling script has chosen this net, and so the code of its Python layers
         config = read_net(network_file)
         state = config.message.state
         state.phase, state.level = phase, given.get("level", level)
@@ -92,7 +92,8 @@ class Net:
 
     @classmethod
     def _of_solver(cls, net: ChangingNet, parts: str) -> Net:
-        """parts: the layers that ranks hold in parts, for messages."""
+        """Makes a Net of a net that a solver has built. parts: the layers that ranks hold in parts, for messages; "" if
+        there are none."""
         self = cls.__new__(cls)
         self._take_up(net, parts)
         return self
@@ -112,7 +113,7 @@ class Net:
         self._blob_names = list(self._blobs_by_name)
         self._name = net.net.name
 
-    # What it is made of
+    # Layers, blobs and parameters
 
     @property
     def params(self) -> ByName[ParamBlobs]:
@@ -121,12 +122,12 @@ class Net:
 
     @property
     def blobs(self) -> ByName[NetBlob]:
-        """By name, in the order in which the net makes them."""
+        """Blobs by name, in the order in which the net makes them."""
         return self._blobs_by_name
 
     @property
     def layers(self) -> list[LayerView | PythonLayer]:
-        """In the order of the file; of layers written in Python, the user's object."""
+        """The layers in the order of the file; for layers written in Python, the user's objects."""
         return self._views
 
     def _layer_view(self, layer: Layer) -> LayerView | PythonLayer:
@@ -139,7 +140,7 @@ class Net:
 
     @property
     def name(self) -> str:
-        """What the file calls it, or what a script has called it since; files that are saved have the former."""
+        """The name in the file, or the one that a script has set since. save() writes the one in the file."""
         return self._name
 
     @name.setter
@@ -169,21 +170,21 @@ class Net:
         return OrderedDict((layer.name, list(layer.message.top)) for layer in self._net.layers)
 
     def _bottom_ids(self, layer: int) -> list[int]:
-        """Places in _blob_names."""
+        """Returns the indices of a layer's bottoms in _blob_names."""
         return [self._blob_names.index(name) for name in self._net.layers[layer].message.bottom]
 
     def _top_ids(self, layer: int) -> list[int]:
-        """Places in _blob_names."""
+        """Returns the indices of a layer's tops in _blob_names."""
         return [self._blob_names.index(name) for name in self._net.layers[layer].message.top]
 
     @property
     def _inputs(self) -> list[int]:
-        """Places in _blob_names."""
+        """The indices of the inputs in _blob_names."""
         return [self._blob_names.index(name) for name in self.inputs]
 
     @property
     def _outputs(self) -> list[int]:
-        """Places in _blob_names."""
+        """The indices of the outputs in _blob_names."""
         return [self._blob_names.index(name) for name in self.outputs]
 
     @property
@@ -193,12 +194,12 @@ class Net:
 
     @property
     def _blobs(self) -> list[NetBlob]:
-        """In the order of _blob_names."""
+        """The blobs in the order of _blob_names."""
         return list(self.blobs.values())
 
     @property
     def _blob_loss_weights(self) -> list[float]:
-        """In the order of _blob_names."""
+        """The loss weights of blobs in the order of _blob_names."""
         return list(self.blob_loss_weights.values())
 
     # Running
@@ -208,8 +209,8 @@ class Net:
     def forward(self, blobs: Sequence[str] | None = None, start: str | None = None, end: str | None = None, **inputs):
         """Runs the layers `start` to `end` (names, both included; by default all) on `inputs`, arrays by name.
 
-        Returns the outputs, or the tops of `end`, and `blobs`, by name. Raises ValueError for inputs that are not the
-        net's or have another batch size, DataError for values that a layer cannot take.
+        Returns arrays by name: the outputs, or the tops of `end` if it is given, and `blobs`. Raises ValueError for
+        inputs that are not the net's or have another batch size, DataError for values that a layer cannot take.
         """
         self._fill(self.inputs, inputs, "input", lambda name: self.blobs[name].data)
         first, last = self._layer_number(start, 0), self._layer_number(end, len(self.layers) - 1)
@@ -224,9 +225,9 @@ class Net:
     def backward(self, diffs: Sequence[str] | None = None, start: str | None = None, end: str | None = None, **tops):
         """Runs the layers `start` down to `end` (both included) backward, on `tops`, gradients of outputs by name.
 
-        Returns the gradients of the inputs, or of the bottoms of `end`, and of `diffs`, by name. Gradients of
-        parameters add up until clear_param_diffs(). Those of blobs are zero where no loss lies above or nothing
-        learns below, unless the file says force_backward: true. Raises ValueError for `tops` that are not the net's.
+        Returns gradients by name: of the inputs, or of the bottoms of `end` if it is given, and of `diffs`. Gradients
+        of parameters add up until clear_param_diffs(). Those of blobs are zero if there is no loss above, or nothing
+        that learns below, unless the file says force_backward: true. Raises ValueError for `tops` that are no outputs.
         """
         self._fill(self.outputs, tops, "output", lambda name: self.blobs[name].diff)
         first, last = self._layer_number(start, len(self.layers) - 1), self._layer_number(end, 0)
@@ -235,20 +236,22 @@ class Net:
         return {name: self.blobs[name].diff for name in dict.fromkeys([*bottoms, *(diffs or ())])}
 
     def before_forward(self, callback: Callback) -> None:
-        """Calls it, from now on, before a layer runs forward, with the layer's place in `layers`. What it writes into
-        arrays is used. Layers then run one by one. Raises EngineError for a net of a solver, whose steps do not."""
+        """Calls `callback` from now on before each layer runs forward, with the layer's index in `layers`. What it
+        writes into arrays is used.
+
+        Layers run one by one from now on. Raises EngineError for a net of a solver, whose steps do not run so."""
         self._add_callback("before_forward", callback)
 
     def after_forward(self, callback: Callback) -> None:
-        """As before_forward()."""
+        """Calls `callback` after each layer runs forward, as before_forward() does before."""
         self._add_callback("after_forward", callback)
 
     def before_backward(self, callback: Callback) -> None:
-        """As before_forward()."""
+        """Calls `callback` before each layer runs backward, as before_forward() does before forward."""
         self._add_callback("before_backward", callback)
 
     def after_backward(self, callback: Callback) -> None:
-        """As before_forward()."""
+        """Calls `callback` after each layer runs backward, as before_forward() does before forward."""
         self._add_callback("after_backward", callback)
 
     def _add_callback(self, when: str, callback: Callback) -> None:
@@ -264,14 +267,14 @@ class Net:
             callback(layer)
 
     def _forward(self, first: int, last: int) -> float:
-        """Runs the layers of these numbers, both included; returns what they have lost."""
+        """Runs the layers with these indices, both included, and returns the sum of their losses."""
         names = self._layer_names[first : last + 1]
         self.forward(start=names[0], end=names[-1])
         losses = [(top, weight) for layer, top, weight in self._net.net.losses() if layer.name in names]
         return float(sum(weight * self.blobs[top].data.sum() for top, weight in losses))
 
     def _backward(self, first: int, last: int) -> None:
-        """Runs the layers of these numbers, the first down to the last, both included."""
+        """Runs the layers with these indices backward, the first down to the last, both included."""
         self.backward(start=self._layer_names[first], end=self._layer_names[last])
 
     def _fill(
@@ -299,8 +302,9 @@ class Net:
         return self._layer_names.index(name)
 
     def forward_all(self, blobs: Sequence[str] | None = None, **inputs: np.ndarray) -> Arrays:
-        """Runs any number of samples in batches, the last one padded with zeros; returns outputs and `blobs` of all
-        samples: empty arrays where there are none."""
+        """Runs any number of samples in batches, the last one padded with zeros.
+
+        Returns the outputs and `blobs` of all samples, by name: empty arrays if there are no samples."""
         total = self._samples(inputs)
         batches = [_copies(self.forward(blobs, None, None, **batch)) for batch in self._split(inputs)]
         return _joined(batches, total) if batches else self._none_of([*self.outputs, *(blobs or ())])
@@ -308,7 +312,9 @@ class Net:
     def forward_backward_all(
         self, blobs: Sequence[str] | None = None, diffs: Sequence[str] | None = None, **given: np.ndarray
     ) -> tuple[Arrays, Arrays]:
-        """As forward_all, and backward on the gradients of outputs among `given`; returns (blobs, diffs)."""
+        """Runs forward as forward_all(), and backward on the gradients of outputs that are among `given`.
+
+        Returns (outputs and `blobs`, gradients of the inputs and of `diffs`), by name."""
         inputs = {name: values for name, values in given.items() if name in self.inputs}
         tops = {name: values for name, values in given.items() if name not in self.inputs}
         total = self._samples(inputs)
@@ -322,7 +328,7 @@ class Net:
         return _joined(forwards, total), _joined(backwards, total)
 
     def _none_of(self, names: Sequence[str]) -> Arrays:
-        """What no sample gives for each of these blobs."""
+        """Returns what these blobs are for no samples: empty arrays, by name."""
         return {name: np.empty((0, *self.blobs[name].shape[1:]), np.float32) for name in names}
 
     def _samples(self, given: Arrays) -> int:
@@ -345,16 +351,17 @@ class Net:
         self._net.live.clear_parameter_diffs()
 
     def set_input_arrays(self, data: np.ndarray, labels: np.ndarray) -> None:
-        """What the first MemoryData layer takes its batches from: (N, C, H, W) and N labels, read in place. On several
-        ranks each calls it with the arrays of all, and takes its share of every global batch. Raises DataError for
-        other shapes."""
+        """Sets the arrays from which the first MemoryData layer takes its batches: data (n, c, h, w) and n labels. They
+        are read in place. Each of several ranks calls this with the same arrays, and reads its share of every global
+        batch. Raises DataError for other shapes."""
         self._net.set_arrays(data, labels)
 
     @as_raised
     @whole()
     def reshape(self) -> None:
-        """Gives all blobs the shapes that follow from the inputs'. Also done by forward(), as far as layers fit. Layers
-        that do not fit keep their shapes, and forward() raises when it comes to one. Raises ConfigErrors."""
+        """Gives all blobs the shapes that follow from the inputs'. Raises ConfigErrors for layers that do not fit.
+
+        forward() does the same, but layers that do not fit keep their shapes, and it raises when it comes to one."""
         self._net.reshape()
 
     # Weights
@@ -362,16 +369,16 @@ class Net:
     @as_raised
     @whole()
     def share_with(self, other: Net) -> None:
-        """Reads the weights of `other`'s layers of the same names from now on, and changes them there.
+        """Shares the weights of `other`'s layers of the same names from now on: a change in one net is one in both.
 
-        Raises EngineError for a net of a solver, unless it does so already (a test net, of the solver's net).
+        Raises EngineError for a net of a solver, unless it shares them already, as a test net does with the train net.
         """
         self._net.share_with(other._net)
 
     @whole()
     def copy_from(self, path: str | os.PathLike) -> None:
         """Takes weights by layer name from a caffemodel, binary or HDF5; other layers keep theirs. Raises WeightsError
-        where shapes differ. Of a file that has none of the net's layers, as Caffe takes it, too, the log warns."""
+        if shapes differ. A file that has none of the net's layers is no error, as in Caffe: the log warns of it."""
         net = self._net.push_before_change()
         if has_none(net, net.load_weights(read_caffemodel(path), str(path))):
             warn(f"{path}: {none_of(net)}")
@@ -380,13 +387,14 @@ class Net:
     load_hdf5 = copy_from
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes a caffemodel, of what this rank holds. Raises ConfigError where that is a part of some layers."""
+        """Writes a caffemodel of the weights that this rank holds. Raises ConfigError if it holds only a part of some
+        layers."""
         net = self._net_to_save()
         write_caffemodel(path, net.message, net.weights_by_layer())
 
     def save_hdf5(self, path: str | os.PathLike, write_diff: bool = False) -> None:
-        """As save(), in HDF5. Raises EngineError, too, where h5py is missing or gradients are asked for, which no
-        reader takes."""
+        """Writes what save() does, in HDF5. Raises EngineError, too, if h5py is missing or write_diff asks for
+        gradients, which no reader takes."""
         if write_diff:
             raise EngineError("save_hdf5: write_diff is not supported; net.params[...][i].diff holds the gradients")
         net = self._net_to_save()
@@ -406,7 +414,8 @@ def _copies(arrays: Arrays) -> Arrays:
 
 
 def _joined(batches: list[Arrays], total: int) -> Arrays:
-    """Blobs without a batch axis (losses) have one value for each batch."""
+    """Joins the arrays of batches, without the padding. Blobs without a batch axis (losses) become an array that has a
+    value for each batch."""
     result = {}
     for name in batches[0]:
         arrays = [batch[name] for batch in batches]

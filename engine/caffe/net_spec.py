@@ -25,8 +25,8 @@ _LAYER_FIELDS = proto.LayerParameter.DESCRIPTOR.fields_by_name
 
 
 def param_name_dict() -> dict[str, str]:
-    """{"Convolution": "convolution", ...}: of a layer type, whose parameters are in convolution_param, by the type of
-    that field; of several fields of one type the first."""
+    """Returns {"Convolution": "convolution", ...}: by layer type, the name of the field that has its parameters, but
+    for "_param". If several fields have the parameters of one type, the first counts."""
     return {
         field.message_type.name.removesuffix("Parameter"): name.removesuffix("_param")
         for name, field in reversed(list(_LAYER_FIELDS.items()))
@@ -44,7 +44,7 @@ class Top:
         self.fn, self.n = fn, n
 
     def to_proto(self) -> proto.NetParameter:
-        """The NetParameter of this blob and all that it depends on."""
+        """Returns the NetParameter of this blob and all that it depends on."""
         return to_proto(self)
 
     def _to_proto(self, layers: Messages, names: Names, autonames: Counter) -> None:
@@ -64,7 +64,7 @@ class Function:
         self.tops = tuple(Top(self, n) for n in range(self.ntop))
 
     def _name_of(self, thing: Top | Function, names: Names, autonames: Counter) -> str:
-        """The name that the caller gave, or the type with a number."""
+        """Returns the name that the caller gave to a blob or a layer, or else the layer's type with a number."""
         if thing not in names:
             autonames[self.type_name] += 1
             names[thing] = f"{self.type_name}{autonames[self.type_name]}"
@@ -109,8 +109,8 @@ Names: TypeAlias = "dict[Top | Function, str]"
 
 
 def assign_proto(message: Any, field: str, value: object) -> None:
-    """message.field = value, where a dict is a message and a list (or one value) fills a repeated field. Raises
-    ConfigError for a field that the message does not have."""
+    """Sets a field of a message: from a dict, if it is a message itself; from a list or one value, if it is repeated.
+    Raises ConfigError for a field that the message does not have."""
     if field not in message.DESCRIPTOR.fields_by_name:
         known = suggestion(field, message.DESCRIPTOR.fields_by_name)
         raise ConfigError(f"{message.DESCRIPTOR.name} has no field '{field}'{known}")
@@ -136,7 +136,7 @@ def _fill(message: Any, values: Mapping[str, object]) -> None:
 
 
 def to_proto(*tops: Top) -> proto.NetParameter:
-    """The NetParameter of `tops` and all that they depend on, with made-up names."""
+    """Returns the NetParameter of `tops` and all that they depend on, with names made of types and numbers."""
     return _net(tops, {})
 
 
@@ -149,8 +149,8 @@ def _net(tops: Iterable[Top | Function], names: Names) -> proto.NetParameter:
 
 
 class NoBlob(AttributeError, KeyError):
-    """A net that is being written has no blob of that name: a KeyError, as in Caffe, also where an attribute was asked
-    for, and an AttributeError, which hasattr() wants, also where an item was."""
+    """Raised for a blob that a NetSpec does not have. It is a KeyError, as in Caffe, and an AttributeError, which
+    hasattr() wants, for attributes and for items alike."""
 
     def __str__(self) -> str:  # KeyError's would quote the message
         return str(self.args[0])
@@ -158,7 +158,7 @@ class NoBlob(AttributeError, KeyError):
 
 class NetSpec:
     """A net whose blobs are attributes (n.conv1) or items (n["conv1"]); their names become those of the layers. Raises
-    NoBlob for one that is not there."""
+    NoBlob for a blob that it does not have."""
 
     tops: OrderedDict[str, Top | Function]
 
@@ -189,20 +189,21 @@ class NetSpec:
         return list(self.tops.values())
 
     def update(self, name: str, params: Mapping[str, Any]) -> None:
-        """Gives the layer that makes the blob `name` these keyword arguments, too, in place of earlier ones of the same
-        names. Raises NoBlob."""
+        """Adds keyword arguments to the layer that makes the blob `name`; they replace earlier ones of the same names.
+        Raises NoBlob."""
         top = self[name]
         (top.fn if isinstance(top, Top) else top).params.update(params)
 
     def to_proto(self) -> proto.NetParameter:
-        """The NetParameter; str() of it is the prototxt."""
+        """Returns the NetParameter; its str() is the prototxt."""
         return _net(self.tops.values(), {top: name for name, top in self.tops.items()})
 
 
 class Layers:
-    """L.Convolution(bottom, ..., field=value): a Top, a tuple of them (ntop above 1), or the Function (ntop=0)."""
+    """L.Convolution(bottom, ..., field=value) adds a layer and returns its Top, a tuple of Tops (ntop above 1), or the
+    Function (ntop=0)."""
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:  # which of the three, ntop tells
+    def __getattr__(self, name: str) -> Callable[..., Any]:  # ntop tells what it returns
         if name.startswith("__"):
             raise AttributeError(name)
 
@@ -216,7 +217,7 @@ class Layers:
 
 
 class Parameters:
-    """P.Pooling.MAX: values of the enums in the parameters of a layer type."""
+    """P.Pooling.MAX is a value of an enumeration in the parameters of a layer type."""
 
     def __getattr__(self, name: str) -> Any:
         message = getattr(proto, f"{name}Parameter", None)

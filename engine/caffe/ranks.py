@@ -1,4 +1,4 @@
-"""The ranks of a script: one, or as many as mpiexec has started, each with its share of the cores."""
+"""The ranks of a script: one, or as many as mpiexec has started. Each has its part of the cores."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ from engine.report.log import set_up
 from engine.watchdog.board import END
 
 _at_exit: list[Callable[[], None]] = []
-_left: list[object] = []  # the code of a sys.exit() that nobody has caught
+_left: list[object] = []  # the codes of sys.exit() with which the script has ended
 
 
 @functools.cache
 def ranks() -> World:
-    """Made on first use, and closed when the script ends. The log goes to stderr, as Caffe's does, unless the script
-    has a handler for the logger "engine". In a verb of the command line, whose Python layers may ask, they are its."""
+    """Returns the world of this script's ranks, which is made on first use and closed when the script ends.
+
+    Sends the log to stderr, as Caffe does, unless the script has a handler for the logger "engine". Python layers in a
+    verb of the command line get the verb's world."""
     found = world()
     if found.is_of_verb:
         return found
@@ -44,13 +46,13 @@ def ranks() -> World:
 
 
 def watched():
-    """Around what ranks do together, also as a decorator: meanwhile the watchdog looks after this one, which may else
-    take as long as it likes."""
+    """Returns a context, also a decorator, for what ranks do together: the watchdog looks after this rank only within.
+    Elsewhere the script may take as long as it likes."""
     return _away(False)
 
 
 def unwatched():
-    """The reverse, around a program's own code within."""
+    """Returns a context for the script's own code within watched(): the watchdog looks away."""
     return _away(True)
 
 
@@ -66,7 +68,8 @@ def _away(on: bool) -> Iterator[None]:
 
 
 class _Exit(SystemExit):
-    """Notes that nobody has caught it: only then does the interpreter ask for the code, with no frame of Python's."""
+    """A SystemExit that notes in _left if nobody catches it: only then does the interpreter itself, without a Python
+    frame, ask for the code."""
 
     @property
     def code(self):  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -76,13 +79,14 @@ class _Exit(SystemExit):
 
 
 def _exit(status: object = None) -> NoReturn:
-    """sys.exit() of several ranks."""
+    """Replaces sys.exit() if there are several ranks."""
     raise (_Exit if threading.current_thread() is threading.main_thread() else SystemExit)(status)
 
 
 def close_with(owner: object, close: Callable[[], None]) -> None:
-    """Calls close() when `owner` is garbage collected, or at the end of the script: threads still running then could
-    crash the process. With several ranks, which close things collectively, only at the end, in order."""
+    """Calls close() when `owner` is garbage collected, or at the end of the script: threads that still run then could
+    crash the process. Several ranks close things collectively: they call it only at the end, in the order of calls of
+    this function."""
     if ranks().size == 1:
         weakref.finalize(owner, close)
     else:
@@ -94,7 +98,7 @@ def _close() -> None:
     world.board.away(False)
     world.board.enter(END)
     for code in _left:
-        if code not in (None, 0):  # the others would wait for this rank
+        if code not in (None, 0):  # the script has failed here, and the other ranks would wait for this one
             said = f"engine: [rank {world.rank}] the script has left by sys.exit({code}): ending all ranks"
             world.abort(*(said, code) if isinstance(code, int) else (None, 1))  # Python has printed it
     try:
@@ -106,12 +110,12 @@ def _close() -> None:
 
 
 def _abort(kind, error, trace) -> None:
-    """One rank's uncaught exception ends all ranks: the others would wait for it."""
+    """Ends all ranks after an exception that this one has not caught: the others would wait for it."""
     ranks().abort("".join(traceback.format_exception(kind, error, trace)))
 
 
 def solver_count() -> int:
-    """How many ranks train together."""
+    """Returns the number of ranks that train together."""
     return ranks().size
 
 

@@ -47,10 +47,10 @@ from engine.watchdog.board import SET_UP
 
 
 class _Solver(EngineSolver):
-    """Calls back around every iteration, and where layers written in Python change their shapes."""
+    """Calls functions of a script in every iteration, and the caffe.Solver if Python layers change shapes."""
 
-    on_start: Callable[[], None] | None = None
-    on_change: Callable[[ShapesChanged], None]
+    on_start: Callable[[], None] | None = None  # called before the forward of an iteration
+    on_change: Callable[[ShapesChanged], None]  # builds the net for the new shapes
 
     def step(self) -> None:
         if self.on_start is not None:
@@ -60,8 +60,8 @@ class _Solver(EngineSolver):
 
     @contextmanager
     def _whole_or_not_at_all(self) -> Iterator[None]:
-        """Around an iteration: one that an error leaves out leaves nothing behind, neither its loss nor, in running
-        sums, its batch."""
+        """Returns a context for an iteration: if an error ends it, its loss is not kept, and running sums are set back
+        to what they were before its batch."""
         iteration, state = self.iteration, self.state.copy()
         statistics = [(values, values.copy()) for values in self.net.statistics()]
         try:
@@ -76,7 +76,7 @@ class _Solver(EngineSolver):
 
     @watched()
     def start(self) -> None:
-        """Weights are the same everywhere, and data flows."""
+        """Gives all ranks the same weights, and starts the feeder if it is not running."""
         self.replica.share()
         if not self.feeder.running:
             self.feeder.start(self.state.samples_seen)
@@ -95,7 +95,7 @@ class _Solver(EngineSolver):
                 self.on_change(change)
 
     def apply_update(self) -> None:
-        """The update of an iteration, of gradients that are there; its loss is that of the last forward."""
+        """Does the update of an iteration with the gradients that the net has; its loss is that of the last forward."""
         try:
             with self._whole_or_not_at_all():
                 self._apply_update()
@@ -111,7 +111,8 @@ class _Solver(EngineSolver):
             self.optimizer.release()
 
     def count_pass(self, first_sample: int) -> Counters:
-        """Of a forward that a script runs: its randomness is that of step(), and no other pass takes its batch."""
+        """Counts a forward that a script runs, whose first sample is `first_sample`. Returns the counters of its
+        randomness, which are those that step() would have; no other pass takes its batch."""
         one = max(1, self.feeder.batch_size) * self.world.size
         counters = Counters(self.iteration, first_sample, self.state.samples_seen // one)
         self.state.samples_seen += one
@@ -119,15 +120,16 @@ class _Solver(EngineSolver):
         return counters
 
     def rebuild_net(self, config: NetConfig, strict: bool) -> EngineNet:
-        """The net in other shapes, with the parameters that it has. `config`: like the one that it was built from;
-        strict: as in engine.net.Net."""
+        """Builds the net again in other shapes, with the parameters that it has, and returns it.
+
+        config: the one that it was built from, in other shapes. strict: as in engine.net.Net."""
         self.optimizer.wait()
         before = self.net
         self.use_net(EngineNet(config, proto.TRAIN, before.options, share=before, before=before, strict=strict))
         return self.net
 
     def give_up(self) -> None:
-        """After an error: leaves out the iteration that it has met, whose data the next one gets again."""
+        """Leaves out an iteration that an error has ended; the next one gets its data again."""
         self.optimizer.abandon(f"iteration {self.iteration} has failed or was interrupted: ranks may have parted")
         for feeder in self.feeders:
             feeder.stop()
@@ -143,24 +145,24 @@ class _Solver(EngineSolver):
 class Solver:
     """A solver of its file's type. `net` and `test_nets` are caffe.Nets, their blobs and parameters live; `param` is
     the SolverParameter. Raises EngineErrors: ConfigErrors for files that cannot be built, and what training raises.
-    What a layer written in Python raises passes through as it is.
+    An exception of a layer written in Python passes through as it is.
 
-    Ctrl-C ends step() and solve() when the iteration is done, or breaks off a test, on all ranks, and raises
-    KeyboardInterrupt; solve() takes the last snapshot. A second one ends them at once: that iteration is left out. With
-    one rank the solver can go on.
+    Ctrl-C ends step() and solve() on all ranks, at the end of the iteration or within a test, and raises
+    KeyboardInterrupt; solve() takes the last snapshot before. A second Ctrl-C ends them at once and leaves out that
+    iteration. With one rank the solver can go on.
     """
 
-    _type = ""  # of a class that does not go by the file
+    _type = ""  # the type of the class, as of SGDSolver; "": that of the file
 
     @as_raised
     @watched()
     def __init__(self, solver_file: str | os.PathLike):
-        allow_modules()  # of nets that the calling program has chosen itself
+        allow_modules()  # the calling script has chosen these nets, and so the code of their Python layers
         config = read_solver(solver_file)
         if self._type:
             config.message.type = self._type
         if not (config.message.HasField("max_iter") or config.message.HasField("max_epoch")):
-            _leave_open(config)
+            _leave_max_iter_open(config)
         world = ranks()
         config.rank, config.ranks = world.rank, world.size
         world.board.enter(SET_UP)
@@ -174,16 +176,16 @@ class Solver:
         if config.message.weights:
             self._solver.load_weights(list(config.message.weights))
         self._callbacks: list[tuple[Callable[[], None], Callable[[], None]]] = []
-        # Nothing below holds this object, and no net is held by what it holds: a solver that the script drops is gone.
+        # Nothing below may hold this object or one of its nets: a solver that the script drops has to be freed at once.
         self._solver.on_change = weakly(self._follow)
         solver = self._solver
         fed = FedBySolver(solver.feeder, solver.start, lambda: solver.state.samples_seen, count=solver.count_pass)
         parts = solver.model_parallel.describe()
         train_config = net_of_solver(config, proto.TRAIN)
         self._train_net = ChangingNet.of_solver(solver.net, train_config, fed, solver.rebuild_net)
-        self._changing = [self._train_net]  # what is behind net and test_nets
+        self._changing = [self._train_net]  # the nets behind `net` and `test_nets`
         for each, net_config in zip(solver.test_nets.evaluators, nets_of_solver(config).tests):
-            # Tests end the stream: it then begins where the next will.
+            # Each test ends the stream of its net, so that a script's forward begins where the next test will.
             fed = FedBySolver(each.feeder, each.start, lambda each=each: each.samples, _refusal(solver.model_parallel))
             test_net = ChangingNet.of_solver(each.net, net_config, fed, each.rebuild_net, train=self._train_net)
             self._changing.append(test_net)
@@ -232,10 +234,10 @@ class Solver:
 
     @param.setter
     def param(self, param: proto.SolverParameter) -> None:
-        """Takes over base_lr alone: Caffe lets scripts change nothing else of a solver's parameters."""
+        """Takes over base_lr alone: in Caffe, scripts can change nothing else of a solver's parameters."""
         self._solver.param.base_lr = param.base_lr
 
-    # What was written into arrays goes into a run, and what the run has done comes back.
+    # Arrays: _push() takes what scripts have written into a run, _pull() shows them its results.
 
     def _push(self) -> None:
         for net in self._changing:
@@ -247,8 +249,8 @@ class Solver:
     @as_raised
     @watched()
     def _run(self, run: Callable[[], object]) -> None:
-        """What is to go on after an interrupt or another error. Raises KeyboardInterrupt, on all ranks, at the end of a
-        call in which it has come to one."""
+        """Calls run() between _push() and _pull(), so that the solver can go on after an interrupt or another error.
+        Raises KeyboardInterrupt at the end, on all ranks, if an interrupt has come to one of them."""
         solver = self._solver
         with solver.signals.interrupt():
             try:
@@ -266,13 +268,14 @@ class Solver:
                 raise
         if solver.world.size == 1:
             interrupted = solver.signals.interrupted  # also one that has come just now
-        if interrupted or not solver.signals.interrupted:  # the next call ends with one that came later than the others
+        if interrupted or not solver.signals.interrupted:  # one that came after the ranks agreed ends the next call
             solver.signals.clear(STOP)
         if interrupted:
             raise KeyboardInterrupt
 
     def _agree_on_interrupts(self) -> bool:
-        """Collective, at the end of a call, when no rank has long to wait: World.agree() would wait asleep."""
+        """Returns whether an interrupt has come to any rank. Collective. Ranks reach the end of a call at about the
+        same time, so they wait for this awake; World.agree() would wait asleep."""
         came = np.array([self._solver.signals.interrupted], np.int64)
         self._solver.world.allreduce(came)
         return bool(came[0])
@@ -284,15 +287,17 @@ class Solver:
 
     def _follow(self, change: ShapesChanged) -> None:
         self._solver.optimizer.wait()
-        self._train_net.live.pull()  # what the steps so far have made of the weights
+        self._train_net.live.pull()  # the arrays get the weights as the steps so far have left them
         self._train_net.follow(change)
 
     # Running
 
     def step(self, iterations: int) -> None:
-        """Trains for `iterations`, with the tests and snapshots that fall due. Collective. Raises TypeError for what is
-        no whole number, EngineError where another process has the snapshot_prefix of a solver that takes snapshots,
-        whether or not one falls due yet: scripts step one by one, and would lose what they have trained till then."""
+        """Trains for `iterations`, with the tests and snapshots that fall due. Collective.
+
+        Raises TypeError for what is no whole number. Raises EngineError if the solver takes snapshots and another
+        process has its snapshot_prefix, even if none falls due yet: a script that steps one by one would otherwise lose
+        what it has trained till then."""
         try:
             count = operator.index(iterations)
         except TypeError:
@@ -303,16 +308,16 @@ class Solver:
 
     @watched()
     def _take_prefix(self) -> None:
-        """Collective, before the first iteration of those that lead to a snapshot: raises EngineError now, not there,
-        where it could not be written."""
+        """Takes the snapshot_prefix for this process, before the first iteration. Collective. Raises EngineError if
+        snapshots could not be written."""
         if self._has_prefix:
             return
         config, world = self._solver.config, self._solver.world
         _check_snapshots(config, world)
         with failing_alike(world):
-            if world.rank == 0:  # which writes
+            if world.rank == 0:  # only this rank writes
                 take_prefix(config, world)
-                self._solver.snapshots.lock()  # of which it then is, too, where another solver of this script has it
+                self._solver.snapshots.lock()  # another solver of this script may have the prefix, too
         self._has_prefix = True
 
     def _train(self, iterations: int) -> None:
@@ -320,8 +325,8 @@ class Solver:
         self._solver.run(self._solver.iteration + iterations)
 
     def solve(self, resume_file: str | os.PathLike | None = None) -> None:
-        """Trains up to max_iter, from `resume_file`, a solverstate, if there is one, and writes the last snapshot.
-        Raises EngineError where that, or another, could not be written."""
+        """Trains up to max_iter, from the solverstate `resume_file` if it is given, and writes the last snapshot.
+        Collective. Raises EngineError if a snapshot could not be written."""
         if saves(self._solver.param):
             self._take_prefix()
         if resume_file:
@@ -332,7 +337,7 @@ class Solver:
     @whole()
     @watched()
     def snapshot(self) -> None:
-        """Collective."""
+        """Writes the weights and the solverstate. Collective."""
         self._push()
         self._solver.replica.share()
         self._solver.snapshot()
@@ -342,7 +347,7 @@ class Solver:
     @whole()
     @watched()
     def restore(self, path: str | os.PathLike) -> None:
-        """Collective. Goes on from a solverstate and the weights that it names. Raises WeightsError."""
+        """Goes on from a solverstate and the weights that it names. Collective. Raises WeightsError."""
         self._push()
         self._solver.world.board.enter(SET_UP)  # files may be slow
         self._solver.restore(str(path))
@@ -351,7 +356,7 @@ class Solver:
         self._pull()
 
     def apply_update(self) -> None:
-        """An iteration's update, with the gradients that net.params holds. Raises ConfigError in mode ASYNC."""
+        """Does an iteration's update with the gradients that net.params holds. Raises ConfigError in mode ASYNC."""
         self._refuse_async("apply_update()")
         self._run(self._update)
 
@@ -360,7 +365,8 @@ class Solver:
         self._solver.apply_update()
 
     def _refuse_async(self, call: str) -> None:
-        """Where a program would look at weights, and set them, that servers are updating meanwhile."""
+        """Raises ConfigError in mode ASYNC for a call in which the script would read or set weights while servers
+        update them."""
         if not self._solver.optimizer.in_step:
             raise ConfigError(
                 f"comm_param.mode: ASYNC does not go together with {call}, for ranks update each other's weights at "
@@ -369,13 +375,14 @@ class Solver:
             )
 
     def share_weights(self, net: Net) -> None:
-        """`net` reads this solver's weights from now on."""
+        """Lets `net` read this solver's weights from now on."""
         net.share_with(self.net)
 
     def add_callback(self, on_start: Callable[[], None], on_gradients_ready: Callable[[], None]) -> None:
-        """Called at every iteration, before its forward, and when this rank's gradients stand in net.params. What they
-        write into arrays is used. Gradients are then reduced after backward, not while it runs. Raises ConfigError in
-        mode ASYNC."""
+        """Adds two functions to call in every iteration: on_start before its forward, on_gradients_ready when this
+        rank's gradients are in net.params. What they write into arrays is used.
+
+        Gradients are reduced after backward from now on, not while it runs. Raises ConfigError in mode ASYNC."""
         self._refuse_async("add_callback()")
         self._callbacks.append((on_start, on_gradients_ready))
         call_back = weakly(self._call_back)
@@ -393,14 +400,15 @@ class Solver:
 
 
 def _check_snapshots(config: SolverConfig, world: World) -> None:
-    """Collective. See check_snapshots()."""
+    """Raises as check_snapshots(), on all ranks alike. Collective."""
     with failing_alike(world):
-        if world.rank == 0:  # which writes
+        if world.rank == 0:  # only this rank writes
             check_snapshots(config.message, config.path, config.where(path="snapshot_prefix"))
 
 
 def _refusal(divided: ModelParallel) -> str:
-    """Why programs may not run test nets, whose whole layers are gathered by all ranks; "" if they may."""
+    """Returns why scripts may not run test nets; "" if they may. Under model_parallel, ranks hold parts of layers, and
+    gather the whole ones for the solver's own tests only."""
     if not divided:
         return ""
     return (
@@ -409,21 +417,22 @@ def _refusal(divided: ModelParallel) -> str:
     )
 
 
-def _leave_open(config: SolverConfig) -> None:
-    """A script that steps need not say how often: solve() then does nothing, as in Caffe. Schedules may need it."""
+def _leave_max_iter_open(config: SolverConfig) -> None:
+    """Sets max_iter to 0 unless a schedule needs it: a script that calls step() need not say how often. solve() then
+    does nothing, as in Caffe."""
     if not need_max_iter(config.message):
         config.message.max_iter = 0
 
 
 @functools.cache
 def _class_of(kind: str) -> type[Solver]:
-    more = (Solver.__doc__ or "").partition(". ")[2]  # after whose type it is
+    more = (Solver.__doc__ or "").partition(". ")[2]  # the docstring after "A solver of its file's type."
     about = f'A solver of type: "{kind}", whatever its file says.\n\n    {more}'
     return type(f"{kind}Solver", (Solver,), {"_type": kind, "__module__": __name__, "__doc__": about})
 
 
 def __getattr__(name: str) -> type[Solver]:
-    """SGDSolver, AdamSolver and so on, one class for each type of solver, made when a script first asks for it."""
+    """Returns the class of a solver type, SGDSolver and so on, which is made when a script first asks for it."""
     kind = name.removesuffix("Solver")
     if kind == name or kind.startswith("_") or kind not in solver_types():
         raise AttributeError(f"module 'caffe' has no attribute '{name}'", name=name)
@@ -435,7 +444,7 @@ def __dir__() -> list[str]:
 
 
 def get_solver(solver_file: str | os.PathLike) -> Solver:
-    """The solver of the file's `type`. Raises ConfigError for an unknown one."""
+    """Returns a solver of the file's `type`. Raises ConfigError for an unknown type."""
     config: SolverConfig = read_solver(solver_file)
     kind = config.message.type
     if wrong := unknown_type(kind):

@@ -13,7 +13,7 @@ class Timer:
         self._seconds = 0.0
 
     def start(self) -> None:
-        """Begins at 0; does nothing while it runs."""
+        """Starts at 0; does nothing if it runs already."""
         if self._begin is None:
             self._begin = time.perf_counter()
 
@@ -23,6 +23,6 @@ class Timer:
 
     @property
     def ms(self) -> float:
-        """Milliseconds between the last start() and stop(), 0 if there were none. Stops it, as in Caffe, if it runs."""
+        """Milliseconds between the last start() and stop(), 0 if there were none. Stops a running one, as in Caffe."""
         self.stop()
         return 1000 * self._seconds

@@ -1,4 +1,4 @@
-"""Errors of layers written in Python, as the script that has called the net meets them: those that were raised."""
+"""Lets the exceptions of layers written in Python reach the script that has called the net as they were raised."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ T = TypeVar("T")
 
 
 def as_raised(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorates what a script calls. The exception of a layer's code passes through as it is, as in Caffe, so that the
-    script can catch it by its type; a note names the layer. All that lies between sees a UserError."""
+    """Decorates a function that scripts call: it raises the exception of a layer's code in place of the UserError that
+    wraps it. So the script can catch it by its type, as in Caffe; a note names the layer."""
 
     @functools.wraps(function)
     def call(*arguments: P.args, **keywords: P.kwargs) -> T:
@@ -28,6 +28,6 @@ def as_raised(function: Callable[P, T]) -> Callable[P, T]:
         try:
             raise raised  # not in the except clause: its own context stays
         finally:
-            del raised  # which would hold itself, by this frame
+            del raised  # or it would hold itself, by its traceback and this frame
 
     return call

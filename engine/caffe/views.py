@@ -1,8 +1,8 @@
 """Live arrays of tensors: a run uses what was written into them and leaves its results in them.
 
-A tensor in row-major order is seen in place. One in a layout of oneDNN's is seen through a copy, which is written back
-before a run and read again after it, for as long as somebody holds it. So is any tensor of which somebody has asked for
-a copy.
+The array of a tensor in row-major order is its own memory. For a tensor in a layout of oneDNN's it is a copy, which is
+written back before a run and read again after it, for as long as the script holds it. So it is for any tensor whose
+array was asked for by copy().
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 if TYPE_CHECKING:
     from engine.host._core import Tensor
 
-_HELD_BY_US = 2  # references to a copy that nobody else holds: the dictionary's and the one being counted
+_HELD_BY_US = 2  # references to a copy that no script holds: that of the dictionary, and the argument of getrefcount()
 
 
 class Views:
@@ -26,41 +26,42 @@ class Views:
         self._copies: dict[Tensor, np.ndarray] = {}  # by tensor
 
     def array(self, tensor: Tensor, shape: tuple[int, ...]) -> np.ndarray:
-        """float32 of `shape`, the tensor's values."""
+        """Returns the tensor's values as a live float32 array of `shape`, in place if the layout allows."""
         values = None if tensor in self._copies else tensor.view()
         return self.copy(tensor, shape) if values is None else values.reshape(shape)
 
     def copy(self, tensor: Tensor, shape: tuple[int, ...]) -> np.ndarray:
-        """The same, never in place."""
+        """Returns the tensor's values as a live copy of `shape`, never in place."""
         if tensor not in self._copies:
-            values = tensor.get()  # which owns its memory, so that every view of it counts as a reference
+            values = tensor.get()  # it owns its memory, so that every view of it counts as a reference
             self._copies[tensor] = values if values.shape == shape else values.reshape(shape).copy()
         return self._copies[tensor].reshape(shape)
 
     def adopt(self, others: Views) -> None:
-        """Takes over the arrays of others, too."""
+        """Adds the arrays of `others`; for a tensor of both, its own array stays."""
         self._copies = others._copies | self._copies
 
     def of(self, tensors: Mapping[Tensor, Tensor]) -> Views:
-        """The same copies, as those of the tensors that stand in place of these."""
+        """Returns Views in which the copies of some tensors are those of other tensors. tensors: old -> new."""
         result = Views()
         result._copies = {tensors[tensor]: values for tensor, values in self._copies.items() if tensor in tensors}
         return result
 
     def move(self, tensor: Tensor, other: Tensor) -> None:
-        """The copy of the one, if there is one, is the other's from now on."""
+        """Makes the copy of `tensor`, if there is one, that of `other`."""
         if tensor is not other and tensor in self._copies:
             self._copies[other] = self._copies.pop(tensor)
 
     def push(self) -> None:
-        """Before a run: what was written into copies goes to the tensors, and nothing else: of two that share their
-        memory the script may have changed one. Copies that nobody holds are dropped."""
+        """Writes the copies that scripts have changed into their tensors, and drops those that nobody holds. Call it
+        before a run. Unchanged copies are not written: of two tensors that share memory, the script may have changed
+        the copy of one."""
         for tensor, values in self.changed():
             tensor.set(values)
         self.release()
 
     def changed(self) -> list[tuple[Tensor, np.ndarray]]:
-        """The copies that were written into, by the bits."""
+        """Returns the copies that scripts have written into: those that differ from their tensors in any bit."""
         return [
             (tensor, values)
             for tensor, values in self._copies.items()
@@ -74,6 +75,6 @@ class Views:
                 del self._copies[tensor]
 
     def pull(self) -> None:
-        """After a run, or after another change of the tensors that followed a push()."""
+        """Reads the tensors into their copies. Call it after a run, or after a push() and another change of tensors."""
         for tensor, values in self._copies.items():
             values[...] = tensor.get().reshape(values.shape)
