@@ -1,4 +1,4 @@
-"""Data layers: what they read, in which order, how it is transformed, and prefetching."""
+"""Data layers: their sources, the order of samples, transforms and prefetching."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ def open_data(
 ) -> DataSource:
     """Opens the source of a data layer and its transforms.
 
-    where: "file:line:column" of the layer, for messages. rank and ranks replace %# and %* in the source's path; a
-    path with %# is the rank's own part of the data and is not divided again. share: with whom a copy on this host is
-    shared; None: the source is read where it is, whatever the layer says.
+    where: "file:line:column" of the layer, for messages.
+    rank, ranks: replace %# and %* in the source's path. A path with %# is a source of this rank alone, and is not
+        divided among the ranks.
+    share: the ranks that share a copy of the source on this host; None: the source is not copied, whatever the layer
+        says.
+
     Raises ConfigError for parameters that cannot be used, DataError for a source that cannot be read.
     """
     from engine.data.data_source import DataSource
@@ -37,29 +40,30 @@ def open_data(
 
 
 def batch_size_of(layer_param: LayerParameter, where: str | None = None) -> int:
-    """Raises ConfigError for a layer without one, or of a type that cannot be read."""
+    """Returns a data layer's batch_size. Raises ConfigError for a layer without one, or of a type that is no data
+    layer's."""
     from engine.data.registry import find_reader
 
     return find_reader(layer_param.type, where).batch_size(layer_param, where)
 
 
 def source_of(layer_param: LayerParameter) -> str:
-    """The path that a data layer reads, "" where there is none."""
+    """Returns the path that a data layer reads; "" if it reads none."""
     from engine.data.registry import find_reader
 
     return find_reader(layer_param.type).source_of(layer_param)
 
 
 def set_batch_size(layer_param: LayerParameter, size: int) -> None:
-    """Of a layer that has one: see batch_size_of()."""
+    """Sets the batch_size of a data layer that has one: see batch_size_of()."""
     from engine.data.registry import find_reader
 
     find_reader(layer_param.type).set_batch_size(layer_param, size)
 
 
 def shapes_without_data(layer_param: LayerParameter, where: str | None = None) -> tuple[Shape, ...]:
-    """Shapes of one item's arrays, one for each top, by the layer's parameters alone, for `engine check` where the
-    source is missing. Raises ConfigError where they do not tell."""
+    """Returns the shapes of one item's arrays, one for each top, by the layer's parameters alone: `engine check` asks
+    for them if the source is missing. Raises ConfigError if the parameters do not tell."""
     from engine.data.registry import find_reader
 
     return find_reader(layer_param.type, where).shapes_without_data(layer_param, where)

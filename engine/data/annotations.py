@@ -1,7 +1,7 @@
-"""Pictures with objects in them, as the files of Pascal VOC and COCO describe them.
+"""Reads the annotations of Pascal VOC and COCO: pictures with objects in them.
 
-What these hold is checked here, by file and key: no entity of an XML file is expanded, and no path leads out of the
-folder of pictures.
+The files are checked here, and errors name the file and the key. No entity of an XML file is expanded, and no path may
+lead out of the folder of pictures.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from engine.data.decode import FORMATS
 from engine.data.image_tree import Tree, open_tree, read_text
 from engine.errors import DataError
 
-# In the order that numbers them from 1, in VOC's own palette masks, too.
+# In the order of their labels, which begin at 1; VOC's own palette masks have the same labels.
 VOC_CLASSES = (
     "aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse motorbike person pottedplant sheep "
     "sofa train tvmonitor"
 ).split()
 BACKGROUND = ("none_of_the_above", "background")  # name and display_name of label 0 in SSD's label maps
-_MAX_LABEL = 65535  # a list of the names is written
-_LONE = re.compile("[\ud800-\udfff]")  # half of a character, as JSON may have it: no file takes it
+_MAX_LABEL = 65535  # a list with the names of all labels up to the largest is written
+_LONE = re.compile("[\ud800-\udfff]")  # half of a character, as JSON may have it: it cannot be written to a file
 _MAX_XML = 1 << 24  # characters; VOC's longest file has 20,000
 _SHOWN = 60  # characters of a wrong value
 
 
 @dataclass(frozen=True)
 class Thing:
-    """An object. name: its class, as the label map's `name` has it. box: x1, y1, x2, y2 in pixels. difficult: as VOC
-    says it; of COCO, whether it is a crowd. segmentation: COCO's, polygons or runs. where: in which file, at which
-    key."""
+    """An object in a picture.
+
+    name: its class, by the label map's `name`. box: x1, y1, x2, y2 in pixels. difficult: as VOC says; for COCO, whether
+    it is a crowd. where: the file and the key, for messages. segmentation: COCO's polygons or runs."""
 
     name: str
     box: tuple[float, float, float, float]
@@ -49,8 +50,10 @@ class Thing:
 
 @dataclass
 class Scene:
-    """A picture with its objects. name: VOC's, or COCO's number. path: of the picture, below the root. size: (width,
-    height) where the annotations say it. mask: the path of VOC's palette picture."""
+    """A picture with its objects.
+
+    name: VOC's name, or COCO's number. path: of the picture, below the root. where: the file and the key, for messages.
+    size: (width, height), if the annotations say it. mask: the path of VOC's palette picture."""
 
     name: str
     path: str
@@ -62,7 +65,7 @@ class Scene:
 
 @dataclass
 class Annotations:
-    """Of a part of a data set. classes: name -> what people call it, in the order of the labels from 1."""
+    """The annotations of a part of a data set. classes: name -> display name, in the order of their labels from 1."""
 
     tree: Tree
     scenes: list[Scene]
@@ -70,14 +73,14 @@ class Annotations:
 
 
 def read_annotations(root: str, annotations: str, masks: bool = False) -> Annotations:
-    """Reads COCO's, if `annotations` is a .json, else those of an image set of VOC.
+    """Reads annotations: COCO's, if `annotations` is a .json, else those of an image set of VOC.
 
     Args:
         root: COCO's folder of pictures, or VOC's folder with Annotations and JPEGImages; also in a .zip or .tar.
         annotations: instances_*.json, or ImageSets/*/*.txt.
-        masks: classes of pixels are wanted, not boxes.
+        masks: whether to read the classes of pixels, and not boxes.
 
-    Raises DataError for whatever is missing, or is not what it should be.
+    Raises DataError for a file that is missing or wrong.
     """
     tree = open_tree(root)
     found = _Coco(tree, annotations).read(masks) if is_coco(annotations) else _read_voc(tree, root, annotations, masks)
@@ -95,7 +98,7 @@ def is_coco(annotations: str) -> bool:
 
 
 def label_map_of(classes: dict[str, str]) -> proto.LabelMap:
-    """A label map as SSD's: the background, then the classes."""
+    """Returns a label map like SSD's: the background, then the classes."""
     labels = proto.LabelMap()
     for label, (name, display_name) in enumerate([BACKGROUND, *classes.items()]):
         labels.item.add(name=name, label=label, display_name=display_name)
@@ -103,7 +106,8 @@ def label_map_of(classes: dict[str, str]) -> proto.LabelMap:
 
 
 def known_labels(path: str) -> proto.LabelMap:
-    """A label map whose names and labels are all there, and there once. Raises DataError, ConfigError."""
+    """Reads a label map. Raises DataError if an item lacks its name or label, or has that of another one; ConfigError
+    if it cannot be read."""
     labels = read_label_map(path)
     if labels is None:
         raise DataError("expected a label map: item { name: ... label: ... }", path)
@@ -119,21 +123,22 @@ def known_labels(path: str) -> proto.LabelMap:
 
 
 def label_of(thing: Thing, labels: dict[str, int], path: str) -> int:
-    """labels: by name, of the label map at `path`. Raises DataError for an object of another class."""
+    """Returns the label of an object. labels: those of the label map at `path`, by name. Raises DataError for an object
+    of another class."""
     label = labels.get(thing.name, 0)
-    if label == 0:  # the background's, or nobody's
+    if label == 0:  # no class has this name, or it is the background's
         raise DataError(f"'{thing.name}' is no class of {path}{suggestion(thing.name, labels)}", thing.where)
     return label
 
 
 def got(value: object) -> str:
-    """A wrong value as errors show it: in one line, and not all of a long one."""
+    """Returns a wrong value as errors show it: in one line, cut if it is long."""
     text = re.sub(r"\s+", " ", value if isinstance(value, str) else repr(value))
     return repr(text[:_SHOWN]) if isinstance(value, str) else text[:_SHOWN]
 
 
 def is_number(value: object) -> bool:
-    """Whether a value of JSON can be a coordinate."""
+    """Returns whether a value of JSON can be a coordinate."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30
 
 
@@ -141,7 +146,7 @@ def is_number(value: object) -> bool:
 
 
 def _read_voc(tree: Tree, root: str, list_file: str, masks: bool) -> Annotations:
-    """Pictures in the order of the list. With masks, no XML is read."""
+    """Reads the pictures of a list, in its order, and the XML file of each, or with masks its mask instead."""
     scenes: list[Scene] = []
     lines: dict[str, int] = {}
     for line, text in enumerate(read_text(list_file).splitlines(), 1):
@@ -181,7 +186,7 @@ def _read_voc_xml(tree: Tree, root: str, scene: Scene) -> None:
     size = document.find("size")
     if size is not None:
         width, height = (_xml_number(size, side, f"{root}/{path}: size") for side in ("width", "height"))
-        if width or height:  # both 0: whoever wrote it did not know
+        if width or height:  # some files have 0 for a size that nobody knew
             scene.size = int(width), int(height)
     for position, element in enumerate(document.findall("object"), 1):
         where = f"{root}/{path}: object {position}"
@@ -199,8 +204,8 @@ def _read_voc_xml(tree: Tree, root: str, scene: Scene) -> None:
 
 
 def _parse_xml(data: bytes, where: str) -> ElementTree.Element:
-    """The root <annotation>. A document that declares a type could name entities that expand without end, or other
-    files: none is read."""
+    """Returns the root <annotation>. A document that declares a type is refused: its entities could expand without end,
+    or name other files."""
     try:
         text = data.decode("utf-8-sig")
         if len(text) > _MAX_XML:
@@ -229,7 +234,7 @@ def _xml_number(element: ElementTree.Element, tag: str, where: str) -> float:
 
 
 class _Coco:
-    """A file of instances. Errors name it and the key."""
+    """A file of instances. Errors name the file and the key."""
 
     def __init__(self, tree: Tree, path: str):
         self._tree, self._path = tree, path
@@ -239,7 +244,7 @@ class _Coco:
             raise DataError(f"it is no JSON: {error}", path) from None
 
     def read(self, masks: bool) -> Annotations:
-        """Pictures in the order of their numbers, each with its objects in the file's order."""
+        """Returns the pictures in the order of their numbers, each with its objects in the file's order."""
         classes: dict[int, str] = {}
         for key, category in self._list("categories"):
             number = self._whole(category, key, "id")
@@ -282,7 +287,7 @@ class _Coco:
         return DataError(f"{key}: {message}", self._path)
 
     def _list(self, name: str) -> list[tuple[str, dict[str, Any]]]:
-        """(key, object) of each object of a list."""
+        """Returns (key, object) for each object of a list of the file."""
         if not isinstance(self._content, dict) or not isinstance(self._content.get(name), list):
             raise self._error(name, "expected a list, as in COCO's instances_*.json; got none")
         for position, each in enumerate(self._content[name]):
@@ -304,7 +309,7 @@ class _Coco:
         return value
 
     def _box(self, annotation: dict[str, Any], key: str) -> tuple[float, float, float, float]:
-        """x, y, width, height to corners."""
+        """Returns the corners x1, y1, x2, y2 of COCO's x, y, width, height."""
         box = annotation.get("bbox")
         if not isinstance(box, list) or len(box) != 4 or not all(map(is_number, box)):
             raise self._error(f"{key}.bbox", f"expected x, y, width and height as numbers, got {got(box)}")

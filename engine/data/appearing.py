@@ -1,4 +1,4 @@
-"""New files and folders, which appear under their names together, when all of them are complete."""
+"""Makes new files and folders appear under their names together, when all of them are complete."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ Begin: TypeAlias = Callable[[str], Path]
 
 @contextlib.contextmanager
 def appearing() -> Iterator[Begin]:
-    """Gives a function: the name that a file or folder will have -> the path where it is written until then.
+    """Yields a function that takes the name that a file or folder will have, and returns the path to write it to.
 
-    At the end all get their names. After an error, also one of giving a name, and where a signal ends the process,
-    nothing is left of any.
-    Raises DataError where a name cannot be given.
+    At the end all get their names. If there is an error, also one in giving a name, or if a signal ends the process,
+    all of them are removed. Raises DataError if a name cannot be given.
     """
     unnamed: dict[str, Path] = {}
     named: list[Path] = []
@@ -49,8 +48,10 @@ def appearing() -> Iterator[Begin]:
 
 @contextlib.contextmanager
 def new_folder(name: str) -> Iterator[Path]:
-    """Gives the path where a folder is until it appears under its name, whole. Raises DataError, also in place of an
-    OSError: it cannot be written. Then, and where a signal ends the process, nothing of it is left behind."""
+    """Makes a folder, and yields its path until it is complete and appears under its name.
+
+    Raises DataError if it cannot be written, also in place of an OSError of the caller. Then, or if a signal ends the
+    process, nothing of it is left behind."""
     with appearing() as begin:
         folder = begin(name)
         try:
@@ -61,12 +62,12 @@ def new_folder(name: str) -> Iterator[Path]:
 
 
 def _give(path: Path, name: str) -> None:
-    """Raises OSError, also where there is something of this name: a rename would replace a file."""
+    """Gives a file or folder its name. Raises OSError, also if there is something of this name already."""
     if path.is_dir():
         os.rename(path, name)
         return
     try:
-        os.link(path, name)
+        os.link(path, name)  # not a rename, which would replace a file
     except FileExistsError:
         raise
     except OSError:  # not every file system has links

@@ -24,7 +24,7 @@ WHOLE: Patch = (0.0, 0.0, 1.0, 1.0)
 
 
 def boxes_of(annotated: AnnotatedDatum) -> np.ndarray:
-    """The boxes of an AnnotatedDatum in its order."""
+    """Returns the boxes of an AnnotatedDatum, in its order."""
     rows = [
         (group.group_label, each.instance_id, b.xmin, b.ymin, b.xmax, b.ymax, b.difficult)
         for group in annotated.annotation_group
@@ -35,19 +35,21 @@ def boxes_of(annotated: AnnotatedDatum) -> np.ndarray:
 
 
 def overlaps(patch: Patch, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of a patch with each box: intersection over union, over the patch's area, over the box's area."""
+    """Returns the intersection of a patch with each box as three arrays (n,): over their union, over the patch's area,
+    and over the box's area."""
     corners = boxes[:, CORNERS].astype(np.float64)
     sides = np.minimum(corners[:, 2:], patch[2:]) - np.maximum(corners[:, :2], patch[:2])
     common = np.prod(np.maximum(sides, 0), axis=1)
     areas = np.prod(np.maximum(corners[:, 2:] - corners[:, :2], 0), axis=1)
     own = (patch[2] - patch[0]) * (patch[3] - patch[1])
     with np.errstate(divide="ignore", invalid="ignore"):
-        shares = [np.where(common > 0, common / whole, 0.0) for whole in (own + areas - common, own, areas)]
-    return shares[0], shares[1], shares[2]
+        fractions = [np.where(common > 0, common / whole, 0.0) for whole in (own + areas - common, own, areas)]
+    return fractions[0], fractions[1], fractions[2]
 
 
 def make_emit(param: EmitConstraint | None) -> Callable[[Patch, np.ndarray], np.ndarray]:
-    """(patch, boxes) -> which boxes a patch keeps, by emit_constraint; without one all that touch it."""
+    """Returns the function of emit_constraint: it takes a patch and the boxes that touch it, and returns, as bools
+    (n,), which of them the patch keeps. Without an emit_constraint it keeps all."""
     if param is None:
         return lambda patch, boxes: np.ones(len(boxes), bool)
     if param.emit_type == proto.EmitConstraint.MIN_OVERLAP:
@@ -62,7 +64,7 @@ def make_emit(param: EmitConstraint | None) -> Callable[[Patch, np.ndarray], np.
 
 
 def seen_from(patch: Patch, boxes: np.ndarray) -> np.ndarray:
-    """The boxes in fractions of the patch, cut at its edges; those outside of it are left out."""
+    """Returns the boxes in fractions of the patch, cut at its edges, without those that lie outside of it."""
     boxes = boxes.copy()
     begin, sides = np.array(patch[:2]), np.subtract(patch[2:], patch[:2])
     corners = (boxes[:, CORNERS] - np.tile(begin, 2)) / np.tile(sides, 2)
@@ -72,7 +74,7 @@ def seen_from(patch: Patch, boxes: np.ndarray) -> np.ndarray:
 
 
 def mirrored(boxes: np.ndarray) -> np.ndarray:
-    """Left and right exchanged."""
+    """Returns the boxes with left and right exchanged."""
     boxes = boxes.copy()
     boxes[:, [2, 4]] = 1 - boxes[:, [4, 2]]
     return boxes

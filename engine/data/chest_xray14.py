@@ -1,5 +1,5 @@
-"""ChestX-ray14 (Wang et al. 2017, arXiv 1705.02315) as the NIH distributes it: lists of pictures with 14 labels each,
-divided by patient."""
+"""Makes lists of ChestX-ray14 (Wang et al. 2017, arXiv 1705.02315) as the NIH distributes it: pictures with 14 labels
+each, divided by patient."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TRAIN, VAL, TEST = "train", "val", "test"
 
 @dataclass(frozen=True)
 class Entry:
-    """A row of the table: the picture's name, the patient, and where it is in the file."""
+    """A row of the table: the picture's name, the patient, the labels, and the line of the file."""
 
     image: str
     patient: str
@@ -53,8 +53,10 @@ class Entry:
 
 @dataclass
 class Lists:
-    """What has been written, by part: pictures, patients, and the pictures with each label. positive_weight and
-    negative_weight are those of the training pictures. missing: pictures of the table that are not there."""
+    """Counts of what was written, by part: pictures, patients, and pictures with each label (14).
+
+    positive_weight, negative_weight: of the loss, from the training pictures. missing: the number of pictures of the
+    table that are not there."""
 
     images: dict[str, int] = field(default_factory=dict)
     patients: dict[str, int] = field(default_factory=dict)
@@ -81,11 +83,11 @@ def convert_chestxray14(
     Args:
         root: a folder, zip or tar with the pictures, at any depth; the paths in the lists are relative to it.
         table, train_val_list, test_list: the NIH's files; None: of the NIH's names, in root.
-        val_fraction: of the patients of train_val_list, chosen by the seed, whose pictures are in val.txt.
-        skip_missing: leave out pictures that are not below root.
+        val_fraction: the fraction of the patients of train_val_list whose pictures go to val.txt, chosen by the seed.
+        skip_missing: whether to leave out pictures that are not below root.
 
-    A patient's pictures are all in one part. Raises DataError: out exists, a file cannot be read or does not say what
-    it should, a patient is in both lists, pictures are missing. Raises ConfigError for values that cannot be.
+    A patient's pictures are all in one part. Raises DataError if out exists, a file cannot be read or is wrong, a
+    patient is in both lists, or pictures are missing. Raises ConfigError for a val_fraction or seed out of range.
     """
     check_within(0, val_fraction, 0.99, "val_fraction", None)
     check_within(0, seed, 2**32 - 1, "seed", None)
@@ -111,8 +113,8 @@ def convert_chestxray14(
     for part, chosen in parts.items():
         found.images[part], found.patients[part] = len(chosen), len({entry.patient for entry in chosen})
         found.with_label[part] = np.sum([entry.labels for entry in chosen], axis=0, dtype=int) + np.zeros(14, int)
-    share = found.with_label[TRAIN] / max(1, found.images[TRAIN])
-    found.positive_weight, found.negative_weight = (1 - share).tolist(), share.tolist()
+    fraction = found.with_label[TRAIN] / max(1, found.images[TRAIN])
+    found.positive_weight, found.negative_weight = (1 - fraction).tolist(), fraction.tolist()
     _write(out, parts, paths, found)
     return found
 
@@ -125,7 +127,7 @@ def _found_table(root: str, names: list[str]) -> str:
 
 
 def read_entries(table: str) -> Iterator[Entry]:
-    """The rows of the NIH's table, or of one with its first two columns. Raises DataError."""
+    """Yields the rows of the NIH's table, or of one with its first two columns. Raises DataError."""
     rows = csv.reader(read_text(table).removeprefix("\ufeff").splitlines())
     seen: dict[str, int] = {}
     try:
@@ -148,7 +150,7 @@ def read_entries(table: str) -> Iterator[Entry]:
             if name in seen:
                 raise DataError(f"{name} is there twice, first in line {seen[name]}", where)
             seen[name] = rows.line_num
-            # without its column, the patient's number is what the names begin with: 00000001_000.png
+            # Without a column of patients, the number that begins the picture's name is the patient: 00000001_000.png
             whose = row[patient].strip() if patient is not None else name.partition("_")[0]
             yield Entry(name, whose, _labels(row[findings], where), rows.line_num)
     except csv.Error as error:
@@ -158,7 +160,7 @@ def read_entries(table: str) -> Iterator[Entry]:
 
 
 def _labels(text: str, where: str) -> np.ndarray:
-    """(14), 0 or 1, of names with | between them."""
+    """Returns labels (14), 0 or 1, from names with | between them. Raises DataError."""
     names = [name.strip() for name in text.split("|")]
     labels = np.zeros(len(LABELS), np.int8)
     for name in names:
@@ -173,7 +175,7 @@ def _labels(text: str, where: str) -> np.ndarray:
 
 
 def _paths(root: str, names: list[str]) -> dict[str, str]:
-    """Where pictures are below root, by file name."""
+    """Returns the paths of pictures below root, by file name. Raises DataError if a name is there twice."""
     paths: dict[str, str] = {}
     for path in names:
         name = path.rpartition("/")[2]
@@ -188,7 +190,7 @@ def _paths(root: str, names: list[str]) -> dict[str, str]:
 def _divide(
     entries: list[Entry], known: set[str], lists: dict[str, str], table: str, val_fraction: float, seed: int
 ) -> dict[str, list[Entry]]:
-    """The rows of each part, in the table's order. known: all pictures of the table. Raises DataError."""
+    """Returns the rows of each part, in the table's order. known: all pictures of the table. Raises DataError."""
     part_of: dict[str, str] = {}
     for part, path in lists.items():
         names = read_text(path).split()
@@ -226,7 +228,7 @@ def _divide(
 
 
 def _write(out: str, parts: dict[str, list[Entry]], paths: dict[str, str], found: Lists) -> None:
-    """A part without pictures has no list."""
+    """Writes the new folder. A part without pictures has no list."""
     texts = {
         f"{part}.txt": "".join(f"{paths[entry.image]} {' '.join(map(str, entry.labels))}\n" for entry in chosen)
         for part, chosen in parts.items()

@@ -1,5 +1,6 @@
-"""The class of each pixel of a picture, of the polygons and runs by which COCO describes its objects. Nothing is drawn
-before its size is known."""
+"""Draws masks, the class of each pixel, from the polygons and runs by which COCO describes the objects of a picture.
+
+The work is bounded: it is known, and refused if it is too much, before anything is drawn."""
 
 from __future__ import annotations
 
@@ -13,13 +14,15 @@ from engine.data.pair import IGNORED
 from engine.errors import DataError, EngineError, shape_text
 
 _MAX_OUTLINES = 1 << 23  # pixels along all polygons of a picture, which take 0.5 GB and 2 s; COCO's have 20,000
-_MAX_DRAWN = 1 << 36  # pixels times objects of a picture: minutes; a thousand objects in the largest one
-_AT_ONCE = 16  # polygons that are put together: with more at a time it takes as long as their number squared
+_MAX_DRAWN = 1 << 36  # pixels times objects of a picture, minutes of work: a thousand objects in the largest picture
+_AT_ONCE = 16  # polygons drawn at a time: the time grows with the square of this number
 
 
 def draw_mask(things: Sequence[tuple[int, Thing]], height: int, width: int) -> np.ndarray:
-    """(height, width) uint8, the label of each pixel, of (label, object of COCO). A smaller object lies in front of a
-    larger one. Pixels of crowds that belong to nothing else do not count: they hold IGNORED. Raises DataError."""
+    """Returns the label of each pixel, (height, width) uint8. things: (label, object of COCO).
+
+    A smaller object lies in front of a larger one. Pixels of crowds that belong to no other object are IGNORED. Raises
+    DataError."""
     polygons = [_polygons(thing, height, width) for _, thing in things]
     _check_work(things, polygons, height, width)
     mask = np.zeros((height, width), np.uint8, "F")  # column by column, as COCO's runs are
@@ -61,7 +64,7 @@ def _check_work(
 
 
 def _inside(thing: Thing, height: int, width: int) -> np.ndarray:
-    """(height, width), whether each pixel is the object's, by its runs."""
+    """Returns, as bools (height, width), which pixels are the object's, by its runs. Raises DataError."""
     of, where = thing.segmentation, f"{thing.where}.segmentation"
     if not isinstance(of, dict):
         raise DataError(f"expected polygons, or runs {{counts, size}}, got {got(of)}", where)
@@ -83,9 +86,9 @@ def _inside(thing: Thing, height: int, width: int) -> np.ndarray:
 
 
 def _unpacked(text: str, where: str) -> list[int]:
-    """The runs of COCO's compressed form: numbers of 5 bits a character, the lowest first, each from the fourth on as
-    its difference to the one before the last."""
-    # pycocotools leaves pixels behind the last run as they were in memory; so the lengths are needed before the pixels.
+    """Returns the runs of COCO's compressed form: numbers of 5 bits a character, the lowest first. From the fourth on,
+    each is the difference to the number two before it. Raises DataError."""
+    # pycocotools leaves pixels behind the last run as they are in memory, so the runs are added up here first.
     runs: list[int] = []
     value = shift = 0
     for character in text:
@@ -105,8 +108,8 @@ def _unpacked(text: str, where: str) -> list[int]:
 
 
 def _polygons(thing: Thing, height: int, width: int) -> list[np.ndarray] | None:
-    """The points (n, 2) of an object's polygons; None where it has runs. Points beyond the picture's edges are moved to
-    them: pycocotools would use memory for what lies there."""
+    """Returns the points (n, 2) of an object's polygons; None if it has runs. Points beyond the picture's edges are
+    moved to the edges, because pycocotools would use memory for what lies there. Raises DataError."""
     if not isinstance(thing.segmentation, list):
         return None
     polygons: list[np.ndarray] = []
@@ -120,12 +123,13 @@ def _polygons(thing: Thing, height: int, width: int) -> list[np.ndarray] | None:
 
 
 def _outline(polygon: np.ndarray) -> float:
-    """How many pixels it goes through, for which pycocotools uses memory."""
+    """Returns how many pixels a polygon's outline goes through: pycocotools uses memory for each."""
     return float(np.abs(polygon - np.roll(polygon, 1, 0)).max(1).sum())
 
 
 def _inside_polygons(polygons: Sequence[np.ndarray], height: int, width: int) -> np.ndarray:
-    """Drawn by pycocotools, whose pixels are those that everybody is judged by."""
+    """Returns, as bools (height, width), which pixels are in a polygon. pycocotools draws them, because COCO's
+    evaluation takes its pixels."""
     if not polygons:
         return np.zeros((height, width), bool)
     coco = _pycocotools()

@@ -1,4 +1,4 @@
-"""The mean image of a source, for transform_param's mean_file."""
+"""Computes the mean image of a source, for transform_param's mean_file."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ def compute_image_mean(
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> np.ndarray:
-    """The mean (c, h, w) float32 over all images of db, which must be of one size; written to out as a BlobProto of
-    1 x c x h x w, if out is given. mean.mean(axis=(1, 2)) are the values for mean_value.
+    """Computes the mean over all images of db, which must be of one size, in double precision. Returns it as (c, h, w)
+    float32, and writes it to out as a BlobProto of 1 x c x h x w, if out is given. mean.mean(axis=(1, 2)) are the
+    values for mean_value.
 
-    Sums in double precision. Raises DataError, which names the key, for images that differ in size or are damaged;
-    EngineError, before any is read, where out cannot be written, or is one of db's files.
+    threads: that decode; None for data_threads(). progress: called with (images done, all images).
+    Raises DataError, which names the key, for images that differ in size or are damaged. Raises EngineError, before it
+    reads any image, if out cannot be written or is one of db's files.
     """
     if out is not None:
         check_writable(out)
     source = open_source(db, backend=backend)
-    if out is not None and os.path.lexists(out):  # else none of them is it: there may be millions
+    if out is not None and os.path.lexists(out):  # a new file cannot be one of db's, of which there may be millions
         check_apart(out, *source.files_of(db))
 
     def pixels(index: int) -> tuple[str, np.ndarray]:

@@ -1,5 +1,5 @@
-"""Annotations of Pascal VOC and COCO into an LMDB: AnnotatedDatums, as SSD's create_annoset writes them, for
-AnnotatedData layers; or Datums with masks, for Data layers."""
+"""Writes annotations of Pascal VOC and COCO to an LMDB: as AnnotatedDatums, as SSD's create_annoset does, for
+AnnotatedData layers; or as Datums with masks, for Data layers."""
 
 from __future__ import annotations
 
@@ -42,9 +42,11 @@ _TELL_EVERY = 16
 
 @dataclass
 class Conversion:
-    """What convert_annotations did. things: boxes, or, of masks, pixels, by label; images: pictures that have the
-    label; difficult: such boxes. empty: boxes without an area, which are left out, by their place; cut: boxes that
-    reached out of their pictures. names: of the labels."""
+    """What convert_annotations did.
+
+    By label: things, the number of boxes, or with masks of pixels; images, the number of pictures that have it;
+    difficult, the number of difficult boxes; names.
+    empty: the places of boxes without an area, which are left out. cut: boxes that reached out of their pictures."""
 
     written: int = 0
     skipped: dict[str, str] = field(default_factory=dict)  # picture -> why it could not be decoded
@@ -56,7 +58,7 @@ class Conversion:
     names: dict[int, str] = field(default_factory=dict)
 
     def table(self, masks: bool) -> list[str]:
-        """A line for each class: its label, its name, what there is of it."""
+        """Returns a line for each class: its label, its name, and how much there is of it."""
         lines = []
         for label in sorted({*self.things, *self.names} - (set() if masks else {0})):
             name = f" {self.names[label]}" if label in self.names else " not counted" if label == IGNORED else ""
@@ -103,8 +105,8 @@ def convert_annotations(
         progress: is called with (done, total) now and then.
 
     Keys are "%08d_name", counted after the shuffle. The LMDB's folder has a label map (of masks labels.txt) and
-    name_size.txt, a line `name height width` for each picture. Raises DataError: db exists, a file is missing or says
-    what cannot be, a picture cannot be decoded (unless skip_bad_images). Then nothing is left behind.
+    name_size.txt, a line `name height width` for each picture. Raises DataError if db exists, a file is missing or
+    wrong, or a picture cannot be decoded (unless skip_bad_images). Then nothing is left behind.
     """
     output = output or Output()
     output.check()
@@ -142,7 +144,7 @@ def convert_annotations(
 
 
 def _names_of(wanted: proto.LabelMap, masks: bool) -> dict[int, str]:
-    """By label."""
+    """Returns the classes' names by label."""
     names = {item.label: item.display_name or item.name for item in wanted.item}
     if masks:
         names.setdefault(0, BACKGROUND[1])
@@ -150,7 +152,8 @@ def _names_of(wanted: proto.LabelMap, masks: bool) -> dict[int, str]:
 
 
 def _texts_of(wanted: proto.LabelMap, names: dict[int, str], masks: bool) -> dict[str, str]:
-    """What tells the classes of an LMDB, by the name of the file: a label map, or of masks a line for each label."""
+    """Returns the files that tell the classes of an LMDB, as texts by their names: a label map or, with masks, a line
+    for each label."""
     if not masks:
         return {LABEL_MAP: label_map_text(wanted)}
     if not names:
@@ -168,7 +171,7 @@ def _count(conversion: Conversion, made: _Made) -> None:
 
 
 class _Maker:
-    """Makes what is stored of a scene. labels: by the names of classes; path: where these are from."""
+    """Makes what is stored of a scene. labels: by the names of classes. path: the file that has these."""
 
     def __init__(
         self,
@@ -183,7 +186,7 @@ class _Maker:
         self._labels, self._names, self._path = labels, names, path
 
     def __call__(self, scene: Scene) -> _Made:
-        """Raises DataError; a picture that cannot be decoded is in `bad` instead."""
+        """Returns what is stored of a scene; for a picture that cannot be decoded, why (`bad`). Raises DataError."""
         made = _Made(scene)
         try:
             data = self._tree.read(scene.path)
@@ -242,8 +245,8 @@ class _Maker:
 
 
 def _within(thing: Thing, made: _Made) -> tuple[float, float, float, float] | None:
-    """The box as fractions of the picture's sides, cut at its edges; None for one without an area. As in create_annoset
-    VOC's pixels, which are counted from 1, are divided by the sides as they are. Raises DataError."""
+    """Returns the box in fractions of the picture's sides, cut at its edges; None for one without an area. As in
+    create_annoset, VOC's pixels are divided by the sides as they are, though they count from 1. Raises DataError."""
     x1, y1, x2, y2 = thing.box
     width, height = made.size
     text = " ".join(f"{value:g}" for value in thing.box)

@@ -1,4 +1,4 @@
-"""Pictures of any source into an LMDB of Datums, as Caffe's tool of the same name writes them, a tar or TFRecords."""
+"""Writes the pictures of any source to an LMDB of Datums, as Caffe's tool of the same name does, a tar or TFRecords."""
 
 from __future__ import annotations
 
@@ -40,17 +40,20 @@ from engine.host.cores import cores_at_once
 
 _TELL_EVERY = 16
 _KINDS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "bmp": "BMP"}
-_Stored = tuple[proto.Datum, tuple[int, int, int]]  # and (channels, height, width) of the picture in it
+_Stored = tuple[proto.Datum, tuple[int, int, int]]  # a Datum, and (channels, height, width) of the picture in it
 _Encoded = tuple[int, str, _Stored | DataError]  # index, name, what is stored
 
 
 @dataclass(frozen=True)
 class Output:
-    """What pictures become. Sizes are pixels, 0: as they are.
+    """What pictures become. Sizes are in pixels; 0 keeps that of the picture.
 
-    height, width: of all pictures. shorter_side: to which the shorter side is brought, the shape is kept. max_side: to
-    which a longer side is shrunk. encoded: image files instead of pixels, of the kind encode_type ("jpg", "png",
-    "bmp"), "" for each file's own; quality: of JPEGs.
+    height, width: of all pictures.
+    shorter_side: the length of the shorter side; the aspect ratio is kept.
+    max_side: the length to which a longer side is shrunk.
+    encoded: whether to store image files, not pixels.
+    encode_type: the kind of these, "jpg", "png" or "bmp"; "" for each file's own.
+    quality: of JPEGs.
     """
 
     height: int = 0
@@ -80,7 +83,7 @@ class Output:
         check_within(1, self.quality, 100, "quality", None)
 
     def size_of(self, image: Image.Image) -> tuple[int, int]:
-        """(width, height) of what an image becomes."""
+        """Returns (width, height) of what an image becomes."""
         if self.height:
             return self.width, self.height
         width, height = image.size
@@ -93,19 +96,19 @@ class Output:
         return width, height
 
     def picture(self, original: Image.Image) -> Image.Image:
-        """What an image becomes. Raises UndecodableImage."""
+        """Returns what an image becomes. Raises UndecodableImage."""
         color = GRAY if self.gray else COLOR
         image = original.convert(color) if original.mode != color else original
         size = self.size_of(image)
         return image if size == image.size else resized(image, size, Image.Resampling.BILINEAR)
 
     def datum(self, datum: proto.Datum) -> _Stored:
-        """What is stored in place of a Datum, with its labels; (channels, height, width) of its picture. Raises
-        ImageError."""
+        """Returns the Datum to store in place of one, with its labels, and (channels, height, width) of its picture.
+        Raises ImageError."""
         original = decode_bytes(datum.data) if datum.encoded else decode(datum)
         if isinstance(original, np.ndarray) and not (self.encoded or self.height or self.shorter_side or self.max_side):
             if original.shape[2] == len(GRAY if self.gray else COLOR) or original.dtype != np.uint8:
-                return datum, (datum.channels, datum.height, datum.width)  # numbers that stay as they are
+                return datum, (datum.channels, datum.height, datum.width)  # its numbers stay as they are
         original = as_pillow(original)
         image = self.picture(original)
         result, shape = proto.Datum(), (len(image.mode), image.height, image.width)
@@ -129,7 +132,8 @@ class Output:
         return result, shape
 
     def _encode(self, datum: proto.Datum, original: Image.Image, image: Image.Image) -> bytes:
-        """The file's own bytes where they are what is asked for: nothing is lost by a second compression."""
+        """Returns the bytes of the image file: the file's own, if they are what is asked for, so that nothing is lost
+        by a second compression."""
         own = image_kind(datum.data) if datum.encoded else ""
         kind = self.encode_type or own or "jpg"
         if own and _KINDS[own] == _KINDS[kind] and image.size == original.size and image.mode == original.mode:
@@ -137,7 +141,7 @@ class Output:
         return self.file(image, kind)
 
     def file(self, image: Image.Image, kind: str) -> bytes:
-        """The bytes of an image file. kind: as encode_type."""
+        """Returns an image as the bytes of a file. kind: as encode_type."""
         encoded = io.BytesIO()
         image.save(encoded, _KINDS[kind], **({"quality": self.quality} if _KINDS[kind] == "JPEG" else {}))
         return encoded.getvalue()
@@ -145,8 +149,10 @@ class Output:
 
 @dataclass
 class Conversion:
-    """What convert_imageset did. outputs: pictures by source, as a net names it; labels: the same by label, of those
-    that have one. classes: their names, if known."""
+    """What convert_imageset did.
+
+    outputs: the number of pictures by output, named as a net names its source. labels: by output, the number of
+    pictures by label. classes: the classes' names by label, if known."""
 
     images: int = 0
     skipped: list[tuple[str, str]] = field(default_factory=list)  # names of pictures, and why they cannot be decoded
@@ -155,7 +161,7 @@ class Conversion:
     classes: list[str] = field(default_factory=list)
 
     def table(self) -> list[str]:
-        """A line for each class: its label, its name, and how many pictures each output has of it."""
+        """Returns a line for each class: its label, its name, and how many pictures each output has of it."""
         labels = sorted({label for counts in self.labels.values() for label in counts})
         lines = []
         for label in labels:
@@ -166,7 +172,7 @@ class Conversion:
 
 
 def val_name(db: str) -> str:
-    """Of what --val_fraction sets aside."""
+    """Returns the name of the output that holds what --val_fraction sets aside."""
     stem, extension = os.path.splitext(db) if format_of(db) != "lmdb" else (db.rstrip("/"), "")
     return f"{stem}_val{extension}"
 
@@ -185,20 +191,20 @@ def convert_imageset(
     skip_bad_images: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Conversion:
-    """Writes the pictures of root to a new LMDB, or, where db is named so, a tar or TFRecord file.
+    """Writes the pictures of root to a new LMDB or, if db has such an extension, to a tar or TFRecord file.
 
     Args:
         root: any source (engine/data/sources); with a list a folder, a zip, a tar, or a folder in one.
         list_file: lines as read_list() reads them.
-        shards: files that a tar or TFRecord is written to, db-000000 and so on; 0: one, of the name db.
-        val_fraction: of the pictures, chosen by the seed, which are written to val_name(db) instead.
-        check_size: what is stored has to be of one size, whether pixels or image files.
+        shards: the number of files of a tar or TFRecord, db-000000 and so on; 0: one, of the name db.
+        val_fraction: the fraction of the pictures, chosen by the seed, to write to val_name(db) instead.
+        check_size: whether all that is stored has to be of one size, pixels and image files alike.
         progress: is called with (done, total) now and then.
 
     Keys are "%08d_path", counted after the shuffle. What is written appears under its name only when it is complete.
-    Raises DataError: db exists, a file is missing or cannot be decoded (unless skip_bad_images), pictures differ in
-    size where check_size is set, the disk is full.
-    Raises ConfigError for sizes that no picture can have, and other values that cannot be.
+    Raises DataError if db exists, a file is missing or cannot be decoded (unless skip_bad_images), pictures differ in
+    size (with check_size), or the disk is full.
+    Raises ConfigError for sizes that no picture can have, and for other values out of range.
     """
     output = output or Output()
     names = _new_names(db, output, seed, shards, val_fraction)
@@ -241,7 +247,7 @@ def convert_imageset(
 
 
 def _new_names(db: str, output: Output, seed: int, shards: int, val_fraction: float) -> list[str]:
-    """The names of what is to be written, where nothing is yet. Raises ConfigError, DataError."""
+    """Returns the names of the outputs. Raises DataError if one exists, ConfigError for values out of range."""
     output.check()
     check_within(0, seed, 2**32 - 1, "seed", None)
     check_within(0, val_fraction, 0.99, "val_fraction", None)
@@ -256,14 +262,14 @@ def _new_names(db: str, output: Output, seed: int, shards: int, val_fraction: fl
 
 
 def _set_aside(total: int, fraction: float, seed: int) -> np.ndarray:
-    """Whether each picture (total,) is of the fraction that the seed chooses."""
+    """Returns bools (total,): whether each picture is of the fraction that the seed chooses."""
     aside = np.zeros(total, bool)
     aside[np.random.RandomState([seed, 1]).permutation(total)[: round(fraction * total)]] = True
     return aside
 
 
 def _check_alike(shapes: set[tuple[int, ...]], name: str) -> None:
-    """shapes: up to the picture of this name. Raises DataError where its own is another."""
+    """Raises DataError if the picture of this name differs in shape from those before it. shapes: of all of them."""
     if len(shapes) > 1:
         raise DataError(
             f"{name}: differs in size from those before it: {sorted(shapes)}; resize_height and resize_width make them "
@@ -272,7 +278,7 @@ def _check_alike(shapes: set[tuple[int, ...]], name: str) -> None:
 
 
 def _check_decoded(conversion: Conversion, total: int, source: str) -> None:
-    """Raises DataError where nothing is left of a source, or for one of the outputs."""
+    """Raises DataError if no picture of a source, or of one of the outputs, could be decoded."""
     if not conversion.images:
         raise DataError(f"none of its {total} pictures can be decoded", source)
     for name, count in conversion.outputs.items():
@@ -281,7 +287,7 @@ def _check_decoded(conversion: Conversion, total: int, source: str) -> None:
 
 
 class _Source:
-    """Any source, by itself."""
+    """The pictures of any source."""
 
     def __init__(self, root: str):
         self._source = open_source(root)
@@ -299,7 +305,7 @@ class _Source:
 
 
 class _Listed:
-    """Files that a list names."""
+    """The pictures that a list names."""
 
     classes: list[str] = []
 
@@ -333,7 +339,8 @@ def _encode(pictures: _Source | _Listed, output: Output, root: str, index: int) 
 def _good(
     encoded: Iterator[_Encoded], conversion: Conversion, skip_bad_images: bool
 ) -> Generator[tuple[int, int, str, _Stored], None, None]:
-    """(number, index, name, what is stored) of each image that could be decoded; counts them."""
+    """Yields (number, index, name, what is stored) of each image that could be decoded, and counts them. Raises the
+    error of another one, unless skip_bad_images."""
     for number, (index, name, stored) in enumerate(encoded):
         if isinstance(stored, DataError):
             if not skip_bad_images:
@@ -348,12 +355,12 @@ def _good(
 def _writer(
     db: str, shards: int, count: int, classes: list[str], begin: Begin
 ) -> Iterator[Callable[[int, str, proto.Datum], None]]:
-    """Gives a function that writes a picture: its number, name and Datum. count: of pictures, at most. begin:
-    appearing()'s."""
+    """Yields a function that writes a picture: it takes its number, name and Datum. count: the number of pictures, at
+    most. begin: the function of appearing()."""
     names = "".join(f"{name}\n" for name in classes)
     if format_of(db) == "lmdb":
         with new_lmdb(db, {LABELS: names} if names else {}, begin) as put:
-            # also names that are not UTF-8
+            # surrogateescape: names need not be UTF-8
             yield lambda number, name, datum: put(
                 f"{number:08d}_{name}".encode(errors="surrogateescape"), datum.SerializeToString()
             )

@@ -1,4 +1,4 @@
-"""Clips, which are video files, into folders of frames and the lists of them that VideoData layers read."""
+"""Writes clips, which are video files, to folders of frames, with the lists of these that VideoData layers read."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ _TELL_EVERY = 16
 
 @dataclass(frozen=True)
 class Taken:
-    """Which frames are taken of a clip. every: each n-th. fps: so many a second, 0: all; a clip that has fewer keeps
-    its own. max_frames: the first so many of those, 0: all. piece: clips are cut into pieces of so many frames, and
-    what is left at the end is left out; 0: they stay whole."""
+    """Which frames are taken of a clip.
+
+    every: one of so many frames. fps: so many frames a second, 0: all; a clip that has fewer keeps all.
+    max_frames: at most so many of those, 0: all.
+    piece: cuts clips into pieces of so many frames, and leaves a shorter rest out; 0: clips stay whole."""
 
     every: int = 1
     fps: float = 0.0
@@ -48,7 +50,7 @@ class Taken:
             raise ConfigError("fps and every exclude each other")
 
     def of(self, frames: Iterator[Frame], path: str) -> Iterator[Frame]:
-        """Those of a clip. Raises BadClip."""
+        """Yields the frames that are taken of a clip. Raises BadClip."""
         taken, begin, interval = 0, None, -1
         for number, frame in enumerate(frames):
             if number % self.every:
@@ -69,8 +71,9 @@ class Taken:
 
 @dataclass
 class Clip:
-    """A video file, the folder of its frames below that of all clips, and its label. pieces: folders and frames that
-    have been written. size: (width, height) of the frames. bad: why there are none."""
+    """A video file, the folder of its frames below that of all clips, and its label.
+
+    pieces: folders and frames that have been written. size: (width, height) of the frames. bad: why there are none."""
 
     path: str
     folder: str
@@ -82,8 +85,10 @@ class Clip:
 
 @dataclass
 class Conversion:
-    """What convert_video did. clips: those that are written; skipped: path -> why; frames: of all. lists: pieces by the
-    name of the list. classes: their names, where labels are those of folders."""
+    """What convert_video did.
+
+    clips: those that were written. skipped: path -> why it was skipped. frames: the number of frames of all clips.
+    lists: the number of pieces by the name of the list. classes: the classes' names, if folders give the labels."""
 
     clips: list[Clip] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
@@ -96,11 +101,11 @@ class Conversion:
 
     @property
     def sizes(self) -> Counter[tuple[int, int]]:
-        """Clips by the size of their frames, (width, height)."""
+        """Returns the number of clips by the size of their frames, (width, height)."""
         return Counter(clip.size for clip in self.clips)
 
     def table(self) -> list[str]:
-        """A line for each class: its label, its name, and how many clips it has."""
+        """Returns a line for each class: its label, its name, and how many clips it has."""
         counts = Counter(clip.label for clip in self.clips)
         return [f"class {label} {name}: {counts[label]} clips" for label, name in enumerate(self.classes)]
 
@@ -124,13 +129,13 @@ def convert_video(
         label: of all clips; BY_FOLDER: of each by the folder that it lies in, numbered in alphabetical order; BY_ORDER:
             its place among the clips.
         val_fraction: the last pieces of each clip, this fraction of them, are in val.txt; the others then in train.txt.
-        skip_bad_clips: leave out what is no video, or damaged.
+        skip_bad_clips: whether to leave out files that are no video, or damaged.
         progress: is called with the number of frames written, now and then, by one thread at a time.
 
     Frames are FOLDER/CLIP/image_0001.jpg and so on, of pieces FOLDER/CLIP/0001/image_0001.jpg; BY_FOLDER puts the name
-    of the class before CLIP. The folder appears under its name when it is complete. Raises DataError: the folder
-    exists, a clip cannot be decoded, two have the same name, the disk is full; ConfigError for values that cannot be;
-    EngineError without PyAV. Then nothing is left behind, nor where a signal ends the process.
+    of the class before CLIP. The folder appears under its name when it is complete. Raises DataError if the folder
+    exists, a clip cannot be decoded, two have the same name, or the disk is full; ConfigError for values out of range;
+    EngineError without PyAV. Then, or if a signal ends the process, nothing is left behind.
     """
     output = replace(output or Output(), encoded=True, encode_type=(output and output.encode_type) or "jpg")
     taken = taken or Taken()
@@ -153,7 +158,7 @@ def convert_video(
 
 
 def _check(output: Output, taken: Taken, val_fraction: float) -> None:
-    """Raises ConfigError for values that cannot be."""
+    """Raises ConfigError for values out of range."""
     output.check()
     taken.check()
     check_within(0, val_fraction, 0.99, "val_fraction", None)
@@ -162,7 +167,7 @@ def _check(output: Output, taken: Taken, val_fraction: float) -> None:
 
 
 def _count(conversion: Conversion, clip: Clip, skip_bad_clips: bool) -> None:
-    """Raises BadClip where a bad one is not to be skipped."""
+    """Counts a clip, or skips a bad one. Raises BadClip if bad clips are not to be skipped."""
     if clip.bad and not skip_bad_clips:
         raise clip.bad
     if clip.bad:
@@ -176,7 +181,7 @@ def _classes(clips: Sequence[str]) -> list[str]:
 
 
 def _named(clips: Sequence[str], label: int | str, classes: list[str]) -> list[Clip]:
-    """The clips with their folders and labels. Raises DataError."""
+    """Returns the clips with their folders and labels. Raises DataError."""
     todo: dict[str, Clip] = {}
     for number, path in enumerate(clips):
         whole = Path(os.path.abspath(path))
@@ -193,7 +198,7 @@ def _named(clips: Sequence[str], label: int | str, classes: list[str]) -> list[C
 
 
 def _check_listed(folder: str) -> None:
-    """Raises DataError where a line of a list cannot name the folder."""
+    """Raises DataError if a line of a list cannot name the folder."""
     line = f"{folder} 1 0"
     try:
         line.encode()
@@ -206,7 +211,7 @@ def _check_listed(folder: str) -> None:
 def _written(
     todo: list[Clip], root: Path, output: Output, taken: Taken, progress: Callable[[int], None] | None
 ) -> Generator[Clip, None, None]:
-    """Each clip, when its frames are written, by as many threads as there are cores."""
+    """Yields each clip when its frames are written, by as many threads as there are cores."""
     stop, lock, done = threading.Event(), threading.Lock(), 0
 
     def tell(frames: int) -> None:
@@ -237,7 +242,8 @@ def _written(
 def _write(
     clip: Clip, root: Path, output: Output, taken: Taken, stop: threading.Event, tell: Callable[[int], None]
 ) -> None:
-    """Raises BadClip, OSError."""
+    """Writes the frames of a clip. tell: called with the number of frames written since the last call. Raises BadClip,
+    OSError."""
     untold = 0
     with contextlib.closing(read_frames(clip.path)) as frames:
         for number, frame in enumerate(taken.of(frames, clip.path)):
@@ -263,7 +269,7 @@ def _write(
 
 
 def _picture(clip: Clip, frame: Frame, output: Output) -> bytes:
-    """The file of a frame. Raises BadClip."""
+    """Returns a frame as the bytes of an image file. Raises BadClip."""
     try:
         picture = output.picture(as_pillow(frame.pixels()))
     except ImageError as error:
@@ -276,7 +282,7 @@ def _picture(clip: Clip, frame: Frame, output: Output) -> bytes:
 
 
 def _lists(conversion: Conversion, root: Path, val_fraction: float) -> dict[str, str]:
-    """Texts by the names of their files. Raises DataError where a list would be empty."""
+    """Returns the texts of the lists by the names of their files. Raises DataError if a list would be empty."""
     texts = {TRAIN: "", VAL: ""} if val_fraction else {LIST: ""}
     conversion.lists = dict.fromkeys(texts, 0)
     for clip in conversion.clips:

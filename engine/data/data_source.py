@@ -1,4 +1,4 @@
-"""The source of a data layer: its order, each rank's share, and prefetching."""
+"""The source of a data layer, with the order of its samples, each rank's share of them, and prefetching."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from engine.errors import DataError
 
 
 class DataSource:
-    """Made by open_data(). shapes: of one item's arrays, one for each top, without the batch."""
+    """Gives the batches of a data layer's source; open_data() makes it.
+
+    `shapes`: of one item's arrays, one for each top, without the batch axis."""
 
     def __init__(self, reader: Reader, name: str, request: Request):
         self.reader = reader
@@ -18,17 +20,17 @@ class DataSource:
 
     @property
     def name(self) -> str:
-        """What is read, in the layer's words."""
+        """The source, as the layer names it."""
         return self.reader.name
 
     @property
     def size(self) -> int:
-        """The items of the source."""
+        """The number of items of the source."""
         return self.reader.size
 
     @property
     def own_size(self) -> int:
-        """The items of the source, divided among the ranks that it belongs to."""
+        """The number of this rank's items: all, or if the source belongs to some ranks only, its share of theirs."""
         if self.reader.owners is None:
             return self.size
         rank, ranks = self.reader.owners.index(self._request.rank), len(self.reader.owners)
@@ -40,18 +42,19 @@ class DataSource:
 
     @property
     def skipped(self) -> dict[int, tuple[str, str]]:
-        """Item -> (key, reason) of the undecodable images met so far, with skip_bad_images; a copy, in the order of the
-        items, whichever thread met them first."""
+        """Item -> (key, reason) of the undecodable images met so far, with skip_bad_images. It is a copy, in the order
+        of the items, whichever thread met them first."""
         with self.reader.skipping:
             return dict(sorted(self.reader.skipped.items()))
 
     @property
     def recoloured(self) -> int:
-        """Items met so far that were grey among coloured ones, or the other way around."""
+        """The number of images met so far that were grey among coloured ones, or the other way around."""
         return len(self.reader.recoloured)
 
     def identity(self) -> str:
-        """What shows whether ranks read the same items, in a few words; "" where each has its own. Raises DataError."""
+        """Returns a few words that differ between ranks if they do not read the same items; "" if each has its own.
+        Raises DataError."""
         return "" if self.reader.owners else self.reader.identity()
 
     def top_shapes(self, batch_size: int) -> list[Shape]:
@@ -71,8 +74,8 @@ class DataSource:
         threads: int | None = None,
         first_rank: int = 0,
     ) -> Prefetcher:
-        """Endless batches of this rank, beginning at sample `start` (counted over all ranks), of which first_rank has
-        the first."""
+        """Returns endless batches of this rank, beginning at sample `start`, counted over all ranks. The first batch
+        from there on is that of first_rank."""
         begin = self.reader.first + start
         shares = self._sampler().shares(
             batch_size, rank, ranks, begin, owners=self.reader.owners, first_rank=first_rank
@@ -80,13 +83,13 @@ class DataSource:
         return Prefetcher(self.reader, self._name, shares, batch_size, threads)
 
     def epoch(self, batch_size: int, rank: int = 0, ranks: int = 1, threads: int | None = None) -> Prefetcher:
-        """Every item exactly once over all ranks, then StopIteration: full batches, and at most one smaller one at the
-        end of each rank. The ranks' numbers of batches can differ by one."""
+        """Returns batches of this rank that have, over all ranks, every item exactly once. All are full, but for at
+        most one smaller batch at the end of each rank. The ranks' numbers of batches can differ by one."""
         shares = self._sampler().shares(batch_size, rank, ranks, stop=self.size, owners=self.reader.owners)
         return Prefetcher(self.reader, self._name, shares, batch_size, threads)
 
     def order(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """(epoch, item) of the samples begin <= p < end of a training."""
+        """Returns (epoch, item) of the samples begin <= p < end of a training."""
         first = self.reader.first
         return self._sampler().samples(first + begin, first + end)
 

@@ -1,8 +1,8 @@
-"""From a Datum to an image: raw bytes, raw floats, or a file in one of the formats below.
+"""Turns a Datum into an image: from raw bytes, raw floats, or a file in one of the formats below.
 
-JPEGs are decoded in C++, by the library that Pillow brings along, as far as they are needed; what that does not take,
-other formats and damaged files, Pillow decodes. This is the only module that opens, makes and resizes images: what it
-makes stays within engine/data/limits.py.
+JPEGs are decoded in C++, by the library that Pillow brings along, as far as they are needed. Pillow decodes the rest:
+other formats and damaged files. This is the only module that opens, makes and resizes images, so that all images stay
+within engine/data/limits.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from engine.proto import Datum
 
 # Either a Picture, or a Pillow image of mode L or RGB, or an array (h, w, c) of uint8 or float32 with any strides,
-# channels in Caffe's order (B, G, R). Each form is made where it costs no copy, and turned into another where needed.
+# channels in Caffe's order (B, G, R). An image keeps the form that costs no copy until another one is needed.
 AnyImage: TypeAlias = "Picture | Image.Image | np.ndarray"
 
 COLOR, GRAY = "RGB", "L"  # Pillow's modes; as_array() turns its R, G, B around to Caffe's B, G, R
@@ -38,37 +38,38 @@ COLOR, GRAY = "RGB", "L"  # Pillow's modes; as_array() turns its R, G, B around 
 # csrc/kernels/resize_rows.h.
 NEAREST, BOX, LINEAR, CUBIC, LANCZOS = range(5)
 
-# What is decoded, by the names that such files have. Pillow knows 40 formats more; one of them starts Ghostscript.
+# Extension -> format of the files that are decoded. Pillow knows 40 formats more; one of them starts Ghostscript.
 FORMATS = {
     **{".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".bmp": "BMP", ".gif": "GIF", ".webp": "WEBP"},
     **{".tif": "TIFF", ".tiff": "TIFF", ".ppm": "PPM", ".pgm": "PPM"},
 }
 _FORMATS = tuple(dict.fromkeys(FORMATS.values()))
 
-# Pillow warns of odd metadata and of large pictures; those that are too large are errors here.
+# Pillow warns of odd metadata and of large pictures; pictures that are too large are errors here.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 class ImageError(ValueError):
-    """One image that does not fit its net. The message names neither database nor key: the caller knows them."""
+    """Raised for an image that does not fit its net. The message names neither database nor key: the caller does."""
 
 
 class UndecodableImage(ImageError):
-    """Bytes that are no image, not all of one, or one that is too large. Such images can be skipped."""
+    """Raised for bytes that are no image, or only a part of one, or one that is too large. Such images can be
+    skipped."""
 
 
 class Picture:
     """A picture of 1 or 3 channels of bytes on its way to the net.
 
-    What is asked of it is remembered, and done at once, in C++ and without the GIL, for the pixels that are wanted in
-    the end: a JPEG is decoded only then, and only as far as that takes.
+    It remembers what is asked of it, and does it in one go, in C++ and without the GIL, for the pixels that are wanted
+    in the end. A JPEG is decoded only then, and only as far as these pixels need.
     """
 
     __slots__ = ("_box", "_filter", "_header", "_source", "_source_size", "height", "mode", "width")
 
     def __init__(self, source: bytes | np.ndarray, mode: str, size: tuple[int, int], header: Header | None = None):
-        """source: a JPEG of that header, or pixels (h, w, 1 or 3) in Caffe's order. mode: COLOR or GRAY, which it
-        becomes. size: (width, height) of the source."""
+        """source: a JPEG, with its header, or pixels (h, w, 1 or 3) in Caffe's order. mode: what it becomes, COLOR or
+        GRAY. size: (width, height) of the source."""
         self._source, self._header = source, header
         self.mode, self._source_size = mode, size
         self.width, self.height = size
@@ -87,7 +88,7 @@ class Picture:
         return picture
 
     def coloured(self, mode: str) -> Picture:
-        """The same in another mode. Raises UndecodableImage."""
+        """Returns the picture in another mode. Raises UndecodableImage."""
         picture = self._like() if self._filter is None else Picture(self.pixels(), self.mode, self.size)
         picture.mode = mode
         return picture
@@ -95,9 +96,9 @@ class Picture:
     def resized(
         self, size: tuple[int, int], resample: int, box: tuple[float, float, float, float] | None = None
     ) -> Picture:
-        """The picture, or the part of it in `box`, in another size (width, height).
+        """Returns the picture, or the part of it in `box`, in another size (width, height).
 
-        Raises UndecodableImage: the picture is too large, before or after, or in between.
+        Raises UndecodableImage if the picture is too large, before or after, or in between.
         """
         _check_resizing(self.size, size)
         picture = self._like() if self._filter is None else Picture(self.pixels(), self.mode, self.size)
@@ -107,12 +108,12 @@ class Picture:
 
     @property
     def pending(self) -> bool:
-        """Whether there is something left to do before it has pixels."""
+        """Whether something is left to do before it has pixels."""
         source = self._source
         return not isinstance(source, np.ndarray) or self._filter is not None or source.shape[2] != len(self.mode)
 
     def pixels(self) -> np.ndarray:
-        """(h, w, c) uint8. Raises UndecodableImage."""
+        """Returns its pixels (h, w, c) uint8. Raises UndecodableImage."""
         if isinstance(self._source, np.ndarray) and not self.pending:
             return self._source
         out = np.empty((self.height, self.width, len(self.mode)), np.uint8)
@@ -122,9 +123,10 @@ class Picture:
     def write(
         self, window: tuple[int, int, int, int, bool], mean: np.ndarray | None, scale: float, out: np.ndarray
     ) -> None:
-        """Writes a part, window (top, left, height, width, mirrored), to out: float32 (c, h, w), from which mean, (c,)
-        or (c, height, width), is subtracted before they are multiplied by scale; or uint8 (h, w, c) as they are.
-        Raises UndecodableImage."""
+        """Writes a part of the picture, window (top, left, height, width, mirrored), to out.
+
+        out: float32 (c, h, w), for pixels from which mean, (c,) or (c, height, width), is subtracted and which are then
+        multiplied by scale; or uint8 (h, w, c), for the pixels as they are. Raises UndecodableImage."""
         core = _decoder()
         resample = NEAREST if self._filter is None else self._filter
         how = (self._box, self.size, resample, window, mean, scale, out)
@@ -133,7 +135,7 @@ class Picture:
                 return
             # It is damaged. Pillow says how, or makes the best of it.
             decoded = decode_bytes(bytes(self._source), self.mode)
-            if decoded.size != self._source_size:  # what is to become of it was decided by the other
+            if decoded.size != self._source_size:  # boxes and sizes were chosen for the header's
                 raise UndecodableImage(f"it has {self._source_size} pixels by its header, and {decoded.size} in fact")
             self._source, self._header = as_array(decoded), None
         core.fill_from_pixels(self._source, *how)
@@ -144,7 +146,7 @@ Header: TypeAlias = "tuple[int, int, int, int]"  # width, height, channels, scan
 
 @functools.cache
 def _decoder() -> ModuleType:
-    """The extension, which has been shown Pillow's libjpeg. Where that is linked into Pillow so that nobody else can
+    """Returns the extension, once it has loaded Pillow's libjpeg. If that is linked into Pillow so that nobody else can
     call it, jpeg_header() knows no JPEG, and Pillow decodes them all."""
     from engine.host import _core
 
@@ -154,17 +156,17 @@ def _decoder() -> ModuleType:
 
 
 _lack = ""  # why _decoder() cannot read JPEGs
-_slowed = False  # whether there has been one that it could have read
+_slowed = False  # whether Pillow has decoded a JPEG for this reason
 
 
 def jpeg_decoder() -> str:
-    """What decodes JPEGs, in a few words."""
+    """Returns what decodes JPEGs, in a few words."""
     _decoder()
     return f"Pillow, as a whole and slower: {_lack}" if _lack else "libjpeg-turbo, the parts that crops need"
 
 
 def slow_jpegs() -> str:
-    """A note, if JPEGs have been met for which the faster way is not there; else ""."""
+    """Returns a note if Pillow has decoded JPEGs because its libjpeg cannot be called; else ""."""
     if not (_lack and _slowed):
         return ""
     return (
@@ -174,7 +176,8 @@ def slow_jpegs() -> str:
 
 
 def open_image(data: bytes, color: str | None = None) -> Picture:
-    """The image of a file. color: COLOR or GRAY to force one; None keeps grey grey. Raises UndecodableImage."""
+    """Returns the image of a file's bytes. color: COLOR or GRAY to force one; None keeps grey grey. Raises
+    UndecodableImage."""
     header: Header | None = _decoder().jpeg_header(data)
     if header is None:
         if _lack and data[:2] == b"\xff\xd8":
@@ -191,7 +194,7 @@ def open_image(data: bytes, color: str | None = None) -> Picture:
 
 
 def parse_datum(value: bytes) -> Datum:
-    """Raises UndecodableImage."""
+    """Returns the Datum in serialised bytes. Raises UndecodableImage."""
     try:
         return proto.Datum.FromString(value)
     except DecodeError as error:
@@ -199,7 +202,7 @@ def parse_datum(value: bytes) -> Datum:
 
 
 def parse_annotated(value: bytes) -> proto.AnnotatedDatum:
-    """Raises UndecodableImage."""
+    """Returns the AnnotatedDatum in serialised bytes. Raises UndecodableImage."""
     try:
         return proto.AnnotatedDatum.FromString(value)
     except DecodeError as error:
@@ -207,7 +210,7 @@ def parse_annotated(value: bytes) -> proto.AnnotatedDatum:
 
 
 def decode(datum: Datum, color: str | None = None) -> AnyImage:
-    """The image of a Datum. color: COLOR or GRAY to force one; None keeps grey grey and makes all else COLOR.
+    """Returns the image of a Datum. color: COLOR or GRAY to force one; None keeps grey grey and makes all else COLOR.
 
     Raises ImageError, UndecodableImage.
     """
@@ -224,13 +227,15 @@ _pillow_nanoseconds = 0
 
 
 def pillow_nanoseconds() -> int:
-    """What decode_bytes() has taken so far: exact while one thread decodes."""
+    """Returns the nanoseconds that decode_bytes() has taken so far; exact only if one thread decodes."""
     return _pillow_nanoseconds
 
 
 def decode_bytes(data: bytes, color: str | None = None, deep: bool = False) -> Image.Image:
-    """Decodes the bytes of an image file, completely. deep: grey of 16 bits stays that, in one of Pillow's modes whose
-    names begin with "I", whatever the `color`; else the upper 8 bits are kept. Raises UndecodableImage."""
+    """Decodes the bytes of an image file, completely.
+
+    deep: whether grey of 16 bits keeps them, whatever the `color`, in one of Pillow's modes whose names begin with "I";
+    else it keeps the upper 8 bits. Raises UndecodableImage."""
     begin = time.perf_counter_ns()
     try:
         image = Image.open(io.BytesIO(data), formats=_FORMATS)
@@ -259,7 +264,8 @@ def _undecodable(data: bytes, why: str) -> UndecodableImage:
 
 
 def decode_mask(data: bytes) -> Image.Image:
-    """A class for each pixel, mode L, from an image file: its grey values, or the numbers of its palette's colours.
+    """Decodes a mask, which has a class for each pixel, to an image of mode L. The classes are the file's grey values,
+    or the numbers of its palette's colours.
 
     Raises UndecodableImage, also for a picture in colours, and for classes above 255.
     """
@@ -286,8 +292,8 @@ def decode_mask(data: bytes) -> Image.Image:
 
 
 def _stretch(image: ImageFile.ImageFile) -> float:
-    """By what Pillow will multiply the grey values of a file that is open, so that the largest possible is white: those
-    of PNGs and TIFFs of 2 or 4 bits, and of PGMs."""
+    """Returns the factor by which Pillow will multiply the grey values of an open file, so that the largest possible
+    value is white: other than 1 for PNGs and TIFFs of 2 or 4 bits, and for PGMs."""
     for codec, _, _, how in image.tile[:1]:
         arguments: tuple[Any, ...] = how if isinstance(how, tuple) else (how,)
         if codec in ("ppm", "ppm_plain") and image.mode in ("L", "I"):
@@ -305,14 +311,14 @@ def resized(
 ) -> Image.Image:
     """Returns an image, or the part of it in `box`, in another size (width, height).
 
-    Raises UndecodableImage: the image is too large, before or after, or in between: Pillow resizes rows first.
+    Raises UndecodableImage if the image is too large, before or after, or in between: Pillow resizes rows first.
     """
     _check_resizing(image.size, size)
     return image.resize(size, resample, box)
 
 
 def canvas(mode: str, size: tuple[int, int], colour: int | tuple[int, ...]) -> Image.Image:
-    """Returns an image of one colour. Raises UndecodableImage where it would be too large."""
+    """Returns an image of one colour. Raises UndecodableImage if it would be too large."""
     _check_size("it would be put on a canvas of", *size)
     return Image.new(mode, size, colour)
 
@@ -331,7 +337,7 @@ def _check_resizing(before: tuple[int, int], after: tuple[int, int]) -> None:
 
 
 def _check_scans(scans: int, width: int, height: int) -> None:
-    """34 bytes of a JPEG can be a scan, which goes over all its pixels."""
+    """Raises UndecodableImage for too many scans: 34 bytes of a JPEG can be a scan, which goes over all its pixels."""
     if scans * width * height > MAX_SCANNED:
         raise UndecodableImage(f"it has {scans} scans of {width} x {height} pixels")
 
@@ -341,7 +347,7 @@ def _scans(data: bytes) -> int:
 
 
 def _raw_pixels(datum: Datum, data: bytes) -> np.ndarray:
-    """(h, w, c) view of the Datum's own (c, h, w) numbers."""
+    """Returns a view (h, w, c) of the Datum's own (c, h, w) numbers. Raises UndecodableImage."""
     shape = (datum.channels, datum.height, datum.width)
     if not (data or datum.float_data):
         raise UndecodableImage(
@@ -359,7 +365,8 @@ def _raw_pixels(datum: Datum, data: bytes) -> np.ndarray:
 
 
 def as_picture(image: AnyImage) -> Picture:
-    """Raises ImageError for what cannot be resized: floats, and 2 or more than 3 channels; UndecodableImage."""
+    """Returns an image as a Picture. Raises ImageError for floats, and for 2 or more than 3 channels, which cannot be
+    resized; UndecodableImage."""
     if isinstance(image, Picture):
         return image
     pixels = as_array(image)
@@ -368,7 +375,7 @@ def as_picture(image: AnyImage) -> Picture:
 
 
 def check_pixels(image: np.ndarray) -> None:
-    """Raises ImageError for what cannot be resized, nor change its colours: floats, and 2 or more than 3 channels."""
+    """Raises ImageError for floats, and for 2 or more than 3 channels: these cannot be resized or change colours."""
     if image.dtype != np.uint8 or image.shape[2] not in (1, 3):
         raise ImageError(
             f"an image of {image.shape[2]} {image.dtype} channels cannot be resized or change its colours; "
@@ -377,8 +384,8 @@ def check_pixels(image: np.ndarray) -> None:
 
 
 def as_pillow(image: AnyImage) -> Image.Image:
-    """Mode L or RGB. Raises ImageError for what Pillow has no mode for: floats, and 2 or more than 3 channels;
-    UndecodableImage."""
+    """Returns an image as Pillow's, of mode L or RGB. Raises ImageError for floats, and for 2 or more than 3 channels,
+    for which Pillow has no mode; UndecodableImage."""
     if isinstance(image, Image.Image):
         return image
     pixels = as_array(image)
@@ -388,7 +395,7 @@ def as_pillow(image: AnyImage) -> Image.Image:
 
 
 def as_array(image: AnyImage) -> np.ndarray:
-    """(h, w, c), channels in the order B, G, R. Raises UndecodableImage."""
+    """Returns an image as an array (h, w, c), channels in the order B, G, R. Raises UndecodableImage."""
     if isinstance(image, np.ndarray):
         return image
     if isinstance(image, Picture):

@@ -15,7 +15,7 @@ _HALF_CIRCLE = 180  # hue_delta counts in steps of two degrees, as OpenCV does
 
 
 def make_distort(param: DistortionParameter, where: str | None = None) -> Draw:
-    """Draws the changes of a picture's colours; a grey one keeps its (lack of) hue and saturation. Raises
+    """Returns a function that draws the changes of a picture's colours; a grey picture stays grey. Raises
     ConfigError."""
     _check(param, where)
 

@@ -27,15 +27,16 @@ class Erasure(NamedTuple):
     key: int
 
     def apply(self, pixels: np.ndarray) -> None:
-        """Of a crop (h, w, c), in place."""
+        """Erases the rectangle of a crop (h, w, c), in place."""
         noise = np.random.Generator(np.random.Philox(key=self.key))
         erased = pixels[self.top : self.top + self.height, self.left : self.left + self.width]
         erased[:] = noise.integers(0, 256, erased.shape, np.uint8)
 
 
 def make_erase(param: TransformationParameter, where: str | None) -> Callable[[KeyedRandom, int, int], Erasure | None]:
-    """Returns what draws from a crop of a height and width, with probability erase_ratio: scale_min to scale_max of its
-    area, of an aspect ratio of aspect_min to aspect_max. Raises ConfigError."""
+    """Returns a function that draws the rectangle to erase of a crop (height, width), or None: with probability
+    erase_ratio a rectangle of scale_min to scale_max of the area, with an aspect ratio of aspect_min to aspect_max.
+    Raises ConfigError."""
     check_within(0, param.erase_ratio, 1, "erase_ratio", where)
     check_range(0, param.scale_min, param.scale_max, 1, "scale_min and scale_max", where)
     check_range(0.01, param.aspect_min, param.aspect_max, 100, "aspect_min and aspect_max", where)

@@ -1,7 +1,7 @@
-"""tf.train.Example and the records of TFRecord files, without TensorFlow.
+"""Reads and writes tf.train.Example and the records of TFRecord files, without TensorFlow.
 
-A record is its length (8 bytes), that number's masked CRC32C (4), its bytes, and their masked CRC32C (4). An Example is
-a map from names to lists of bytes, floats or whole numbers.
+A record is the length of its content (8 bytes), the masked CRC32C of these (4), the content, and its masked CRC32C (4).
+An Example is a map from names to lists of bytes, floats or whole numbers.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ HEAD, CHECKSUM = struct.Struct("<QI"), struct.Struct("<I")
 
 
 def checksum(content: bytes) -> int:
-    """CRC32C, rotated and with a constant added, so that a checksum of checksums is none of their own."""
+    """Returns the masked CRC32C: rotated and with a constant added, because the CRC of data that hold their own CRC is
+    a bad check."""
     crc = crc32c(content)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def record(content: bytes) -> bytes:
-    """The record that holds `content`."""
+    """Returns the record that holds `content`."""
     length = struct.pack("<Q", len(content))
     return b"".join((length, CHECKSUM.pack(checksum(length)), content, CHECKSUM.pack(checksum(content))))
 
 
 def _message_class() -> Any:
-    """Made here of what the format says: a schema file of its own would have to be generated and shipped."""
+    """Returns the message class of Example. It is made here, because a schema file of its own would have to be
+    generated and shipped."""
     field = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="engine/example.proto", package="engine.example", syntax="proto3")
 
@@ -70,7 +72,7 @@ _Example = _message_class()
 
 
 def parse(content: bytes) -> dict[str, Sequence[Any]]:
-    """Features by name: lists of bytes, floats or whole numbers. Raises DecodeError."""
+    """Returns the features of an Example by name: lists of bytes, floats or whole numbers. Raises DecodeError."""
     found = {}
     for name, feature in _Example.FromString(content).features.feature.items():
         kind = feature.WhichOneof("kind")
@@ -79,7 +81,7 @@ def parse(content: bytes) -> dict[str, Sequence[Any]]:
 
 
 def serialise(features: Mapping[str, bytes | Sequence[int] | Sequence[float]]) -> bytes:
-    """An Example of bytes, whole numbers and floats."""
+    """Returns an Example of features by name: bytes, whole numbers or floats."""
     example = _Example()
     for name, value in features.items():
         feature = example.features.feature[name]

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from engine.net import Net
 
 
-# An item among those of all ranks: its source, the ranks that the source belongs to, None for all, its number in it.
+# An item among those of all ranks: (path of its source, the ranks that own the source or None for all, index there).
 Item: TypeAlias = tuple[str, "tuple[int, ...] | None", int]
 
 
 class Feeder:
-    """The data of one net on one rank.
+    """Feeds one net on one rank.
 
         feeder = Feeder(config, TRAIN, seed, world())
         net = Net(config, TRAIN, NetOptions(shapes_of=feeder.shapes_of))
@@ -51,16 +51,18 @@ class Feeder:
         self._world = world
         self._rank, self._ranks, self._board = world.rank, world.size, world.board
         self._skip_bad_images = skip_bad_images
-        world.hear_faults()  # of files that sources map
+        world.hear_faults()  # files that sources map may be cut short while they are read
         self.opened: dict[str, Opened] = {}  # by layer
         self._batches: dict[str, Prefetcher] = {}
-        self._begin, self._turn, self._taken = 0, 0, 0  # see start(), and batches since; for nets without data layers
+        # For nets without data layers: the first sample and this rank's turn, by start(), and the batches since.
+        self._begin, self._turn, self._taken = 0, 0, 0
         self._keys: list[str] = []  # of the batch in use
         self._outputs = HDF5Outputs()
-        self.decoded: tuple[int, int] | None = None  # when the batch in use was
+        self.decoded: tuple[int, int] | None = None  # when the batch in use was decoded: see Batch
 
     def shapes_of(self, message: proto.LayerParameter, where: str) -> list[Shape]:
-        """Opens the source of a data layer; the shapes of its tops, batch included. Raises ConfigError, DataError."""
+        """Opens the source of a data layer, once, and returns the shapes of its tops, batch axis included. Raises
+        ConfigError, DataError."""
         if message.name not in self.opened:
             size = batch_size_of(message, where)
             share = self._share(message)
@@ -82,21 +84,21 @@ class Feeder:
         return opened.source.top_shapes(opened.batch_size)
 
     def regroup(self) -> None:
-        """After World.shrink(): this rank's share is another one from the next start() on."""
+        """Takes over this rank's number and the number of ranks after World.shrink(), for the next start()."""
         self._rank, self._ranks = self._world.rank, self._world.size
 
     def _share(self, message: proto.LayerParameter) -> CopyShare | None:
-        """Where the layer's data are copied to each host: who is on this one."""
+        """Returns the ranks that share a copy of the layer's source on this host; None if it is not to be copied."""
         if not message.data_param.stage:
             return None
-        hosts = self._world.hosts()  # known by each rank: a program's net may be of one alone
+        hosts = self._world.hosts()  # not collective: a script may make a net on one rank alone
         mine, names = hosts[self._rank], list(dict.fromkeys(hosts))
         sharing = tuple(rank for rank, host in enumerate(hosts) if host == mine)
         place = sharing.index(self._rank), sharing, names.index(mine), len(names)
         return CopyShare(*place, self._world.leaves, self._world.keeps)
 
     def shapes_for(self, size: int) -> Callable[[proto.LayerParameter, str], list[Shape]]:
-        """shapes_of() for a net like the one whose sources are open, with batches of `size`."""
+        """Returns a shapes_of() for another net with the same data layers, with batches of `size`."""
 
         def shapes_of(message: proto.LayerParameter, where: str) -> list[Shape]:
             self.shapes_of(message, where)
@@ -105,8 +107,9 @@ class Feeder:
         return shapes_of
 
     def set_arrays(self, layer: str, data: np.ndarray, labels: np.ndarray, start: int = 0) -> None:
-        """Sets what a MemoryData layer reads from the next start() on: data (n, c, h, w), labels (n,), of which item 0
-        is sample `start`, counted as in start(). Raises DataError."""
+        """Sets the arrays that a MemoryData layer reads from the next start() on: data (n, c, h, w), labels (n,).
+
+        start: the sample, counted as in start(), that is item 0 of the arrays. Raises DataError."""
         reader = self.opened[layer].source.reader if layer in self.opened else None
         if not isinstance(reader, MemoryReader):
             raise DataError(f"the net has no MemoryData layer '{layer}'", self._config.path)
@@ -118,28 +121,31 @@ class Feeder:
 
     @property
     def batch_size(self) -> int:
-        """Samples in one batch of one rank, of the first data layer; 0 if there is none."""
+        """The number of samples in one batch of one rank, of the first data layer; 0 if there is none."""
         return next((opened.batch_size for opened in self.opened.values()), 0)
 
     @property
     def size(self) -> int:
-        """Items in the source of the first data layer, only this rank's where own_items says so; 0 if there is none."""
+        """The number of items in the source of the first data layer, or, if own_items, of this rank's items there; 0 if
+        there is no data layer."""
         return next((opened.source.own_size for opened in self.opened.values()), 0)
 
     @property
     def own_items(self) -> bool:
-        """Whether the first data layer's source is each rank's own, of which `size` counts this rank's items only."""
+        """Whether ranks have sources of their own for the first data layer, so that `size` counts this rank's items
+        only."""
         return next((opened.source.reader.owners is not None for opened in self.opened.values()), False)
 
     def size_of_all(self) -> int:
-        """Collective: `size`, of all ranks together."""
+        """Returns the number of items of all ranks together. Collective."""
         size = np.array([self.size])
         if self.own_items:
             self._world.allreduce(size)
         return int(size[0])
 
     def epoch_batches(self) -> int:
-        """Batches of `size` items, of which the last may be smaller. Raises ConfigError where there is no end."""
+        """Returns the number of batches in `size` items, of which the last may be smaller. Raises ConfigError if no
+        data layer has a source that ends."""
         if not self.size:
             raise ConfigError(
                 "the net has no data source whose end could be reached; give a number of batches (--iterations, or "
@@ -150,12 +156,12 @@ class Feeder:
 
     @property
     def sources(self) -> list[str]:
-        """What is read, for messages: "layer 'data' (train_lmdb)"."""
+        """The data layers and their sources, for messages: "layer 'data' (train_lmdb)"."""
         return [f"layer '{name}'" + (f" ({each.path})" if each.path else "") for name, each in self.opened.items()]
 
     @property
     def readers(self) -> dict[str, Reader]:
-        """What reads, by layer, of the sources that are open."""
+        """The readers of the sources that are open, by layer."""
         return {name: opened.source.reader for name, opened in self.opened.items()}
 
     @property
@@ -165,15 +171,16 @@ class Feeder:
 
     @property
     def batch_sizes(self) -> dict[str, int]:
-        """Of the layers whose sources are open."""
+        """The batch sizes of the layers whose sources are open, by layer."""
         return {name: opened.batch_size for name, opened in self.opened.items()}
 
     def ring_bytes(self) -> dict[str, int]:
-        """What the batches in use and ahead take, by layer, of those whose sources are open."""
+        """Returns the bytes of the batches in use and ahead, by layer, for those whose sources are open."""
         return {name: opened.source.ring_bytes(opened.batch_size) for name, opened in self.opened.items()}
 
     def identities(self) -> dict[str, str]:
-        """By the words that messages use for a source, what must be the same on all ranks. Raises DataError."""
+        """Returns DataSource.identity() of each source, which must be the same on all ranks, by the words that messages
+        use for the source. Raises DataError."""
         phase = "train" if self._phase == proto.TRAIN else "test"
         return {
             f"the {phase} data of {name}": opened.source.identity()
@@ -191,17 +198,17 @@ class Feeder:
 
     @property
     def recoloured(self) -> int:
-        """Images of this rank that were given the colours of the first one: see DataSource."""
+        """The number of this rank's images that were converted to the colours of the first one: see DataSource."""
         return sum(opened.source.recoloured for opened in self.opened.values())
 
     @property
     def wait_seconds(self) -> float:
-        """How long this rank has waited for data since start()."""
+        """The seconds that this rank has waited for data since start()."""
         return sum(batches.wait_seconds for batches in self._batches.values())
 
     def start(self, start: int = 0, first_rank: int = 0) -> None:
-        """Endless batches from sample `start` on, counted over all ranks in samples of the first data layer. The first
-        of them is that of first_rank."""
+        """Starts endless batches from sample `start` on, counted over all ranks in samples of the first data layer. The
+        first batch from there on is that of first_rank."""
         self.stop()
         with self._all_or_none():
             for name, opened in self.opened.items():
@@ -214,7 +221,8 @@ class Feeder:
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
-        """An interrupt leaves no layer ahead of the others: the next start() begins with all of them."""
+        """Returns a context in which an interrupt stops all layers, so that none is ahead of the others; the next
+        start() begins with all of them."""
         try:
             yield
         except KeyboardInterrupt:
@@ -222,7 +230,8 @@ class Feeder:
             raise
 
     def start_epoch(self) -> None:
-        """Every item exactly once over all ranks, then take() gives None. Raises as require_epoch() does."""
+        """Starts an epoch: every item exactly once over all ranks, then take() returns None. Raises as
+        require_epoch()."""
         self.stop()
         self.require_epoch()
         for name, opened in self.opened.items():
@@ -239,11 +248,12 @@ class Feeder:
 
     @property
     def running(self) -> bool:
-        """Between start() and stop(), of a net that has data layers."""
+        """Whether this is between start() and stop(); False for a net without data layers."""
         return bool(self._batches)
 
     def take(self) -> Batch | None:
-        """The next batch of every data layer; None at the end of an epoch. Raises DataError for an unreadable item."""
+        """Returns the next batch of every data layer as one; None at the end of an epoch. Raises DataError for an item
+        that cannot be read."""
         self._board.enter(DATA)
         with self._all_or_none():
             taken = [batch for batches in self._batches.values() if (batch := next(batches, None)) is not None]
@@ -255,8 +265,9 @@ class Feeder:
         return replace(taken[0], arrays={name: tops for each in taken for name, tops in each.arrays.items()})
 
     def feed(self, net: Net, batch: Batch) -> int:
-        """Points the net's inputs at a batch, which the executor reads in place; returns its first sample's number.
-        That of a net without data layers counts the rows of its batches, each of which counts as one in start()."""
+        """Points the net's inputs at a batch, which the executor reads in place. Returns its first sample's number.
+
+        A net without data layers counts the rows of its batches here, while a batch counts as one sample in start()."""
         for layer in net.graph.layers:
             for top, values in zip(layer.tops, batch.arrays.get(layer.name, ()), strict=False):
                 net.feed(top, values)
@@ -264,17 +275,18 @@ class Feeder:
         return batch.first_sample if self.opened else batch.first_sample * max(1, net.graph.batch_size)
 
     def next(self, net: Net) -> int:
-        """Feeds the next of the endless batches; returns its first sample's number."""
+        """Feeds the next of the endless batches and returns the number of its first sample."""
         return self.feed(net, cast(Batch, self.take()))  # endless: never None
 
     @property
     def keys(self) -> list[str]:
-        """Of the samples in use, of the first data layer."""
+        """The keys of the samples in use, of the first data layer."""
         return list(self._keys)
 
     def describe_batch(self, item: tuple[str, int] | None = None) -> str:
-        """For messages, which samples are in use: "The batch holds keys 'a.jpg', ... and 29 more. ", or "". item: a
-        data layer and the place of one in its batch, which is then named alone: "Its key is 'a.jpg' in a_lmdb. "."""
+        """Returns which samples are in use, for messages: "The batch holds keys 'a.jpg', ... and 29 more. ", or "".
+
+        item: (data layer, place in its batch) of a sample to name alone: "Its key is 'a.jpg' in a_lmdb. "."""
         if not self._keys:
             return ""
         if item and item[0] == next(iter(self.opened)) and item[1] < len(self._keys):
@@ -285,15 +297,15 @@ class Feeder:
 
     @contextmanager
     def naming(self, what: str) -> Iterator[None]:
-        """Around a forward of the batch in use, which `what` says: where data cannot be computed with, the DataError
-        tells which batch that was, and names the samples."""
+        """Returns a context for a forward of the batch in use. If a layer cannot take its data, the DataError says
+        which batch that was, by the words `what`, and names the samples."""
         try:
             yield
         except DataError as error:
             raise DataError(f"{what}: {error}. {self.describe_batch(error.item)}".strip()) from None
 
     def stop(self) -> None:
-        """Ends the decoding threads; start() begins anew."""
+        """Ends the decoding threads. start() may be called again."""
         for batches in self._batches.values():
             batches.close()
         self._batches = {}

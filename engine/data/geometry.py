@@ -1,7 +1,7 @@
-"""What changes the size of an image before it is cropped: resize_param, random_resize_param,
-random_aspect_ratio_param, pad, and the fields of NVIDIA's and yjxiong's forks.
+"""Changes the size of an image before it is cropped: resize_param, random_resize_param, random_aspect_ratio_param, pad,
+and the fields of NVIDIA's and yjxiong's forks.
 
-Each maker checks its message once and returns a step: (image, random) -> image.
+Each make_ function checks its message once and returns a step: (image, random) -> image.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Step = Callable[[Picture, KeyedRandom], Picture]
 
 _Resize = proto.ResizeParameter
-# They widen with the reduction, so none of them but NEAREST aliases where an image shrinks.
+# All but NEAREST widen when an image shrinks, and so do not alias.
 _FILTERS = {
     _Resize.LINEAR: LINEAR,
     _Resize.AREA: BOX,
@@ -40,7 +40,7 @@ _FILTERS = {
 
 
 def _filter_choice(param: ResizeParameter) -> Callable[[KeyedRandom], int]:
-    """One of the interp_modes at random where there are several; LINEAR, as in OpenCV, where there is none."""
+    """Returns a function that draws one of the interp_modes; LINEAR, as in OpenCV, if there is none."""
     filters = [_FILTERS[mode] for mode in param.interp_mode] or [LINEAR]
     if len(filters) == 1:
         return lambda random: filters[0]
@@ -56,7 +56,7 @@ def _resize_shorter(image: Picture, size: int, resample: int) -> Picture:
 
 
 def make_resize(param: ResizeParameter, where: str | None) -> Step:
-    """resize_param. Raises ConfigError."""
+    """Returns the step of resize_param. Raises ConfigError."""
     height, width = param.height, param.width
     if not (height and width):
         raise ConfigError(f"resize_param needs height and width; got {height} x {width}", where)
@@ -68,7 +68,7 @@ def make_resize(param: ResizeParameter, where: str | None) -> Step:
     elif param.resize_mode == _Resize.FIT_SMALL_SIZE:
 
         def fit(image: Picture, resample: int) -> Picture:
-            """The smallest size of the same aspect ratio that covers height x width."""
+            """Resizes to the smallest size of the same aspect ratio that covers height x width."""
             scale = max(height / image.height, width / image.width)
             size = (max(width, int(image.width * scale)), max(height, int(image.height * scale)))
             return image.resized(size, resample)
@@ -86,7 +86,8 @@ def make_resize(param: ResizeParameter, where: str | None) -> Step:
 
 
 def _make_fit_and_pad(param: ResizeParameter, where: str | None) -> Callable[..., Picture]:
-    """The largest size of the same aspect ratio that height x width holds, in the middle of that."""
+    """Returns a function that resizes an image to the largest size of the same aspect ratio that fits into height x
+    width, and pads it to that size on all sides. Raises ConfigError."""
     height, width = param.height, param.width
     for value in param.pad_value:
         check_within(0, value, 255, "resize_param.pad_value", where)
@@ -113,8 +114,9 @@ def _make_fit_and_pad(param: ResizeParameter, where: str | None) -> Callable[...
 
 
 def make_random_resize(param: RandomResizeParameter, where: str | None) -> Step:
-    """random_resize_param: the shorter side becomes a random size in [min_size, max_size]; 0, not given: from the
-    picture's shorter side, up to its longer one, as far as the limit that is given lets it. Raises ConfigError."""
+    """Returns the step of random_resize_param: the shorter side becomes a random size in [min_size, max_size]. By
+    default min_size is the picture's shorter side, or max_size if that is less, and max_size is the picture's longer
+    side, or min_size if that is more. Raises ConfigError."""
     low, high = param.min_size, param.max_size
     if max(low, high) > MAX_SIDE or 0 < high < low:
         raise ConfigError(f"random_resize_param needs min_size <= max_size <= {MAX_SIDE}; got {low} and {high}", where)
@@ -130,8 +132,9 @@ def make_random_resize(param: RandomResizeParameter, where: str | None) -> Step:
 
 
 def make_random_aspect_ratio(param: RandomAspectRatioParameter, crop_h: int, crop_w: int, where: str | None) -> Step:
-    """random_aspect_ratio_param: a random part of random area and shape, resized to the crop. Where no try fits into
-    the image, its shorter side becomes the crop's larger one. Raises ConfigError."""
+    """Returns the step of random_aspect_ratio_param: it cuts out a part of random area and aspect ratio, and resizes it
+    to the crop. If no trial fits into the image, the image's shorter side is resized to the crop's longer one. Raises
+    ConfigError."""
     if not (crop_h and crop_w):
         raise ConfigError("random_aspect_ratio_param needs crop_size", where)
     check_size(crop_h, crop_w, "crop_size", where)
@@ -165,7 +168,7 @@ def make_random_aspect_ratio(param: RandomAspectRatioParameter, crop_h: int, cro
 
 
 def padded(pixels: np.ndarray, pad: int) -> np.ndarray:
-    """transform_param.pad: black pixels on all four sides of (h, w, c) pixels."""
+    """Returns pixels (h, w, c) with `pad` black ones on all four sides, as transform_param.pad asks."""
     height, width, channels = pixels.shape
     result = np.zeros((height + 2 * pad, width + 2 * pad, channels), pixels.dtype)
     result[pad : pad + height, pad : pad + width] = pixels
@@ -182,10 +185,10 @@ _ALGORITHMS = {
 
 
 def make_stretch(param: TransformationParameter, crop_h: int, crop_w: int, where: str | None) -> Step:
-    """NVIDIA's: the shorter side becomes a random length of img_rand_resize_lower to _upper (or stays), the longer one
-    that times a random ratio of rand_resize_ratio_lower to _upper (or keeps the aspect ratio); then each is multiplied
-    by a random number of its own (vertical_stretch, horizontal_stretch). No side becomes less than the crop's, nor,
-    without allow_upscale, more than it was. Raises ConfigError."""
+    """Returns the step of NVIDIA's fields. The shorter side becomes a random length of img_rand_resize_lower to _upper,
+    or stays. The longer side becomes that length times a random ratio of rand_resize_ratio_lower to _upper, or keeps
+    the aspect ratio. Then each side is multiplied by a random number of its own (vertical_stretch, horizontal_stretch).
+    No side becomes less than the crop's, nor, without allow_upscale, more than it was. Raises ConfigError."""
     low, high = param.img_rand_resize_lower, param.img_rand_resize_upper
     if not 0 <= low <= high <= MAX_SIDE or (high and not low):
         raise ConfigError(
@@ -222,9 +225,12 @@ _RATIOS = (1.0, 0.875, 0.75, 0.66)  # of a crop to the shorter side, without sca
 
 
 def make_fixed_crops(param: TransformationParameter, crop_h: int, crop_w: int, where: str | None) -> Step:
-    """yjxiong's, for TRAIN: with multi_scale a crop whose sides are two of scale_ratios, at most max_distort apart in
-    their list, times the shorter side, resized to the crop; with fix_crop at a corner or in the middle, and with
-    more_fix_crop also at the middles of the sides and of the quarters. Raises ConfigError."""
+    """Returns the step of yjxiong's fields, for TRAIN: it cuts a part out of an image and resizes it to the crop.
+
+    With multi_scale, the sides of the part are the image's shorter side times two of scale_ratios, which are at most
+    max_distort apart in their list; else they are the crop's. With fix_crop, the part lies at a corner or in the
+    middle, with more_fix_crop also at the middles of the sides and of the quarters; else it lies anywhere. Raises
+    ConfigError."""
     if not (crop_h and crop_w):
         raise ConfigError("fix_crop and multi_scale need crop_size", where)
     ratios = list(param.scale_ratios) or _RATIOS
@@ -245,11 +251,11 @@ def make_fixed_crops(param: TransformationParameter, crop_h: int, crop_w: int, w
         if param.multi_scale:
             ratio_h, ratio_w = pairs[random.integer(0, len(pairs) - 1)]
             height, width = (int(min(image.size) * ratio) for ratio in (ratio_h, ratio_w))
-            height = crop_h if abs(height - crop_h) < 3 else max(1, height)  # as there, where it is as good as the crop
+            height = crop_h if abs(height - crop_h) < 3 else max(1, height)  # nearly the crop's: as in the fork
             width = crop_w if abs(width - crop_w) < 3 else max(1, width)
         spare_h, spare_w = image.height - height, image.width - width
         if spare_h < 0 or spare_w < 0:
-            return image  # too small, as the crop says
+            return image  # it is too small; the crop raises the error
         if param.fix_crop:
             down, right = places[random.integer(0, len(places) - 1)]
             top, left = spare_h // 4 * down, spare_w // 4 * right
@@ -257,7 +263,7 @@ def make_fixed_crops(param: TransformationParameter, crop_h: int, crop_w: int, w
             top, left = random.integer(0, spare_h), random.integer(0, spare_w)
         box = (left, top, left + width, top + height)
         if (height, width) == (crop_h, crop_w):
-            return image.resized((crop_w, crop_h), NEAREST, box)  # of the same size: the pixels as they are
+            return image.resized((crop_w, crop_h), NEAREST, box)  # of the crop's size: NEAREST keeps the pixels
         return image.resized((crop_w, crop_h), LINEAR, box)
 
     return fixed_crop

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from engine.net import Net
 
 NAMES = ("data", "label")  # of the datasets, one for each bottom, as Caffe calls them
-_MARK = "written_by"  # attribute of the files of these layers
+_MARK = "written_by"  # the attribute by which HDF5Output layers know their files
 _ENDINGS = (".h5", ".hdf5")
 
 
@@ -42,21 +42,21 @@ class HDF5Outputs:
             self._files[layer.name].write([net.tensors[blob].get().reshape(blob.shape) for blob in layer.bottoms])
 
     def close(self) -> None:
-        """What is written afterwards opens them again."""
+        """Closes the files; a later forward opens them again."""
         for file in self._files.values():
             file.close()
 
 
 class HDF5Writer:
-    """The file of one HDF5Output layer, made anew at the first batch; every later one is added to it, also after
-    close().
+    """Writes the file of one HDF5Output layer. The first batch makes it anew; later ones are added, also after close().
 
-    The net may be a stranger's, and names any file of the user: none is replaced but what such a layer has written.
+    The net may be a stranger's and may name any file of the user. So only files that such a layer has written are
+    replaced.
     """
 
     def __init__(self, message: proto.LayerParameter, where: str | None, rank: int = 0, ranks: int = 1):
-        """Raises ConfigError where several ranks would write one file, DataError without h5py and where another file
-        is in the way."""
+        """Raises ConfigError if several ranks would write one file, DataError if h5py is missing or another file is in
+        the way."""
         name = message.hdf5_output_param.file_name
         if ranks > 1 and "%#" not in name:
             raise ConfigError(
@@ -70,9 +70,9 @@ class HDF5Writer:
         self._is_there()  # now, rather than after the first batch
 
     def _is_there(self) -> bool:
-        """Whether there is a file, of an earlier run. Raises DataError for another one."""
+        """Returns whether there is a file of an earlier run. Raises DataError if there is another file."""
         hidden = any(part.startswith(".") and part != ".." for part in PurePath(self._path).parts)
-        if hidden and not self._path.endswith(_ENDINGS):  # ~/.ssh, ~/.profile: others find a meaning in any bytes there
+        if hidden and not self._path.endswith(_ENDINGS):  # some programs read any bytes there: ~/.profile
             raise self._error(f"is a hidden name; expected one that ends in {' or '.join(_ENDINGS)}")
         try:
             found = os.lstat(self._path)
@@ -105,13 +105,13 @@ class HDF5Writer:
             raise self._error(f"cannot be written: {reason(error)}") from None
 
     def _open(self, there: bool, blobs: Sequence[np.ndarray]) -> None:
-        if there and self._datasets:  # closed at the end of a run, after which the net runs again
+        if there and self._datasets:  # it was closed at the end of a run, and the net runs again
             self._file = file = self._h5py.File(self._path, "r+")
             self._datasets = [file[name] for name in NAMES]
             return
         if there:
             os.unlink(self._path)
-        self._file = file = self._h5py.File(self._path, "x")  # which follows no link
+        self._file = file = self._h5py.File(self._path, "x")  # "x" follows no link
         self._datasets = [
             file.create_dataset(name, (0, *rows.shape[1:]), np.float32, maxshape=(None, *rows.shape[1:]))
             for name, rows in zip(NAMES, blobs, strict=True)

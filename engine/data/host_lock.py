@@ -1,4 +1,4 @@
-"""What one process of a host does and the others wait for: building an index, copying a source."""
+"""Lets one process of a host do what the others wait for: build an index, copy a source."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class _Held(threading.local):
-    """The locks that this thread has, and how it tells its watchdog that it gets on."""
+    """The locks that this thread holds, and the function that tells its watchdog that it makes progress."""
 
     def __init__(self) -> None:
         self.descriptors: list[int] = []
@@ -35,7 +35,8 @@ _held = _Held()
 
 @contextlib.contextmanager
 def beating(beat: Callable[[], None]) -> Iterator[None]:
-    """Meanwhile beat() is called when this thread gets on, or whoever has the lock that it waits for."""
+    """Returns a context in which beat() is called when this thread makes progress, or the process that holds the lock
+    for which it waits."""
     before, _held.beat = _held.beat, beat
     try:
         yield
@@ -44,14 +45,14 @@ def beating(beat: Callable[[], None]) -> Iterator[None]:
 
 
 def getting_on() -> None:
-    """Shows the watchdog, and those who wait for the locks of this thread, that its work gets on."""
+    """Shows the watchdog, and those who wait for the locks of this thread, that it makes progress."""
     _held.beat()
     for descriptor in _held.descriptors:
         os.utime(descriptor)
 
 
 def watched(items: Iterable[T]) -> Iterator[T]:
-    """The items, whose listing is shown to those who wait for it."""
+    """Yields the items, and calls getting_on() now and then."""
     for number, item in enumerate(items):
         if number % _TELL_EVERY == 0:
             getting_on()
@@ -63,13 +64,12 @@ def host_lock(name: str, doing: str) -> Iterator[None]:
     """Lets one process of this user on this host in at a time. The system frees the lock whatever ends its holder.
 
     Args:
-        name: of what is locked; the same in all processes.
-        doing: what the holder does, for the message of those who have waited in vain: PATIENCE seconds since it has
-            last called getting_on().
+        name: what is locked; the same in all processes.
+        doing: what the holder does, for the message of those who have waited in vain.
 
-    Where the host has no folder for locks that can be trusted, or one without locks, everybody is let in: what is
-    guarded is written under names of its own and renamed, so that this costs time only.
-    Raises DataError where the wait is over.
+    If the host has no folder for locks that can be trusted, or one without locks, everybody is let in. This costs time
+    only: what is guarded is written under another name and then renamed.
+    Raises DataError if the holder has not called getting_on() for PATIENCE seconds.
     """
     descriptor = _open(name)
     if descriptor is None:
@@ -87,13 +87,13 @@ def host_lock(name: str, doing: str) -> Iterator[None]:
 
 
 def lock_file(name: str) -> Path | None:
-    """The file of host_lock(name); None where the host has no folder for it."""
+    """Returns the path of the file of host_lock(name); None if the host has no folder for it."""
     folder = lock_folder()
     return folder / f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:24]}.lock" if folder else None
 
 
 def _open(name: str) -> int | None:
-    """A descriptor of the lock's file; None where there can be none."""
+    """Returns a descriptor of the lock's file; None if it cannot be opened."""
     path = lock_file(name)
     if path is None:
         return None
@@ -121,7 +121,7 @@ def _wait(descriptor: int, doing: str) -> None:
 
 
 def lock_folder() -> Path | None:
-    """A folder of this host in which only this user can write; None where there is none."""
+    """Returns a folder of this host in which only this user can write; None if there is none."""
     folder = Path(tempfile.gettempdir()) / f"engine-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -22,7 +22,7 @@ _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # the others cannot be un
 
 
 class FolderTree:
-    """Names are paths below the root, with forward slashes."""
+    """The files below a folder. Their names are paths below the root, with forward slashes."""
 
     def __init__(self, root: Path):
         self._root = root
@@ -39,7 +39,7 @@ class FolderTree:
 
 
 class ZipTree:
-    """The same for the members of a zip file below a prefix ("" or "folder/"). read() may be called by many threads."""
+    """The members of a zip file below a prefix ("" or "folder/"). read() may be called by many threads."""
 
     def __init__(self, path: Path, archive: zipfile.ZipFile, prefix: str):
         self._path = path
@@ -63,11 +63,11 @@ class ZipTree:
             if info.file_size > MAX_BYTES:
                 raise ValueError(f"it has {info.file_size} bytes, more than {MAX_BYTES}")
             with self._archive.open(member) as file:
-                return file.read(info.file_size)  # without a number, what says to be small would be unpacked whole
+                return file.read(info.file_size)  # the number: a member that lies about its size is not unpacked whole
 
 
 class TarTree:
-    """The same for the members of a tar; the last of one name counts."""
+    """The members of a tar; of several members of one name, the last counts."""
 
     def __init__(self, path: Path, inside: str):
         self._shards = Shards([str(path)], None)
@@ -75,7 +75,7 @@ class TarTree:
         found = [each for each in list_shards(self._shards) if each.name.startswith(prefix)]
         self._members: dict[str, Member] = {each.name[len(prefix) :]: each for each in found}
         tops = {name.partition("/")[0] for name in self._members}
-        if not prefix and len(tops) == 1:  # as of a zip: the only folder in it
+        if not prefix and len(tops) == 1:  # as in a zip, the only folder is the root
             only = f"{tops.pop()}/"
             if all(name.startswith(only) for name in self._members):
                 self._members = {name[len(only) :]: each for name, each in self._members.items()}
@@ -102,8 +102,8 @@ Tree: TypeAlias = "FolderTree | ZipTree | TarTree"
 
 @contextlib.contextmanager
 def _reading(path: Path, failed: str, item: str | None = None) -> Iterator[None]:
-    """Raises DataError for whatever the libraries raise, which is nearly anything for a damaged archive; where it is a
-    damaged member, the item, DamagedItem."""
+    """Returns a context that raises DataError for whatever the libraries raise: for a damaged archive that is nearly
+    anything. With `item`, it raises DamagedItem if that member is damaged."""
     try:
         yield
     except Exception as error:
@@ -114,8 +114,8 @@ def _reading(path: Path, failed: str, item: str | None = None) -> Iterator[None]
 
 
 def open_tree(root: str) -> Tree:
-    """Raises DataError where there is no such folder, zip or tar. An archive whose only entry is one folder means that
-    folder."""
+    """Opens a folder, a zip or a tar, or a folder within one of these. If an archive has one folder and nothing else,
+    that folder is the root. Raises DataError if there is no such folder, zip or tar."""
     path = Path(root)
     if os.path.isdir(path):
         return FolderTree(path)
@@ -143,8 +143,9 @@ def _open_zip(path: Path, inside: str) -> ZipTree:
 
 
 def read_text(path: str, where: str | None = None, expected: str = "") -> str:
-    """A text file, which may lie in a zip file too; where: who asks for it; expected: see files.read_text(). Raises
-    DataError."""
+    """Returns the text of a file, which may lie in an archive, too.
+
+    where: the place that names the file, for messages. expected: as in files.read_text(). Raises DataError."""
     folder, name = os.path.split(path)
     if os.path.isdir(folder or "."):
         return files.read_text(path, DataError, where, expected)
@@ -158,7 +159,7 @@ def read_text(path: str, where: str | None = None, expected: str = "") -> str:
 
 
 class Listed(NamedTuple):
-    """A line of a list: the picture, and its labels or its mask."""
+    """A line of a list: the name of a picture, and its labels or the name of its mask."""
 
     name: str
     labels: tuple[float, ...] = ()
@@ -166,10 +167,11 @@ class Listed(NamedTuple):
 
 
 def read_list(path: str, where: str | None = None, bare: bool = False) -> list[Listed]:
-    """The lines of a list: `relative/path label`, with several labels `a.jpg 1 0 1`, or with a mask `a.jpg a.png`.
+    """Returns the lines of a list: `relative/path label`, with several labels `a.jpg 1 0 1`, or with a mask
+    `a.jpg a.png`.
 
     Labels stand behind blanks or tabs; paths of lines with labels may hold spaces. bare: lines may also be paths alone.
-    Raises DataError, also where lines have different numbers of labels.
+    Raises DataError, also if lines have different numbers of labels.
     """
     entries: list[Listed] = []
     text = read_text(path, where, "a text file of lines `relative/path label`")
@@ -190,7 +192,7 @@ def read_list(path: str, where: str | None = None, bare: bool = False) -> list[L
 
 
 def _listed(line: str, bare: bool) -> Listed | None:
-    """None for a line that is none."""
+    """Parses a line of a list; None if it is not one."""
     name, labels = line, []
     while (end := max(name.rfind(" "), name.rfind("\t"))) >= 0 and (label := _label(name[end + 1 :])) is not None:
         name, labels = name[:end].rstrip(), [label, *labels]
@@ -209,6 +211,6 @@ def _ends_in_number(line: str) -> bool:
 
 
 def _label(text: str) -> float | None:
-    """A whole number of 32 bits, or one with a point or an exponent."""
+    """Returns the label in a text: a whole number of 32 bits, or a number with a point or an exponent; else None."""
     value = whole(text, -(2**31), 2**31 - 1)
     return number(text) if value is None and any(sign in text for sign in ".eE") else value

@@ -1,9 +1,10 @@
-"""Where the items of a source are: found once per host, kept in a file, and mapped by all ranks that read the source.
+"""An index tells where the items of a source are. It is built once per host, kept in a file, and mapped by all ranks
+that read the source.
 
-An index is in the user's cache folder: ENGINE_CACHE, else engine/ in XDG_CACHE_HOME or ~/.cache. Where that cannot be
-written to it is beside the source, where it is not looked for otherwise: whose data they are could have made it. Where
-that cannot be written to either, each rank holds its own in memory. It holds until the size or the time of one of the
-source's files changes.
+The file is in the user's cache folder: ENGINE_CACHE, else engine/ in XDG_CACHE_HOME or ~/.cache. Only if that cannot be
+written to, the file is beside the source; otherwise none is read from there, because the owner of the data could have
+made it. If that cannot be written to either, each rank holds an index of its own in memory. An index is valid until the
+size or the time of one of the source's files changes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ _MAX_HEAD = 1 << 26  # bytes; the names of ImageNet's 21,841 classes take 400 KB
 
 @dataclass
 class Index:
-    """columns: by name an array with a row for each item, or the parts of a `Names`. facts: what else is known."""
+    """What is known of the items of a source.
+
+    columns: by name, an array with a row for each item, or the arrays of a `Names`. facts: by name, what is known of
+    the source as a whole."""
 
     columns: dict[str, np.ndarray]
     facts: dict[str, list[str]] = field(default_factory=dict)
@@ -41,7 +45,7 @@ class Index:
         return Names(self.columns[column], self.columns[f"{column}.ends"])
 
     def add_names(self, column: str, names: Iterable[bytes]) -> None:
-        """A column of texts, which can be read with names()."""
+        """Adds a column of texts, which names() reads."""
         text, ends, names = bytearray(), array("q", [0]), iter(names)
         while several := list(islice(names, _AT_ONCE)):  # a name at a time takes thrice as long
             getting_on()
@@ -51,14 +55,15 @@ class Index:
         self.columns[f"{column}.ends"] = np.frombuffer(ends, np.int64)
 
     def depend_on(self, files: Sequence[str], stamp: str) -> None:
-        """More files that the index depends on, which only listing the source has shown. stamp: theirs, by stamp_of(),
-        from before they were read."""
+        """Adds files that the index depends on, and that only listing the source has shown. stamp: that of these files,
+        by stamp_of(), from before they were read."""
         self.add_names("inner", (os.fsencode(file) for file in files))
         self.facts["inner"] = [stamp]
 
 
 class Names:
-    """Texts one after the other: a list of a million takes three times as much, and cannot be mapped."""
+    """A sequence of texts in two arrays: a list of a million texts takes three times the memory, and cannot be
+    mapped."""
 
     def __init__(self, text: np.ndarray, ends: np.ndarray):
         self._text, self._ends = text, ends
@@ -76,14 +81,17 @@ class Names:
 def open_index(
     source: str, kind: str, files: Sequence[str | Path], build: Callable[[], Index], where: str | None = None
 ) -> Index:
-    """The index of a source, from its file where it is as old as the source, else built by one process of the host.
+    """Returns the index of a source: from its file, if that fits the source as it is, else one process of the host
+    builds it.
 
     Args:
-        source: the path as the net names it, of which the index's name is made.
-        kind: what else tells this index from others of the same source: its type, the fields that are read.
-        files: that the index depends on.
+        source: the path as the net names it; the name of the index's file is made from it.
+        kind: tells this index from others of the same source: its type, the fields that are read.
+        files: the files that the index depends on.
+        build: builds the index.
+        where: the place of the layer, for messages.
 
-    Raises DataError: one of the files is missing; what build() raises.
+    Raises DataError if one of the files is missing, and what build() raises.
     """
     stamp = stamp_of(kind, files, where)
     place = _place(source, kind, files)
@@ -93,14 +101,15 @@ def open_index(
         if (found := _load(place, stamp)) is not None:
             return found
         index = build()
-        # The time that is written is the one from before: a file that changed meanwhile makes the index too old.
+        # The stamp is from before build(): if a file has changed meanwhile, the index is not valid.
         if _items(index) >= SMALLEST and _save(index, place, stamp):
             return _load(place, stamp) or index
         return index
 
 
 def stamp_of(kind: str, files: Iterable[str | Path], where: str | None = None) -> str:
-    """What changes when one of the files does. Raises DataError where one is missing."""
+    """Returns a text that changes when the size or the time of one of the files does. Raises DataError if one is
+    missing."""
     digest = hashlib.sha256(kind.encode(errors="surrogateescape"))
     for file in files:
         try:
@@ -112,7 +121,7 @@ def stamp_of(kind: str, files: Iterable[str | Path], where: str | None = None) -
 
 
 def _place(source: str, kind: str, files: Sequence[str | Path]) -> Path:
-    """Where the index is."""
+    """Returns the path of the index's file."""
     full = os.path.abspath(source)
     key = hashlib.sha256(os.fsencode(full) + b"\0" + kind.encode(errors="surrogateescape")).hexdigest()[:16]
     name = f"{os.path.basename(full)[:100]}.{key}.index"
@@ -123,7 +132,7 @@ def _place(source: str, kind: str, files: Sequence[str | Path]) -> Path:
 
 
 def _can_be_written(folder: Path) -> bool:
-    """Whether files can be made in a folder, which may have to be made first."""
+    """Returns whether files can be made in a folder, which may have to be made first."""
     there = next((each for each in (folder, *folder.parents) if os.path.exists(each)), folder)
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
@@ -133,7 +142,7 @@ def _items(index: Index) -> int:
 
 
 def _save(index: Index, path: Path, stamp: str) -> bool:
-    """Whether it could be written."""
+    """Writes the index to its file. Returns whether that was possible."""
     begin, table = 0, {}
     for name, column in index.columns.items():
         table[name] = [column.dtype.str, list(column.shape), begin]
@@ -153,7 +162,7 @@ def _save(index: Index, path: Path, stamp: str) -> bool:
 
 
 def _holds(index: Index) -> bool:
-    """Whether the files of depend_on() are as they were."""
+    """Returns whether the files of depend_on() are as they were."""
     if "inner" not in index.facts:
         return True
     try:
@@ -163,7 +172,8 @@ def _holds(index: Index) -> bool:
 
 
 def _load(path: Path, stamp: str) -> Index | None:
-    """None where there is no index, or not one of this source as it is now, or a damaged one."""
+    """Returns the index in a file; None if there is none, if it is not of the source as it is now, or if it is
+    damaged."""
     try:
         with open(path, "rb") as file:
             if file.readline(len(_MAGIC)) != _MAGIC:

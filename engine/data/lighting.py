@@ -1,4 +1,4 @@
-"""lighting_param: colours moved along the principal components of a data set's (Krizhevsky et al. 2012, 4.1)."""
+"""lighting_param: moves colours along the principal components of a data set's (Krizhevsky et al. 2012, 4.1)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from engine.errors import ConfigError
 if TYPE_CHECKING:
     from engine.proto import LightingParameter
 
-# Of ImageNet's pixels from 0 to 255: standard deviations along the components, and the components, red, green, blue.
+# Of ImageNet's pixels from 0 to 255: standard deviations along the components; the components as (red, green, blue).
 _VALUES = (55.46, 4.794, 1.148)
 _VECTORS = (-0.5675, -0.5808, -0.5836, 0.7192, -0.0045, -0.6948, 0.4009, -0.8140, 0.4203)
 
 
 def make_lighting(param: LightingParameter, where: str | None) -> Callable[[KeyedRandom], np.ndarray]:
-    """Draws what is added to blue, green and red of all pixels of a picture, (3,) float32. Raises ConfigError."""
+    """Returns a function that draws what is added to blue, green and red of all pixels of a picture, (3,) float32.
+    Raises ConfigError."""
     check_within(0, param.deviation, 100, "lighting_param.deviation", where)
     values, vectors = list(param.eigenvalue) or _VALUES, list(param.eigenvector) or _VECTORS
     if len(values) != 3 or len(vectors) != 9:

@@ -1,4 +1,4 @@
-"""New LMDBs, which appear under their name only when they are complete."""
+"""Writes new LMDBs, which appear under their name only when they are complete."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def check_new(db: str) -> None:
 def new_lmdb(
     db: str, texts: Mapping[str, str] | None = None, begin: Begin | None = None
 ) -> Iterator[Callable[[bytes, bytes], None]]:
-    """Gives a function that puts a key, which must be higher than all before, and its value.
+    """Yields a function that puts a key, which must be higher than all before, and its value.
 
     Args:
-        texts: files that are in the LMDB's folder, too, by name.
-        begin: appearing()'s, with which the LMDB appears; None: it appears by itself.
+        texts: other files to write into the LMDB's folder, by name.
+        begin: the function of appearing(), if the LMDB shall appear together with others; None: it appears alone.
 
-    Raises DataError: db exists, a key is too long or not higher, the disk is full; then nothing is left behind.
+    Raises DataError if db exists, a key is too long or not higher, or the disk is full; then nothing is left behind.
     """
     check_new(db)
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Mean images, in the BlobProto files that Caffe's tools read and write (mean.binaryproto)."""
+"""Reads and writes mean images in the BlobProto files of Caffe's tools (mean.binaryproto)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from engine.weights.protobuf import read_blob
 
 
 def read_mean(path: str, where: str | None = None) -> np.ndarray:
-    """(c, h, w) float32 from a BlobProto of 1 x c x h x w, or c x h x w; of a clip, 1 x c x length x h x w, its frames
-    one after the other, (length * c, h, w), as VideoData stacks them. Raises DataError."""
+    """Returns a mean image (c, h, w) float32 from a BlobProto of 1 x c x h x w or c x h x w. The mean of a clip,
+    1 x c x length x h x w, is returned as (length * c, h, w), frame after frame, as VideoData stacks them. Raises
+    DataError."""
     try:
         mean = read_blob(path)
     except WeightsError as error:

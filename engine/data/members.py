@@ -1,8 +1,8 @@
-"""Sources whose pictures are members of a folder or an archive: which member is a picture, a label or a mask.
+"""Sources whose pictures are members of a folder or an archive: finds the picture, the label and the mask of a sample.
 
 Without any label files, folders are the classes, numbered in alphabetical order, and samples come in the order of
-their names. Where there are files such as `a.cls` or `a.mask.png`, all that is `a.*` is one sample, as in WebDataset's
-shards: samples of a tar come in its order, those of a folder or a zip in that of their names.
+their names. If there are files such as `a.cls` or `a.mask.png`, all files `a.*` are one sample, as in WebDataset's
+shards: samples of a tar come in its order, those of a folder or a zip in the order of their names.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ _PICTURES = tuple(extension[1:] for extension in FORMATS)
 
 @dataclass
 class Member:
-    """A file in a folder or an archive. place: where its bytes are, as the source's read_at() takes it. identity: of a
-    source of several tars which of them it is in, and its name there."""
+    """A file in a folder or an archive.
+
+    place: where its bytes are, as the source's read_at() takes it. identity: in a source of several tars, which of them
+    it is in, and its name there."""
 
     name: str
     place: tuple[int, ...] = ()
@@ -36,7 +38,8 @@ class Member:
 
 @dataclass
 class Arranged:
-    """Samples: their keys, pictures, labels (empty where there are none) and masks (None likewise)."""
+    """The samples of a source: for each its key, its picture, its labels (an empty list if it has none), and its mask
+    (`masks` is empty if there are none)."""
 
     keys: list[str] = field(default_factory=list)
     pictures: list[Member] = field(default_factory=list)
@@ -46,11 +49,12 @@ class Arranged:
 
 
 class MemberSource:
-    """What the sources of folders, zips and tars share. fields: extensions of the members that the tops are made of,
-    the picture's first."""
+    """The base of the sources of folders, zips and tars.
+
+    fields: extensions of the members that the tops are made of, the picture's first."""
 
     KIND = ""
-    SORTED = False  # whether files of one sample may lie apart, and samples come in the order of their names
+    SORTED = False  # whether samples come in the order of their names; their files may then lie apart
     classes: list[str]
 
     def __init__(self, path: str, where: str | None = None, shuffled: bool = False, fields: Sequence[str] = ()):
@@ -64,19 +68,19 @@ class MemberSource:
         self._pictures, self._masks = self._index.columns["pictures"], self._index.columns["masks"]
 
     def files(self) -> list[str]:
-        """What the list of members depends on."""
+        """Returns the files that the list of members depends on."""
         raise NotImplementedError
 
     def inner_files(self, members: Sequence[Member]) -> list[str]:
-        """What it depends on besides, where samples have label files."""
+        """Returns the files that the index depends on besides if samples have label files."""
         return []
 
     def members(self) -> Iterator[Member]:
-        """All of them, in the order of the archive. Raises DataError."""
+        """Yields all members in the order of the archive. Raises DataError."""
         raise NotImplementedError
 
     def read_at(self, name: str, place: Sequence[int]) -> bytes:
-        """The bytes of a member. Raises DataError."""
+        """Returns the bytes of a member. Raises DataError."""
         raise NotImplementedError
 
     def _build(self, fields: Sequence[str]) -> Index:
@@ -108,7 +112,7 @@ class MemberSource:
         return len(self._keys)
 
     def item(self, index: int) -> tuple[str, proto.Datum]:
-        """(key, Datum of an image file). Raises DataError."""
+        """Returns (key, Datum of an image file). Raises DataError."""
         key = os.fsdecode(self._keys[index])
         datum = proto.Datum(encoded=True, data=self.read_at(key, self._pictures[index].tolist()))
         set_labels(datum, self._labels[index].tolist())
@@ -119,7 +123,7 @@ class MemberSource:
 
 
 def set_labels(datum: proto.Datum, labels: Sequence[float]) -> None:
-    """One whole number is Caffe's label, anything else is in labels."""
+    """Writes labels to a Datum: a single whole number to Caffe's `label`, anything else to `labels`."""
     if len(labels) == 1 and abs(labels[0]) < 2**31 and labels[0] == int(labels[0]):
         datum.label = int(labels[0])
     else:
@@ -127,7 +131,7 @@ def set_labels(datum: proto.Datum, labels: Sequence[float]) -> None:
 
 
 def read_labels(text: bytes, what: str, where: str | None) -> list[float]:
-    """The numbers of a label file. Raises DataError."""
+    """Returns the numbers of a label file. what: the file, for messages. Raises DataError."""
     words = text.decode(errors="replace").split()
     values = [number(word) for word in words]
     if not words or None in values:
@@ -136,30 +140,30 @@ def read_labels(text: bytes, what: str, where: str | None) -> list[float]:
 
 
 def arrange(members: Sequence[Member], root: str, fields: Sequence[str], read, where: str | None = None) -> Arranged:
-    """Puts members together to samples. read: gives the bytes of a member. Raises DataError."""
+    """Puts members together to samples. read: returns the bytes of a member. Raises DataError."""
     if is_labelled(members, fields):
         return _samples(members, root, fields, read, where)
     return _classes(members, root, where)
 
 
 def is_labelled(members: Sequence[Member], fields: Sequence[str]) -> bool:
-    """Whether samples have files with labels or masks, or others that are asked for; else folders are the classes."""
+    """Returns whether samples have files with labels or masks, or files of `fields`; else folders are the classes."""
     return bool(fields) or any(_extension(member.name) in (LABEL, *MASKS) for member in members)
 
 
 def _as_in_folders(name: str) -> tuple[str, str]:
-    """What sorts names as those of a folder's files are: folder by folder, each before those below it."""
+    """Returns a sort key that orders names folder by folder, each folder before those below it."""
     folder, name = os.path.split(name)
     return folder.replace("/", "\0"), name
 
 
 def _extension(name: str) -> str:
-    """All after the first dot of a file's name, in small letters."""
+    """Returns all after the first dot of a file's name, in small letters."""
     return os.path.basename(name).partition(".")[2].lower()
 
 
 def _classes(members: Sequence[Member], root: str, where: str | None) -> Arranged:
-    # The last of one name in one archive; several may have one of the same name.
+    # Of several members of one name in one archive, the last counts; other archives may have the name, too.
     last = {(m.name, m.identity): m for m in members if os.path.splitext(m.name)[1].lower() in FORMATS}
     if not last:
         raise DataError(f"{root} has no images in it", where)
@@ -215,7 +219,7 @@ def _samples(members: Sequence[Member], root: str, fields: Sequence[str], read, 
 
 
 def _groups(members: Sequence[Member]) -> Iterator[tuple[str, dict[str, Member]]]:
-    """(stem, {extension: member}) of members that follow each other in one file."""
+    """Yields (stem, {extension: member}) of members of one stem that follow each other in one file."""
     stem, group = None, {}
     for member in members:
         folder, name = os.path.split(member.name)
@@ -230,7 +234,7 @@ def _groups(members: Sequence[Member]) -> Iterator[tuple[str, dict[str, Member]]
 
 
 def without_top(names: Sequence[str]) -> int:
-    """How many characters precede the names below the only folder of an archive; 0 where it is itself a class."""
+    """Returns how many characters of all names are the only folder of an archive; 0 if that folder is a class."""
     tops = {name.partition("/")[0] for name in names}
     deep = any(name.count("/") > 1 for name in names)
     return len(tops.pop()) + 1 if len(tops) == 1 and deep else 0

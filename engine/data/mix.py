@@ -1,7 +1,7 @@
-"""mix_param: pairs of training samples, and their labels, are blended (mixup, Zhang et al. 2017, arXiv 1710.09412), or
-take rectangles of each other (CutMix, Yun et al. 2019, arXiv 1905.04899).
+"""mix_param: blends pairs of training samples and their labels (mixup, Zhang et al. 2017, arXiv 1710.09412), or lets
+them take rectangles of each other (CutMix, Yun et al. 2019, arXiv 1905.04899).
 
-Samples 2k and 2k + 1 of a rank's batch are a pair, whose batch has an even size: so they are the same two samples on
+Samples 2k and 2k + 1 of a rank's batch are a pair. The batch has an even size, so that they are the same two samples on
 any number of ranks. How much a sample takes from its partner is drawn by its own key.
 """
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 _MOST_ALPHA, _MOST_CLASSES = 100.0, 1 << 20
 _STREAM = 0x6D6978  # keeps these draws apart from those of the transforms of the same sample
 
-Portion = tuple[float, int, int, int, int]  # share of each pixel; top, left, height, width
+Portion = tuple[float, int, int, int, int]  # weight of the partner's pixels; top, left, height, width
 Key = tuple[int, int]  # epoch, index
 
 
 class Mix:
-    """One mix_param. label_shape(), one_hot(): of what a label becomes. mix(): two samples, in place."""
+    """Does what a mix_param says: label_shape() and one_hot() tell what a label becomes, mix() mixes two samples."""
 
     def __init__(self, param: MixParameter, batch_size: int, seed: int, where: str | None):
         """Raises ConfigError."""
@@ -48,7 +48,7 @@ class Mix:
         self._mix: Callable[..., None] = _core.mix
 
     def label_shape(self, labels: int) -> tuple[int]:
-        """Of the labels of one sample that has so many. Raises ConfigError."""
+        """Returns the shape of what `labels` labels of one sample become. Raises ConfigError."""
         if labels > 1:
             return (labels,)
         if self._param.num_classes < 2:
@@ -58,24 +58,24 @@ class Mix:
         return (self._param.num_classes,)
 
     def one_hot(self, label: float, out: np.ndarray) -> None:
-        """Writes the distribution that a label stands for. Raises ImageError for one that is no class."""
+        """Writes the distribution of a label to `out` (classes,). Raises ImageError for a label that is no class."""
         if not (0 <= label < len(out) and label == int(label)):
             raise ImageError(f"its label {label:g} is not one of mix_param's {len(out)} classes, 0 to {len(out) - 1}")
         out[:] = 0
         out[int(label)] = 1
 
     def mix(self, keys: Sequence[Key], pictures: np.ndarray, labels: Sequence[np.ndarray]) -> None:
-        """Two samples: keys, pictures (2, c, h, w), arrays (2, n) of their labels."""
+        """Mixes two samples in place: their keys, pictures (2, c, h, w), and arrays (2, n) of their labels."""
         height, width = pictures.shape[2:]
         portions = [self._draw(KeyedRandom(self._seed ^ _STREAM, *key), height, width) for key in keys]
         self._mix(pictures[0], pictures[1], *portions)
-        taken = np.array([share * h * w / (height * width) for share, _, _, h, w in portions], np.float32)
+        taken = np.array([weight * h * w / (height * width) for weight, _, _, h, w in portions], np.float32)
         for values in labels:
             before = values.copy()
             values[:] = before * (1 - taken[:, None]) + before[::-1] * taken[:, None]
 
     def _draw(self, random: KeyedRandom, height: int, width: int) -> Portion:
-        """What a sample takes from its partner."""
+        """Draws what a sample takes from its partner."""
         param = self._param
         if random.uniform(0, 1) >= param.prob:
             return 0.0, 0, 0, 0, 0

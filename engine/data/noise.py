@@ -1,4 +1,4 @@
-"""noise_param: what makes pictures worse than they are (SSD's, in its order)."""
+"""noise_param: makes pictures worse than they are, by SSD's changes in SSD's order."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ from engine.errors import ConfigError
 if TYPE_CHECKING:
     from engine.proto import NoiseParameter
 
-_STEP = 64  # of posterize, as there
+_STEP = 64  # of posterize, as in SSD
 _UNSUPPORTED = ("clahe", "convert_to_lab")
 _FIRST_OF_LAYERS = 1300  # the number of the first field of Noise layers, which have the same message
 
 
 def make_noise(param: NoiseParameter, where: str | None) -> Draw:
-    """Draws, with probability `prob` (1, if it is not given), all changes that are asked for. Raises ConfigError."""
+    """Returns a function that draws, with probability `prob` (1 if it is not given), all changes that are asked for,
+    and else none. Raises ConfigError."""
     for field in _UNSUPPORTED:
         if getattr(param, field):
             raise ConfigError(f"noise_param.{field} is not supported", where)

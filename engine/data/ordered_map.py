@@ -14,8 +14,8 @@ Result = TypeVar("Result")
 def ordered_map(
     function: Callable[[Item], Result], items: Iterable[Item], threads: int
 ) -> Generator[Result, None, None]:
-    """function(item) of each item, in order; at most 8 results a thread wait for the consumer. What function raises
-    is raised in its place."""
+    """Yields function(item) of each item, in order. At most 8 results for each thread wait for the consumer. An
+    exception of function is raised in place of its result."""
     with ThreadPoolExecutor(threads, thread_name_prefix="map") as pool:
         waiting: deque[Future[Result]] = deque()
         try:

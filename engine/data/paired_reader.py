@@ -1,4 +1,4 @@
-"""Items of a picture and what belongs to it, by the pair rule."""
+"""Reads items of a picture, its mask and its labels, by the pair rule."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from engine.data.reader import PictureReader, Request, Sample, Shape
 
 
 class PairedReader(PictureReader):
-    """Arrays: the picture (c, h, w); its mask (1, h, w), if the source has masks; its labels, () for one, (n,) for
-    several. What decode() gives besides the picture is a Partner. With mix_param, in TRAIN, the label is a distribution
-    (classes,)."""
+    """Gives these arrays of an item: the picture (c, h, w); its mask (1, h, w), if the source has masks; its labels, ()
+    for one, (n,) for several. With mix_param, in TRAIN, one label becomes a distribution (classes,).
+
+    decode() returns the picture and a Partner."""
 
     _mix: Mix | None = None
 
@@ -57,7 +58,8 @@ class PairedReader(PictureReader):
         return self.read(sample.epoch, sample.index, use)
 
     def _write_labels(self, labels: Sequence[float], out: Sequence[np.ndarray]) -> None:
-        """Raises ImageError where there are more or fewer than the first sample has."""
+        """Writes the labels of a sample to out. Raises ImageError if they are more or fewer than those of the first
+        sample."""
         if self._mix and len(labels) == 1 and out:
             self._mix.one_hot(labels[0], out[0])
             return

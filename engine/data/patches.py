@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 Augment = Callable[[Image.Image, np.ndarray, KeyedRandom], tuple[Image.Image, np.ndarray]]
 
-_NEARLY_NOTHING = 0.01  # an expansion by less is none
+_NEARLY_NOTHING = 0.01  # an expansion by less is left out
 
 
 def make_expand(param: TransformationParameter, where: str | None) -> Augment:
-    """(picture, boxes, random) -> the same on a canvas of the mean's colour, up to max_expand_ratio as large. Raises
-    ConfigError."""
+    """Returns the function of expand_param: it puts a picture and its boxes on a canvas of the mean's colour, whose
+    sides are up to max_expand_ratio times as long. Raises ConfigError."""
     expand = param.expand_param
     check_within(1, expand.max_expand_ratio, 16, "expand_param.max_expand_ratio", where)
     check_within(0, expand.prob, 1, "expand_param.prob", where)
@@ -56,8 +56,8 @@ def make_expand(param: TransformationParameter, where: str | None) -> Augment:
 
 
 def _for_canvas(image: Image.Image, ratio: float) -> Image.Image:
-    """The picture, which is made smaller where a canvas of `ratio` times its sides would be too large: by the nearest
-    pixel, for it may be a mask."""
+    """Returns the picture, made smaller if a canvas of `ratio` times its sides would be too large. The nearest pixel is
+    taken, because the picture may be a mask."""
     width, height = image.width * ratio, image.height * ratio
     shrink = min(math.sqrt(MAX_PIXELS / (width * height)), MAX_SIDE / width, MAX_SIDE / height)
     if shrink >= 1:
@@ -67,7 +67,7 @@ def _for_canvas(image: Image.Image, ratio: float) -> Image.Image:
 
 
 def expand_picture(param: TransformationParameter, where: str | None) -> Step:
-    """The same of a picture without boxes. Raises ConfigError."""
+    """Returns the function of expand_param for a picture without boxes. Raises ConfigError."""
     expand, boxes = make_expand(param, where), np.empty((0, COLUMNS), np.float32)
 
     def step(image: Picture, random: KeyedRandom) -> Picture:
@@ -79,9 +79,10 @@ def expand_picture(param: TransformationParameter, where: str | None) -> Step:
 def make_patches(
     param: AnnotatedDataParameter, transform: TransformationParameter, where: str | None = None
 ) -> Augment:
-    """(picture, boxes, random) -> one of the patches that the batch_samplers find, at random, or, where there are none,
-    one by yolo_data_jitter, with the boxes that emit_constraint lets it keep; where they find none, the picture as it
-    is. Raises ConfigError."""
+    """Returns a function that cuts a random patch out of a picture, with the boxes that emit_constraint lets it keep.
+
+    The patch is any of those that the batch_samplers find; without batch_samplers, it is one by yolo_data_jitter. If
+    they find none, the picture stays as it is. Raises ConfigError."""
     emit = make_emit(transform.emit_constraint if transform.HasField("emit_constraint") else None)
     samplers = [_make_sampler(sampler, where) for sampler in param.batch_sampler]
     if not samplers:
@@ -103,8 +104,8 @@ def make_patches(
 
 
 def _make_sampler(param: BatchSampler, where: str | None) -> Callable[[np.ndarray, KeyedRandom], Sequence[Patch]]:
-    """boxes -> up to max_sample patches, in max_trials tries, that share with some box what the constraint asks.
-    Raises ConfigError."""
+    """Returns a function that draws, in max_trials trials, up to max_sample patches that overlap with some box as
+    sample_constraint asks. Raises ConfigError."""
     drawn = param.sampler
     check_within(0, param.max_trials, MAX_TRIALS, "batch_sampler.max_trials", where)
     check_range(0.001, drawn.min_scale, drawn.max_scale, 1, "sampler.min_scale and max_scale", where)
@@ -128,7 +129,8 @@ def _make_sampler(param: BatchSampler, where: str | None) -> Callable[[np.ndarra
 
 
 def _make_jitter(jitter: float, where: str | None) -> Callable[[np.ndarray, KeyedRandom], Sequence[Patch]]:
-    """boxes -> a patch whose sides lack up to `jitter` of the picture's. Raises ConfigError."""
+    """Returns a function that draws one patch, whose sides are shorter than the picture's by up to `jitter` of these.
+    Raises ConfigError."""
     check_within(0, jitter, 0.999, "annotated_data_param.yolo_data_jitter", where)
 
     def sample(boxes: np.ndarray, random: KeyedRandom) -> Sequence[Patch]:

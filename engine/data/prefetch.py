@@ -26,10 +26,11 @@ from engine.host.memory import require_memory
 class Batch:
     """One batch, of one data layer or of all data layers of a net; valid until the next one is taken.
 
-    first_sample: its place among the samples of all ranks since the training began. size: samples in it; less than the
-    layer's batch_size at the end of an epoch, 0 where nothing tells. keys: of those samples; with several layers, of
-    the first. arrays: by data layer the values of its tops, views of the ring's memory, C-contiguous float32. decoded:
-    from when to when that was done, nanoseconds of time.monotonic_ns(); of the first layer.
+    first_sample: the number of its first sample among those of all ranks since the training began.
+    size: the samples in it; fewer than the layer's batch_size at the end of an epoch, 0 for a net without data layers.
+    keys: of those samples; with several layers, of the first.
+    arrays: by data layer, the values of its tops: views of the ring's memory, C-contiguous float32.
+    decoded: when decoding began and ended, in nanoseconds of time.monotonic_ns(); with several layers, of the first.
     """
 
     first_sample: int
@@ -40,8 +41,8 @@ class Batch:
 
 
 def data_threads() -> int:
-    """How many decoding threads a rank starts: ENGINE_DATA_THREADS, else up to 4 of the cores that it may use.
-    Raises ConfigError."""
+    """Returns how many decoding threads a rank starts: ENGINE_DATA_THREADS, else one for each core that it may use, at
+    most 4. Raises ConfigError."""
     text = os.environ.get("ENGINE_DATA_THREADS", "")
     if not text:
         return max(1, min(4, cores_at_once()))
@@ -52,7 +53,7 @@ def data_threads() -> int:
 
 
 def _aligned(shape: tuple[int, ...], alignment: int = 64) -> np.ndarray:
-    """Uninitialised float32, C-contiguous, starting at a multiple of `alignment` bytes."""
+    """Returns an uninitialised float32 array, C-contiguous, that starts at a multiple of `alignment` bytes."""
     count = int(np.prod(shape))
     memory = np.empty(count * 4 + alignment, np.uint8)
     begin = -memory.ctypes.data % alignment
@@ -67,7 +68,7 @@ class _Slot:
         self.keys = [""] * batch_size
         self.share = BatchShare(0, [])
         self.pending = 0  # samples that no thread has finished yet
-        self.error: tuple[int, BaseException] | None = None  # the first bad sample and what happened to it
+        self.error: tuple[int, BaseException] | None = None  # the place of the first bad sample, and its error
         self.begun = self.done = 0  # when decoding began and was over, nanoseconds of time.monotonic_ns()
 
     def begin(self, share: BatchShare) -> None:
@@ -76,14 +77,14 @@ class _Slot:
 
 
 MOST_THREADS = 1024
-_CLOSE_SECONDS = 30.0  # that the end of a run waits for data threads
-_EXIT_SECONDS = 5.0  # that a process waits for data threads on its way out
+_CLOSE_SECONDS = 30.0  # for which the end of a run waits for data threads
+_EXIT_SECONDS = 5.0  # for which a process waits for data threads when it exits
 _open: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
 
 
 @atexit.register
 def _stop_threads() -> None:
-    """A thread that comes back from C++ when Python has ended would abort the process."""
+    """Ends all data threads: one that comes back from C++ when Python has ended would abort the process."""
     with undisturbed():
         end = time.monotonic() + _EXIT_SECONDS
         for prefetcher in list(_open):
@@ -123,18 +124,21 @@ class Prefetcher:
         needed = reader.ring_bytes(batch_size)
         require_memory(needed, f"the ring of batches of layer '{layer}'", "lower batch_size and raise iter_size")
         self._slots = [_Slot(batch_size, reader.shapes) for _ in range(reader.ring)]
-        # Few enough pieces that locking costs nothing for small images, enough that all threads share one batch.
+        # A thread takes a piece of a batch at a time: large enough that locking costs nothing for small images, small
+        # enough that all threads work on one batch.
         self._piece = max(1, min(32, batch_size // (4 * threads)))
         if reader.pairs:
             self._piece += self._piece % 2
         self._changed = threading.Condition()
         self._begun = 0  # batches whose decoding has begun
-        self._handed = 0  # samples of the newest one that threads have taken
+        self._handed = 0  # samples of the newest of them that threads have taken
         self._taken = 0  # batches that next() has returned
-        self._asked = 0  # and those that it has waited for
+        self._asked = 0  # batches that next() has been called for
         self._released = 0  # batches whose buffers may be filled again
         self._exhausted = False
-        self._failed: BaseException | None = None  # why there are no more shares, where it is no end
+        self._failed: BaseException | None = (
+            None  # the error for which there are no more shares; None at the end of an epoch
+        )
         self._closed = False
         self._cores = helper_cores()
         self._threads: list[threading.Thread] = []
@@ -157,8 +161,8 @@ class Prefetcher:
         return self.next()
 
     def next(self) -> Batch:
-        """The next batch; the buffers of the one before are reused. Raises StopIteration at the end of an epoch(),
-        DataError for a bad item."""
+        """Returns the next batch; the buffers of the one before are reused. Raises StopIteration at the end of an
+        epoch(), DataError for a bad item."""
         self.release()
         begin = time.perf_counter()
         with self._changed:
@@ -196,9 +200,9 @@ class Prefetcher:
             self._changed.notify_all()
 
     def forsake(self) -> None:
-        """In a process that was forked, which has no such threads, and shares with them what they read from: the next
-        batch is an error."""
-        self._changed, self._threads = threading.Condition(), []  # of which they may have held the lock
+        """Makes the next batch an error. Called in a forked process, which has no data threads and shares with its
+        parent the files that these read."""
+        self._changed, self._threads = threading.Condition(), []  # a thread may have held the lock at the fork
         self._begun, self._exhausted = self._taken, True
         self._failed = DataError(
             f"layer '{self._layer}': its data are read by the process that this one was forked from; make the net, or "
@@ -236,7 +240,8 @@ class Prefetcher:
             self._finish_piece(slot, end - begin, error)
 
     def _take_piece(self) -> tuple[_Slot, int, int] | None:
-        """The next samples to decode, (slot, begin, end); waits for a free buffer. None when there is no more work."""
+        """Returns the next samples to decode, (slot, begin, end); None if there is no more work. Waits for a free
+        buffer."""
         with self._changed:
             while not self._closed:
                 newest = self._slots[(self._begun - 1) % len(self._slots)]
@@ -254,6 +259,7 @@ class Prefetcher:
         return None
 
     def _begin_batch(self) -> None:
+        """Takes the next share into a free buffer, or notes that there are no more."""
         share = None
         try:
             share = next(self._shares, None)

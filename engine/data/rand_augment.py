@@ -1,7 +1,7 @@
-"""rand_augment_param: some of a list of changes, all of one magnitude (Cubuk et al. 2019, arXiv 1909.13719).
+"""rand_augment_param: draws some changes from a list, all of one magnitude (Cubuk et al. 2019, arXiv 1909.13719).
 
-The list, and what a magnitude of 30 is, are the paper's; factors of 1 + magnitude and 1 - magnitude, shears, shifts and
-turns in both directions are equally likely. What comes in from beyond the edges is black.
+The list, and what a magnitude of 30 means, are the paper's. Factors of 1 + magnitude and 1 - magnitude are equally
+likely, as are both directions of shears, shifts and turns. What comes in from beyond the edges is black.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from engine.data.retouch import (
 if TYPE_CHECKING:
     from engine.proto import RandAugmentParameter
 
-# Of the largest magnitude, 30.
 LARGEST = 30.0
+# What the changes are at this magnitude.
 _FACTOR, _SHEAR, _SHIFT, _TURN, _BITS = 0.9, 0.3, 0.45, 30.0, 4  # the shift: of a side; the turn: in degrees
 MOST_OPERATIONS = 16
 
 
 def _turned(degrees: float, height: int, width: int) -> Change:
-    """About the centre."""
+    """Returns the turn of a picture about its centre."""
     angle = math.radians(degrees)
     cos, sin = (round(f(angle) * 2.0**24) / 2.0**24 for f in (math.cos, math.sin))  # the same on every processor
     x, y = width / 2, height / 2
@@ -64,7 +64,7 @@ _UNSIGNED: list[Callable[[float], Change | None]] = [
 
 
 def make_rand_augment(param: RandAugmentParameter, where: str | None) -> Draw:
-    """Draws `operations` changes, each one any of the list. Raises ConfigError."""
+    """Returns a function that draws `operations` changes, each any of the list. Raises ConfigError."""
     check_within(1, param.operations, MOST_OPERATIONS, "rand_augment_param.operations", where)
     check_within(0, param.magnitude, LARGEST, "rand_augment_param.magnitude", where)
     magnitude = param.magnitude / LARGEST

@@ -1,4 +1,4 @@
-"""What every type of data layer reads: items by number, each a tuple of arrays, one for each top."""
+"""The base of what reads a data layer's source: items by number, each a tuple of arrays, one for each top."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Request:
-    """Who reads. where: "file:line:column" of the layer. rank, ranks: those of the program. share: with whom a copy on
-    this host is shared; None: nothing is copied."""
+    """Tells a Reader who reads: as open_data() takes it."""
 
     phase: int
     seed: int = 1
@@ -40,16 +39,16 @@ class Request:
     share: CopyShare | None = None
 
     def path(self, source: str) -> str:
-        """Of a source whose name may hold %# and %*."""
+        """Returns the path of a source whose name may hold %# and %*."""
         return expand_ranks(source, self.rank, self.ranks)
 
     def owners(self, source: str) -> tuple[int, ...] | None:
-        """Reader.owners of a source: this rank alone where it is named by its rank."""
+        """Returns the Reader.owners of a source: this rank alone if the name of the source holds the rank."""
         return (self.rank,) if "%#" in source else None
 
 
 class Sample(NamedTuple):  # made for each sample: a frozen dataclass takes thrice as long
-    """Which item is asked for: its index in the source, in which epoch, and its place in the rank's batch."""
+    """An item that is asked for: the epoch, its index in the source, and its place in the rank's batch."""
 
     epoch: int
     index: int
@@ -57,18 +56,23 @@ class Sample(NamedTuple):  # made for each sample: a frozen dataclass takes thri
 
 
 class Reader:
-    """One data layer's source, open. A type of layer overrides what is below; load() is called by several threads.
+    """One data layer's source, open. A type of layer overrides the attributes and methods below; several threads call
+    load().
 
-    name: what is read, in the layer's words. size: items. shapes: of one item's arrays, one for each top. classes:
-    names by their labels, where the source says them. Order and prefetch: shuffle (a new permutation in each epoch),
-    first (item that the training begins with), owners (where the source holds the items of some ranks only: those
-    ranks), depth (batches read ahead; 0: each when it is asked for). pairs: samples 2k and 2k + 1 of a batch go through
-    join() when both are loaded.
+    name: the source, as the layer names it.
+    size: the number of items.
+    shapes: of one item's arrays, one for each top.
+    classes: the classes' names by label, empty if the source does not say.
+    shuffle: whether each epoch has a new permutation.
+    first: the item that the training begins with.
+    owners: the ranks whose items the source holds; None: those of all.
+    depth: the number of batches read ahead; 0: each is read when it is asked for.
+    pairs: whether samples 2k and 2k + 1 of a batch go through join() when both are loaded.
     """
 
-    field: ClassVar[str]  # of LayerParameter, which has batch_size
+    field: ClassVar[str]  # the parameter of the layer that has batch_size, such as data_param
 
-    has_masks: ClassVar[bool] = False  # each item has one: its second array
+    has_masks: ClassVar[bool] = False  # whether the second array of each item is a mask
 
     name: str
     size: int
@@ -84,22 +88,23 @@ class Reader:
         """Opens what a LayerParameter names. Raises ConfigError, DataError."""
         # item -> (key, reason) of undecodable images met so far, with skip_bad_images
         self.skipped: dict[int, tuple[str, str]] = {}
-        self.skipping = threading.Lock()  # held by whoever changes or reads it
-        self.recoloured: set[int] = set()  # items of which the first one's colours have been made
+        self.skipping = threading.Lock()  # held by whoever changes or reads `skipped`
+        self.recoloured: set[int] = set()  # items that were converted to the first one's colours
         self._where = request.where
         self._skip_bad_images = request.skip_bad_images
 
     @property
     def ring(self) -> int:
-        """Batches that have a buffer: those that are decoded ahead, and the one in use."""
+        """The number of batch buffers: for those that are decoded ahead, and the one in use."""
         return self.depth + 1
 
     def ring_bytes(self, batch_size: int) -> int:
-        """What so many buffers of batches take."""
+        """Returns the bytes of all batch buffers."""
         return 4 * self.ring * batch_size * sum(math.prod(shape) for shape in self.shapes)
 
     def identity(self) -> str:
-        """What shows whether ranks read the same source, in a few words; "" where they need not. Raises DataError."""
+        """Returns a few words that differ between ranks if they do not read the same source; "" if they need not.
+        Raises DataError."""
         return f"{self.size} items"
 
     def load(self, sample: Sample, out: Sequence[np.ndarray]) -> str:
@@ -112,13 +117,13 @@ class Reader:
             self.skipped[index] = key, why
 
     def join(self, samples: Sequence[tuple[int, int]], arrays: Sequence[np.ndarray]) -> None:
-        """Lets the two samples of a pair change each other: (epoch, index) of both, and their parts (2, *shape) of the
-        arrays."""
+        """Lets the two samples of a pair change each other, in place. samples: (epoch, index) of both. arrays: the rows
+        (2, *shape) of both in the batch's arrays."""
         raise NotImplementedError
 
     @classmethod
     def batch_size(cls, message: proto.LayerParameter, where: str | None) -> int:
-        """Raises ConfigError where there is none."""
+        """Returns the layer's batch_size. Raises ConfigError if it has none."""
         size = getattr(message, cls.field).batch_size
         if size <= 0:
             idle = params_of_other_types(message)
@@ -130,21 +135,21 @@ class Reader:
 
     @classmethod
     def set_batch_size(cls, message: proto.LayerParameter, size: int) -> None:
-        """Raises ConfigError where a type of layer has another one."""
+        """Sets the layer's batch_size. Raises ConfigError if the type of layer fixes it."""
         getattr(message, cls.field).batch_size = size
 
     @classmethod
     def top_shapes(cls, shapes: Sequence[Shape], batch_size: int) -> list[Shape]:
-        """Shapes of the tops for a batch of items of `shapes`."""
+        """Returns the shapes of the tops for a batch of items of `shapes`."""
         return [(batch_size, *shape) for shape in shapes]
 
     def tops(self, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-        """Values of the tops from the arrays (batch, *shape) that load() has filled."""
+        """Returns the values of the tops from the arrays (batch, *shape) that load() has filled."""
         return tuple(arrays)
 
     @classmethod
     def shapes_without_data(cls, message: proto.LayerParameter, where: str | None) -> tuple[Shape, ...]:
-        """`shapes`, by the layer's parameters alone. Raises ConfigError where they do not tell."""
+        """Returns `shapes`, by the layer's parameters alone. Raises ConfigError if they do not tell."""
         raise ConfigError(
             f"layer '{message.name}' ({message.type}): the shape of its data is known to its source only, "
             "which is not here",
@@ -153,19 +158,21 @@ class Reader:
 
     @classmethod
     def transform_of(cls, message: proto.LayerParameter, where: str | None) -> proto.TransformationParameter:
-        """With the mean that is subtracted from pictures, and the scale; empty for types of layers that have no
-        transform_param. Raises ConfigError."""
+        """Returns the layer's transform_param, with the mean and the scale wherever the layer has these; an empty one
+        for types of layers without it. Raises ConfigError."""
         return proto.TransformationParameter()
 
     @classmethod
     def source_of(cls, message: proto.LayerParameter) -> str:
-        """What has to be there for the layer to be opened: a path, "" for none."""
+        """Returns the path that has to be there for the layer to be opened, "" if there is none."""
         return getattr(message, cls.field).source
 
 
 class PictureReader(Reader):
-    """Items that are decoded: bad ones are errors, or, with skip_bad_images, replaced by the next good one. Arrays, if
-    a type of layer says nothing else: the picture (c, h, w) as transform_param makes it, and its label ()."""
+    """Reads items that are decoded. A bad one is an error or, with skip_bad_images, replaced by the next good one.
+
+    An item's arrays, unless a type of layer says otherwise, are the picture (c, h, w) as transform_param makes it, and
+    its label ()."""
 
     _transformer: Transformer
 
@@ -174,11 +181,11 @@ class PictureReader(Reader):
         self._seed = request.seed
 
     def fetch(self, index: int) -> tuple[str, Any]:
-        """(key, what decode() understands). Raises DataError."""
+        """Returns (key, what decode() takes) of an item. Raises DataError."""
         raise NotImplementedError
 
     def decode(self, fetched: Any) -> tuple[AnyImage, Any]:
-        """(image, its label). Raises ImageError, UndecodableImage."""
+        """Returns (image, its label). Raises ImageError, UndecodableImage."""
         raise NotImplementedError
 
     @classmethod
@@ -192,7 +199,7 @@ class PictureReader(Reader):
         try:
             return self.fetch(index)[0]
         except DamagedItem as error:
-            return error.key  # read() raises, or leaves it out
+            return error.key  # read() will raise the error, or skip the item
 
     def load(self, sample: Sample, out: Sequence[np.ndarray]) -> str:
         def use(image: AnyImage, label: int, random: KeyedRandom) -> None:
@@ -225,7 +232,8 @@ class PictureReader(Reader):
         raise DataError(f"{self.name}: none of its {self.size} images can be decoded", self._where)
 
     def _in_first_colours(self, image: AnyImage, index: int) -> AnyImage:
-        """Grey among coloured images, or the other way around, where transform_param does not say what they become."""
+        """Returns an image in the colours of the first one: converts grey among coloured images, or the other way
+        around, unless transform_param says what they become."""
         if self._transformer.color is not None or not hasattr(self, "shapes"):
             return image
         mode = {1: GRAY, 3: COLOR}.get(self.shapes[0][0])
@@ -239,14 +247,14 @@ class PictureReader(Reader):
         return as_picture(image).coloured(mode)
 
     def first_shape(self, shape_of: Callable[[AnyImage], Shape]) -> Shape:
-        """Of the first item that can be decoded, as Caffe takes the first."""
+        """Returns shape_of() the first item that can be decoded; Caffe takes the first item."""
         shapes = []
         self.read(0, 0, lambda image, label, random: shapes.append(shape_of(image)))
         return shapes[0]
 
 
 def random_first(rand_skip: int, request: Request) -> int:
-    """The item that a training begins with: one of the first rand_skip."""
+    """Returns the item that a training begins with: a random one of the first rand_skip, item 0 in phase TEST."""
     if not rand_skip or request.phase != proto.TRAIN:
         return 0
     return KeyedRandom(request.seed, 0, 0).integer(0, rand_skip - 1)

@@ -1,6 +1,6 @@
-"""What reads data, by name: a database by its backend, a data layer by its type.
+"""Finds the classes that read data by name: a Source by its backend, a Reader by the type of its data layer.
 
-A module in engine/data/sources or engine/data/readers registers what it holds.
+The modules in engine/data/sources and engine/data/readers register their classes here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from engine.data.reader import Reader
 
-# An item of a source: a serialised message, where that is what the source stores, else a Datum of an image file.
+# An item of a source: the serialised message that the source stores, or a Datum made of an image file.
 Stored: TypeAlias = "bytes | proto.Datum"
 
 
@@ -33,23 +33,23 @@ class Source(Protocol):
     classes: list[str]
 
     def __init__(self, path: str, where: str | None, shuffled: bool, fields: Sequence[str] = ()):
-        """Opens path, or raises DataError. shuffled: items will not be asked for in order. fields: names of what the
-        tops are made of, in the source's own words; ConfigError where it has none."""
+        """Opens path. shuffled: items will not be asked for in order. fields: the source's own names of what the tops
+        are made of. Raises DataError; ConfigError for fields if this type of source has none."""
 
     @staticmethod
     def recognises(path: str) -> bool:
-        """Whether what is there looks like a source of this type. At most one type recognises a path."""
+        """Returns whether what is at path looks like a source of this type. At most one type recognises a path."""
         ...
 
     @staticmethod
     def files_of(path: str, where: str | None = None) -> list[str]:
-        """All files that belong to a source of this type, which need not be opened. Raises DataError."""
+        """Returns all files of a source of this type, without opening it. Raises DataError."""
         ...
 
     def __len__(self) -> int: ...
 
     def item(self, index: int) -> tuple[str, Stored]:
-        """(key, what is stored). Raises DataError."""
+        """Returns (key, what is stored). Raises DataError."""
         ...
 
 
@@ -61,7 +61,7 @@ _readers: dict[str, type[Reader]] = {}
 
 
 def source(name: str) -> Callable[[type[SourceT]], type[SourceT]]:
-    """Class decorator: the data source for `backend: <name>`."""
+    """Class decorator: registers the Source for `backend: <name>`."""
 
     def register(cls: type[SourceT]) -> type[SourceT]:
         _sources[name] = cls
@@ -71,7 +71,7 @@ def source(name: str) -> Callable[[type[SourceT]], type[SourceT]]:
 
 
 def reader(name: str) -> Callable[[type[ReaderT]], type[ReaderT]]:
-    """Class decorator: the Reader of data layers of `type: <name>`."""
+    """Class decorator: registers the Reader of data layers of `type: <name>`."""
 
     def register(cls: type[ReaderT]) -> type[ReaderT]:
         _readers[name] = cls
@@ -81,7 +81,7 @@ def reader(name: str) -> Callable[[type[ReaderT]], type[ReaderT]]:
 
 
 def find_source(name: str, where: str | None = None) -> type[Source]:
-    """The class registered for a backend. Raises ConfigError, with the known names, for an unknown one."""
+    """Returns the class registered for a backend. Raises ConfigError, with the known names, for an unknown one."""
     _load("sources")
     if name not in _sources:
         raise ConfigError(f"backend {name} is not supported{suggestion(name, _sources)}", where)
@@ -91,9 +91,9 @@ def find_source(name: str, where: str | None = None) -> type[Source]:
 def open_source(
     path: str, where: str | None = None, shuffled: bool = False, fields: Sequence[str] = (), backend: str = ""
 ) -> Source:
-    """The source at a path, of the type `backend`, or, where that is "", of the type that what is there shows.
+    """Opens the source at a path. It is of the type `backend`; if that is "", of the type that recognises the path.
 
-    Raises ConfigError for an unknown backend, DataError where nothing there is known, or it is of another type.
+    Raises ConfigError for an unknown backend, DataError if no type recognises the path, or if another one does.
     """
     found = recognised(path)
     if backend and found in ("", backend):
@@ -109,23 +109,23 @@ def open_source(
 
 
 def recognised(path: str) -> str:
-    """The type of the source at a path, by what is there; "" for nothing that is known."""
+    """Returns the type of source that recognises a path; "" if none does."""
     _load("sources")
     try:
         return next((name for name, each in _sources.items() if each.recognises(path)), "")
-    except (OSError, ValueError):  # no permission; a name that cannot be one
+    except (OSError, ValueError):  # no permission, or no name that a file can have
         return ""
 
 
 def files_of(path: str, where: str | None = None) -> list[str]:
-    """All files that belong to the source at a path. Raises DataError, also where nothing there is known."""
+    """Returns all files of the source at a path. Raises DataError, also if no type recognises the path."""
     if not (kind := recognised(path)):
         open_source(path, where)  # raises
     return find_source(kind).files_of(path, where)
 
 
 def is_here(path: str) -> bool:
-    """Whether there is anything at a path, which may be within an archive, or stand for many files."""
+    """Returns whether there is anything at a path, which may be within an archive, or stand for many files."""
     try:
         first = expand(path)[0]  # a pattern is recognised by its name alone, whether its files are there or not
         return os.path.exists(first) or bool(recognised(first))
@@ -134,7 +134,8 @@ def is_here(path: str) -> bool:
 
 
 def find_reader(name: str, where: str | None = None) -> type[Reader]:
-    """The class registered for a type of data layer. Raises ConfigError, with the known types, for an unknown one."""
+    """Returns the class registered for a type of data layer. Raises ConfigError, with the known types, for an unknown
+    one."""
     _load("readers")
     if name not in _readers:
         raise ConfigError(f"data layers of type {name} cannot be read{suggestion(name, _readers)}", where)

@@ -1,7 +1,7 @@
-"""Changes of a picture's bytes between its crop and the floats that a net reads: what they are called.
+"""Changes a picture's bytes, between its crop and the floats that a net reads.
 
-What draws them (distort.py, noise.py, rand_augment.py) gives lists of them; C++ makes them, in place and without the
-GIL: csrc/kernels/retouch.h says what each does, and with which numbers.
+distort.py, noise.py and rand_augment.py draw lists of changes; C++ makes them, in place and without the GIL.
+csrc/kernels/retouch.h says what each change does, and which numbers it takes.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from engine.data.keyed_random import KeyedRandom
 # Numbers of Change::Kind.
 LINEAR, STEPS, BITS, SOLARIZE, CONTRAST, COLOUR, SHARPNESS, AUTOCONTRAST, EQUALIZE, EQUALIZE_LIGHT = range(10)
 SATURATION, HUE, ORDER, BLUR, ERODE, AFFINE, DOTS, HSV = range(10, 18)
-JPEG = -1  # compressed and decoded again, by Pillow; its number: the quality
+JPEG = -1  # Pillow compresses and decodes the picture; its number is the quality
 
 _NUMBERS = 6
 
-Change = tuple[float, ...]  # what, and its numbers
+Change = tuple[float, ...]  # the kind of change, and its numbers
 Draw = Callable[[KeyedRandom, int, int], Sequence[Change]]  # (random, height, width of the crop) -> changes
 
 
 def retouch(pixels: np.ndarray, changes: Sequence[Change]) -> None:
-    """Changes (h, w, 1 or 3) bytes, dense, in place. Raises ImageError for floats and other numbers of channels."""
+    """Makes changes to a crop (h, w, 1 or 3) of bytes, C-contiguous, in place. Raises ImageError for floats and other
+    numbers of channels."""
     from engine.host import _core
 
     check_pixels(pixels)

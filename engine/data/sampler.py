@@ -1,4 +1,4 @@
-"""Which item is the p-th sample of the training, and which samples belong to which rank.
+"""Tells which item is the p-th sample of the training, and which samples belong to which rank.
 
 Sample p, counted over all ranks since the first iteration, is item order(epoch)[p % size] of epoch p // size. A global
 batch is the next ranks * batch_size samples, and each rank takes its contiguous share of it: the samples of an
@@ -22,7 +22,8 @@ class BatchShare:
 
 
 class Sampler:
-    """size items in the order of the source, or in a new seeded permutation of the whole source for each epoch."""
+    """Gives the samples of a source of `size` items: in its order, or with shuffle in a new permutation of the whole
+    source for each epoch, which follows from the seed."""
 
     def __init__(self, size: int, seed: int, shuffle: bool):
         self.size = size
@@ -31,19 +32,19 @@ class Sampler:
         self._orders: dict[int, np.ndarray] = {}  # by epoch
 
     def _order(self, epoch: int) -> np.ndarray:
-        """(size,) indices. RandomState, because its stream is the one that numpy promises never to change."""
+        """Returns the indices (size,) of an epoch, by RandomState: numpy promises never to change its stream."""
         if epoch not in self._orders:
             while len(self._orders) > 1:  # two, because a batch can lie across the end of an epoch
                 del self._orders[min(self._orders)]
             keys = [self._seed & 0xFFFFFFFF, self._seed >> 32 & 0xFFFFFFFF, epoch]
-            # What permutation() does, in half of the memory.
+            # The same as permutation(), in half of the memory.
             order = np.arange(self.size, dtype=np.uint32 if self.size < 1 << 32 else np.int64)
             np.random.RandomState(keys).shuffle(order)
             self._orders[epoch] = order
         return self._orders[epoch]
 
     def samples(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """(epoch, index) of the samples begin <= p < end."""
+        """Returns (epoch, index) of the samples begin <= p < end."""
         found: list[tuple[int, int]] = []
         position = begin
         while position < end:
@@ -64,12 +65,12 @@ class Sampler:
         owners: Sequence[int] | None = None,
         first_rank: int = 0,
     ) -> Iterator[BatchShare]:
-        """The rank's share of each global batch from sample `start` on: endless, or up to item number `stop`, where the
-        last global batch may be short and the later ranks may get less of it, or nothing.
+        """Yields the rank's share of each global batch from sample `start` on: endlessly, or up to item number `stop`.
+        The last global batch may then be short, and the later ranks get less of it, or nothing.
 
-        owners: the source holds the items of these ranks only, which share them; None: of all. What has been read of it
-            before sample `start` is what they have had, if each rank in turn, from rank 0 on, has had a batch.
-        first_rank: which rank's share of a global batch is the first of it; the ranks behind it follow.
+        owners: the ranks whose items the source holds, and who share these; None: all. What was read of the source
+            before sample `start` is counted as if each rank in turn, from rank 0 on, had taken a batch.
+        first_rank: the rank that has the first share of a global batch; the ranks behind it follow.
         """
         first = start + (rank - first_rank) % ranks * batch_size
         sharing = owners or range(ranks)

@@ -1,4 +1,4 @@
-"""New tars and TFRecords of pictures, in one file or several, which appear when all of them are complete."""
+"""Writes new tars and TFRecords of pictures, in one file or several, which appear when all of them are complete."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ _SIGNATURES = {b"\xff\xd8": "jpg", b"\x89P": "png", b"BM": "bmp"}
 
 
 def shard_names(db: str, shards: int) -> list[str]:
-    """x.tar, or x-000000.tar and so on."""
+    """Returns the names of the files of `db`: x.tar alone for 0 shards, else x-000000.tar and so on."""
     stem, extension = os.path.splitext(db)
     return [f"{stem}-{number:06d}{extension}" for number in range(shards)] if shards else [db]
 
 
 def sharded(db: str, shards: int) -> str:
-    """What a net's source is to be, to read all of shard_names()."""
+    """Returns the source with which a net reads all of shard_names(): x-{000000..000007}.tar."""
     stem, extension = os.path.splitext(db)
     return f"{stem}-{{000000..{shards - 1:06d}}}{extension}" if shards else db
 
 
 def unsharded(name: str) -> str:
-    """x.tar of x-000000.tar; any other name, x-202406.tar among them, as it is."""
+    """Returns x.tar for x-000000.tar, and any other name, such as x-202406.tar, as it is."""
     return re.sub(r"-0\d{5}(?=\.\w+$)", "", name)
 
 
 def _tar(file: BinaryIO, number: int, name: str, datum: proto.Datum, classes: Sequence[str]) -> None:
-    """As WebDataset's: 00000012.jpg, 00000012.cls, 00000012.mask.png."""
+    """Writes a picture as WebDataset does: 00000012.jpg, 00000012.cls, 00000012.mask.png."""
     members = {image_kind(datum.data) or "jpg": datum.data}
     if datum.labels or datum.HasField("label"):
         text = " ".join(f"{value:.9g}" for value in datum.labels) or str(datum.label)
@@ -52,7 +52,7 @@ def _tar(file: BinaryIO, number: int, name: str, datum: proto.Datum, classes: Se
 
 
 def _tfrecord(file: BinaryIO, number: int, name: str, datum: proto.Datum, classes: Sequence[str]) -> None:
-    """With the features that TensorFlow's own tools write."""
+    """Writes a picture with the features that TensorFlow's own tools write."""
     features: dict[str, bytes | Sequence[int] | Sequence[float]] = {
         "image/encoded": datum.data,
         "image/format": image_kind(datum.data).replace("jpg", "jpeg").encode(),
@@ -69,11 +69,14 @@ def _tfrecord(file: BinaryIO, number: int, name: str, datum: proto.Datum, classe
     file.write(record(serialise(features)))
 
 
-_WRITERS = {"tar": (_tar, bytes(2 * tarfile.BLOCKSIZE)), "tfrecord": (_tfrecord, b"")}  # and what ends a file
+_WRITERS = {
+    "tar": (_tar, bytes(2 * tarfile.BLOCKSIZE)),
+    "tfrecord": (_tfrecord, b""),
+}  # the function, and the bytes that end a file
 
 
 def image_kind(content: bytes) -> str:
-    """ "jpg", "png" or "bmp", by an image file's first bytes; "" for other formats."""
+    """Returns "jpg", "png" or "bmp", by an image file's first bytes; "" for other formats."""
     return _SIGNATURES.get(content[:2], "")
 
 
@@ -81,15 +84,17 @@ def image_kind(content: bytes) -> str:
 def new_shards(
     kind: str, names: Sequence[str], count: int, classes: Sequence[str], extra: Mapping[str, str], begin: Begin
 ) -> Iterator[Callable[[int, str, proto.Datum], None]]:
-    """Gives a function that writes a picture: its number, name and Datum of an image file.
+    """Yields a function that writes a picture: it takes its number, its name and the Datum of its image file.
 
     Args:
         kind: "tar" or "tfrecord".
-        count: of pictures, at most, which are divided evenly, in their order.
-        extra: texts that appear with the files, by their names.
-        begin: appearing()'s, with which they appear.
+        names: of the files.
+        count: the number of pictures, at most. They are divided evenly among the files, in their order.
+        classes: the classes' names by label.
+        extra: other files that appear with these, as texts by their names.
+        begin: the function of appearing(), with which all of them appear.
 
-    Raises DataError where they cannot be written.
+    Raises DataError if they cannot be written.
     """
     write, end = _WRITERS[kind]
     temporary = {name: begin(name) for name in (*names, *extra)}

@@ -1,4 +1,4 @@
-"""A source that is one file or many: names with {000..146}, {a,b}, * and ?, and reading within the files."""
+"""Reads a source that is one file or many, whose names may have {000..146}, {a,b}, * and ?."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _OPEN_FILES = 64  # of one source in one process: the system's limit may be 1024
 
 
 def is_pattern(path: str) -> bool:
-    """Whether a path stands for several, and is not itself the name of something."""
+    """Returns whether a path stands for several files, and is not itself the name of something."""
     return bool(_BRACES.search(path) or glob.has_magic(path)) and not os.path.lexists(path)
 
 
 def expand(path: str, where: str | None = None) -> list[str]:
-    """The files that a path names: itself, or those of its {first..last}, {this,that}, * and ?, sorted where it does
-    not say their order. Raises DataError where there are none or too many."""
+    """Returns the files that a path names: the path itself, or those that {first..last}, {this,that}, * and ? stand
+    for. The files of a * or ? are sorted. Raises DataError if there are none or too many."""
     if not is_pattern(path):
         return [path]
     found = []
@@ -60,7 +60,7 @@ def _braces(path: str, where: str | None) -> list[str]:
 
 
 class Shards:
-    """The files of a source, open as they are needed. read() may be called by many threads."""
+    """The files of a source, which are opened when they are needed. read() may be called by many threads."""
 
     def __init__(self, paths: list[str], where: str | None):
         self.paths, self._where = paths, where
@@ -80,14 +80,15 @@ class Shards:
         return os.fstat(file.fileno()).st_size
 
     def read(self, shard: int, offset: int, size: int, most: int = MAX_BYTES) -> bytes:
-        """`size` bytes from offset on. Raises DataError where the file ends before, or where they are too many."""
+        """Returns `size` bytes of a file from offset on. Raises DataError if the file ends before, or if they are more
+        than `most`."""
         if not 0 <= size <= most:
             raise self.error(shard, f"an item of {size} bytes at byte {offset}, more than {most}")
-        file = self._file(shard)  # held: two threads may open it at once, and the cache keeps one of them
+        file = self._file(shard)  # this reference keeps it open: the cache may drop it meanwhile
         try:
             content = os.pread(file.fileno(), size, offset)
             while len(content) < size and (more := os.pread(file.fileno(), size - len(content), offset + len(content))):
-                content += more  # a read of much may be cut short
+                content += more  # a large read may return less
         except OSError as error:
             raise self.error(shard, f"cannot be read at byte {offset}: {reason(error)}") from None
         if len(content) < size:

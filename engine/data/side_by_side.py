@@ -1,4 +1,4 @@
-"""Data layers side by side: whether they read the same samples, and whether those of one number come together."""
+"""Compares the data layers of a net: do two read the same samples, and do their items of one number come together?"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Opened:
-    """A data layer whose source is open. path: of the source, "" where there is none; reads: what reads_of() gives."""
+    """A data layer whose source is open. path: of the source, "" if it has none. reads: what reads_of() returns."""
 
     source: DataSource
     batch_size: int
@@ -26,18 +26,19 @@ class Opened:
 
 
 def reads_of(message: proto.LayerParameter) -> proto.LayerParameter:
-    """All of a data layer that tells what is read, and what becomes of it."""
+    """Returns the part of a data layer that tells what is read, and how it is transformed. Two layers with the same
+    part read the same."""
     reads = proto.LayerParameter()
     reads.CopyFrom(message)
     for name in ("name", "top", "include", "exclude", "phase"):
         reads.ClearField(name)
-    set_batch_size(reads, 1)  # of any size they are the same
+    set_batch_size(reads, 1)  # the batch size makes no difference
     return reads
 
 
 def refuse_skipping(opened: Mapping[str, Opened], layer: str, where: str) -> None:
-    """For skip_bad_images, with which each layer replaces its own bad items only. Raises ConfigError where another
-    source has as many items as the layer's, for they may be pairs."""
+    """Raises ConfigError if another source has as many items as the layer's. They may be pairs, and skip_bad_images
+    would replace a bad item in one of them alone."""
     path, size = opened[layer].path, opened[layer].source.size
     for name, other in opened.items():
         if other.source.size == size and other.path != path:
@@ -49,16 +50,16 @@ def refuse_skipping(opened: Mapping[str, Opened], layer: str, where: str) -> Non
 
 
 def same_samples(opened: Mapping[str, Opened]) -> Iterator[tuple[str, str, str]]:
-    """(layer, layer, source) where two layers read the same samples and change them alike: what is random depends on
-    the seed, the epoch and the sample only."""
+    """Yields (layer, layer, source) for two layers that read the same samples and transform them alike: what is random
+    depends on the seed, the epoch and the sample only."""
     for (one, a), (other, b) in combinations(opened.items(), 2):
         if a.path and a.reads == b.reads:
             yield one, other, a.path
 
 
 def torn_pairs(opened: Mapping[str, Opened]) -> Iterator[tuple[str, str, str]]:
-    """(layer, layer, what differs) where items of one number in two sources do not come in one sample of the batch.
-    Layers of one source, and those of batches of another size, are none that give pairs."""
+    """Yields (layer, layer, what differs) if items of one number in two sources do not come in one sample of the batch.
+    Layers of one source, and layers with different batch sizes, are not taken for pairs."""
     for (one, a), (other, b) in combinations(opened.items(), 2):
         if a.path == b.path or a.batch_size != b.batch_size:
             continue

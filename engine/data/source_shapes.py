@@ -1,4 +1,4 @@
-"""Shapes of data layers without a feeder, for the verbs that need no data: `engine check` and `engine time`."""
+"""Finds the shapes of data layers without a feeder, for the verbs that need no data: `engine check`, `engine time`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from engine.data.registry import find_reader, is_here
 from engine.errors import ConfigError, EngineError, shape_text
 from engine.layers.base import Shape
 
-# Of one item, where nothing tells: by a word in the source's name (public data sets), the first that fits.
+# Shapes of one item of public data sets, by a word in the source's name. The first that fits is taken.
 KNOWN_SETS = {"siamese": (2, 28, 28), "mnist": (1, 28, 28), "cifar": (3, 32, 32)}
-_COMPARING = (  # number by number
+_COMPARING = (  # losses that compare two bottoms number by number
     "EuclideanLoss",
     "L1Loss",
     "MultiLabelLoss",
@@ -29,8 +29,10 @@ UNKNOWN_PICTURE, UNKNOWN_ROW = (3, 224, 224), (10,)
 
 @dataclass(frozen=True)
 class Supposition:
-    """Of items where nothing tells. picture: None for what the name of the source suggests; labels: what a top is that
-    is not the first one, or that is called a label: a "number", a "mask" (1, h, w), or a whole "picture"."""
+    """What an item is supposed to be if nothing tells.
+
+    picture: its shape; None: what the name of the source suggests. labels: what the tops after the first are, and a top
+    that is called a label: a "number", a "mask" (1, h, w), or a whole "picture"."""
 
     picture: Shape | None = None
     labels: str = "number"
@@ -43,19 +45,23 @@ SUPPOSITIONS = tuple(itertools.starmap(Supposition, itertools.product(_PICTURES,
 
 
 def suppositions(net: proto.NetParameter) -> Sequence[Supposition]:
-    """All, in the order in which a net tries them: small ones first where it reads HDF5, whose arrays need not be
-    pictures, so that no InnerProduct behind them has billions of weights."""
+    """Returns all suppositions, in the order in which a net tries them. If it reads HDF5, whose arrays need not be
+    pictures, small ones come first, so that no InnerProduct behind them has billions of weights."""
     if any(layer.type == "HDF5Data" for layer in net.layer):
         return sorted(SUPPOSITIONS, key=lambda each: math.prod(each.picture or ()))
     return SUPPOSITIONS
 
 
 class SourceShapes:
-    """For build(): from the source where it is, else from the layer's parameters, which `absent` is told.
+    """Tells build() the shapes of a data layer's tops: from its source, if that is here, else from the layer's
+    parameters.
 
-    net: whose layers they are; its losses tell how many labels an item has. absent: takes a line for each file that is
-    not here. batch_size: instead of the layers' own, if it is not 0. suppose: of what nothing tells. ranks: of the run
-    whose rank 0 looks, as paths may name them. skip_bad_images: the run does.
+    net: the net that has the layers; its losses tell how many labels an item has.
+    absent: takes a line for each file that is not here.
+    batch_size: replaces that of the layers, unless it is 0.
+    suppose: what items are if nothing tells.
+    ranks: the number of ranks of the run, as paths may hold it; the rank is 0.
+    skip_bad_images: as in the run.
     """
 
     def __init__(
@@ -71,12 +77,12 @@ class SourceShapes:
         self._labels = _several_labels(net)
         self._phase, self._absent, self._batch_size, self._suppose = phase, absent, batch_size, suppose
         self._ranks, self._skip_bad_images = ranks, skip_bad_images
-        self.reads = False  # some layer does
-        self.supposed = False  # something that nothing told
-        self.size, self.own_items = 0, False  # of the first source that is here, as Feeder has them
+        self.reads = False  # whether any layer reads data
+        self.supposed = False  # whether anything had to be supposed
+        self.size, self.own_items = 0, False  # of the first source that is here: as in Feeder
 
     def __call__(self, message: proto.LayerParameter, where: str) -> list[Shape]:
-        """Shapes of the tops, batch included. Raises ConfigError if nothing tells them."""
+        """Returns the shapes of the tops, batch axis included. Raises ConfigError if nothing tells them."""
         self.reads = True
         reader = find_reader(message.type, where)
         shapes = self._of_item(message, where, reader.source_of(message))
@@ -110,7 +116,7 @@ class SourceShapes:
         return picture, *[label] * max(1, len(message.top) - 1)
 
     def _with_labels(self, shapes: tuple[Shape, ...], tops: Sequence[str]) -> tuple[Shape, ...]:
-        """As many numbers as the net wants in place of one."""
+        """Returns the shapes with as many labels as the net reads, where an item has one number."""
         given = dict(zip(tops, shapes, strict=False))  # a layer may leave out its last tops
         known = [(self._labels[top],) if top in self._labels and not shape else shape for top, shape in given.items()]
         return (*known, *shapes[len(known) :])
@@ -128,8 +134,8 @@ class SourceShapes:
 
 
 def _several_labels(net: proto.NetParameter) -> dict[str, int]:
-    """By blob, how many labels of a sample the net reads: as many as a loss compares with them, where an InnerProduct
-    or a Convolution makes these, and as many as a Slice cuts."""
+    """Returns, by blob, how many labels of a sample the net reads: as many as the outputs of an InnerProduct or a
+    Convolution with which a loss compares them, or as many as a Slice cuts."""
     scores: dict[str, int] = {}
     labels: dict[str, int] = {}
     for layer in net.layer:
@@ -143,7 +149,7 @@ def _several_labels(net: proto.NetParameter) -> dict[str, int]:
                 scores[top] = param.num_output
             elif top not in layer.bottom:
                 scores.pop(top, None)
-    for layer in reversed(net.layer):  # what is cut again comes first
+    for layer in reversed(net.layer):  # backwards: a Slice may cut what another one has cut
         if layer.type == "Slice" and layer.bottom and layer.top and layer.slice_param.axis in (1, -1):
             pieces, points = [labels.get(top, 1) for top in layer.top], layer.slice_param.slice_point
             labels[layer.bottom[0]] = points[-1] + pieces[-1] if points else len(pieces) * max(pieces)

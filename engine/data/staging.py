@@ -1,10 +1,10 @@
-"""Copies of sources on a disk or in the memory of each host: `stage` of data_param.
+"""Copies sources to a disk or to the memory of each host: `stage` of data_param.
 
-One process of a host copies, the others wait. What is in use is always whole: a copy is made under another name,
-compared with its source, gets a list of what it was made of, and is renamed last. It is used again while the sizes and
-times of its source are the same, and removed when the last process of the host that reads it ends, unless it is to be
-kept; that of a process that is killed, its sentinel removes. A source that has changed is copied beside it: another
-job may read the older copy, which goes once none does.
+One process of a host copies, the others wait. A copy in use is always whole: it is made under another name, compared
+with its source, gets a list of its source's files, and is renamed last. It is used again while the sizes and times of
+its source are the same. It is removed when the last process of the host that reads it ends, unless it is to be kept; if
+that process is killed, its sentinel removes the copy. A source that has changed is copied anew, beside the older copy:
+another job may read that, and it is removed once none does.
 """
 
 from __future__ import annotations
@@ -38,17 +38,19 @@ from engine.host.memory import available_memory, size_text
 
 LIST, USERS = "engine-stage.json", "engine-stage.users"
 _BLOCK = 8 << 20
-_TELL_SECONDS = 10.0
-_SHOW_SECONDS = 0.5  # to watchdogs, which may be short
-_HEAD_START = 0.5  # seconds, of the first rank of a host, whose log is the likeliest to be seen
+_TELL_SECONDS = 10.0  # between two lines of the log
+_SHOW_SECONDS = 0.5  # between two signs of progress to watchdogs, whose patience may be short
+_HEAD_START = 0.5  # seconds that the first rank of a host is ahead: its log is the likeliest to be seen
 _log = logging.getLogger("engine")
-_held: dict[Path, tuple[int, bool]] = {}  # copy -> descriptor that says it is in use, whether to keep it
+_held: dict[Path, tuple[int, bool]] = {}  # copy -> (descriptor whose lock says that it is in use, whether to keep it)
 
 
 @dataclass(frozen=True)
 class CopyShare:
-    """Which ranks read a copy together: the place of this one among them, and all of them; the host's place among the
-    hosts, and how many those are."""
+    """Tells which ranks read a copy together.
+
+    ranks: those of this host that do. rank: this one's place among them. hosts: the number of hosts. host: this one's
+    place among them."""
 
     rank: int = 0
     ranks: tuple[int, ...] = (0,)
@@ -68,27 +70,32 @@ def staged(
     fields: Sequence[str] = (),
     where: str | None = None,
 ) -> str:
-    """The path of the copy of a source, which is made, or waited for, if there is none that is whole.
+    """Returns the path of the copy of a source. If there is no whole copy, makes one, or waits for the process that
+    does.
 
     Args:
-        stage: the folder that copies are in; on the host's own disk, or in its memory. It is made in one that is there:
-            the net that names it may be a stranger's.
-        part: the copy holds the items host, host + hosts, ... only, as an LMDB; see classes_of_part().
+        source: the path as the net names it.
+        stage: the folder of the copies, on the host's own disk or in its memory. It is made if need be, but not the
+            folder that it is in: the net that names it may be a stranger's.
+        share: the ranks that read the copy together.
+        keep: whether the copy stays when nobody reads it any more.
+        part: whether the copy holds only the items host, host + hosts, ..., as an LMDB; see classes_of_part().
         fields: what the items of a part are made of, as open_source() takes them.
+        where: the place of the layer, for messages.
 
-    Raises DataError: the source cannot be read, there is too little space, the copy differs.
+    Raises DataError if the source cannot be read, there is too little space, or the copy differs from the source.
     """
     files = files_of(source, where)
     stamp = _stamp(files, where)
     if recognised(source) == "FOLDER":
-        folder = os.path.abspath(source)  # what its files have in common may be the only class folder
+        folder = os.path.abspath(source)  # the common folder of its files may be its only class folder
     else:
         folders = [os.path.dirname(os.path.abspath(file)) for file in files]
-        # A pattern finds the same in the copy only where that holds all folders in whose place it has braces or stars.
+        # A pattern finds the same files in the copy only if that has all folders for which it has braces or stars.
         folder = os.path.commonpath([*folders, *([_before_pattern(source)] if is_pattern(source) else [])])
     inside = os.path.relpath(os.path.abspath(source), folder)
     which = json.dumps(["part", share.host, share.hosts, *fields]) if part else "all"
-    whose = f"{os.path.abspath(source)}\0{which}\0{os.getuid()}"  # nobody believes the copy of another user
+    whose = f"{os.path.abspath(source)}\0{which}\0{os.getuid()}"  # the copy of another user is not to be trusted
     name = re.sub(r"[^\w.-]", "_", os.path.basename(source.rstrip("/")))[:80]  # no braces or stars
     copy = Path(stage) / f"{name}.{_key(whose)}.{_key(json.dumps(stamp))}"
     if share.rank:
@@ -116,12 +123,13 @@ def staged(
 
 
 def classes_of_part(path: str) -> list[str]:
-    """The names of the classes that the source of a part has; path: as staged() returns it."""
+    """Returns the names of the classes of a part's source. path: as staged() returns it."""
     return json.loads((Path(path).parent / LIST).read_text())["classes"]
 
 
 def release() -> None:
-    """Ends the use of all copies by this process; those that nobody else uses, and that are not to be kept, go."""
+    """Ends the use of all copies by this process, and removes those that nobody else uses and that are not to be
+    kept."""
     while _held:
         copy, (descriptor, keep) = _held.popitem()
         with contextlib.suppress(OSError, DataError):
@@ -135,7 +143,8 @@ atexit.register(release)
 
 
 def _stamp(files: Sequence[str], where: str | None) -> list[list]:
-    """What changes when the source does; the same however its path is spelled."""
+    """Returns [path, size, time] of each file of a source, which changes when the source does. The paths are absolute,
+    however the source's is spelled."""
     found = ((os.path.abspath(file), _stat(file, where)) for file in files)
     return [[path, each.st_size, each.st_mtime_ns] for path, each in found]
 
@@ -145,12 +154,12 @@ def _key(text: str) -> str:
 
 
 def _lock_name(copy: Path) -> str:
-    """One for all copies of a source, of whatever age."""
+    """Returns the name of the lock of all copies of a source, of whatever age."""
     return f"stage {os.path.realpath(copy.with_suffix(''))}"
 
 
 def _before_pattern(source: str) -> str:
-    """The folders of a path before the first one whose name stands for several."""
+    """Returns the folders of a path before the first one whose name stands for several."""
     found = re.match(r"(/[^/{*?[]*(?=/))*", os.path.abspath(source))
     return found[0] if found and found[0] else "/"
 
@@ -174,8 +183,8 @@ def _errors(stage: str, where: str | None) -> Iterator[None]:
 
 
 def _is_whole(copy: Path, stamp: list[list]) -> bool:
-    """Whether this user has a copy of the source as it is now, with all its files of the sizes and times that they
-    had."""
+    """Returns whether this user has a copy of the source as it is now, and all files of the copy have the sizes and
+    times that they had when it was made."""
     try:
         folder = os.lstat(copy)
         if not stat.S_ISDIR(folder.st_mode) or folder.st_uid != os.getuid() or folder.st_mode & 0o022:
@@ -194,7 +203,7 @@ def _partial(copy: Path) -> Path:
 
 
 def _clear(copy: Path) -> None:
-    """Removes a copy that is not whole, or that nobody needs, and what a process that was killed has left."""
+    """Removes a copy, and what a process that was killed while it copied has left. Raises DataError if it cannot."""
     for folder in (copy, _partial(copy)):
         shutil.rmtree(folder, ignore_errors=True)
         if folder.exists():
@@ -202,8 +211,8 @@ def _clear(copy: Path) -> None:
 
 
 def _make_room(copy: Path, where: str | None) -> None:
-    """Removes what is not whole under the name of a copy, and older copies of the source, but nothing that is read.
-    Raises DataError, OSError."""
+    """Removes a broken copy of this name, and older copies of the source, but nothing that a process reads. Raises
+    DataError, OSError."""
     if not _is_unused(copy):
         raise DataError(f"{copy} is read, but no longer whole; end what reads it, or name another stage", where)
     _clear(copy)
@@ -216,12 +225,13 @@ def _make_room(copy: Path, where: str | None) -> None:
 
 
 def _check_space(stage: Path, needed: int, what: str, where: str | None) -> None:
-    """The net that asks for the copy may be a stranger's: it leaves some room to the others of the host."""
+    """Raises DataError if a copy would leave too little room to the others of the host: the net that asks for it may be
+    a stranger's. needed: bytes of the copy. what: its content, for the message."""
     free = shutil.disk_usage(stage).free
     most, of = free * 9 // 10, "nine tenths"
     if _is_memory(stage):
         free = min(free, available_memory())
-        most, of = free // 2, "half"  # what the run itself takes comes later
+        most, of = free // 2, "half"  # the run itself will need memory later
     if needed > most:
         raise DataError(
             f"stage {stage}: {what} takes {size_text(needed)}, {size_text(free)} are free there, of which a copy takes "
@@ -247,7 +257,7 @@ def _full(stage: Path, done: int, needed: int, where: str | None) -> DataError:
 
 
 class _Teller:
-    """Tells how far a copy is, and shows those who wait, and watchdogs, that it grows."""
+    """Logs how far a copy is, and shows the processes that wait, and watchdogs, that it grows."""
 
     def __init__(self, source: str, partial: Path, needed: int):
         self._what, self._needed = f"Staging {source} to {partial.parent}", needed
@@ -303,7 +313,7 @@ def _copy_all(source: str, files: Sequence[str], folder: str, copy: Path, stamp:
 
 
 def _copy_file(file: str, to: Path, tell: Callable[[int], None]) -> tuple[int, int]:
-    """(checksum, size) of what was read."""
+    """Copies a file. Returns (checksum, size) of what was read. tell: called with the bytes copied so far."""
     checksum, size = 0, 0
     with open(file, "rb") as source, open(to, "xb") as out:
         while block := source.read(_BLOCK):
@@ -330,7 +340,7 @@ def _write_list(folder: Path, stamp: list[list], copied: list[list], classes: Se
 def _copy_part(
     source: str, copy: Path, share: CopyShare, stamp: list[list], fields: Sequence[str], where: str | None
 ) -> None:
-    """The items host, host + hosts, ... as an LMDB, in their order."""
+    """Copies the items host, host + hosts, ... of a source, in their order, to an LMDB."""
     items = open_source(source, where, fields=fields)
     mine = range(share.host, len(items), share.hosts)
     if not len(mine):
@@ -379,13 +389,13 @@ def _compare(copied: Source, checksums: np.ndarray, stage: Path, tell: Callable[
 
 
 def _use(copy: Path, keep: bool) -> None:
-    """Says that this process reads the copy; the system takes it back whatever ends the process."""
+    """Marks the copy as read by this process, by a lock that the system frees whatever ends the process."""
     descriptor = os.open(copy / USERS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
-    except OSError as error:  # and nobody can tell who is the last to use it
+    except OSError as error:  # so nobody can tell which process is the last to use it
         _log.warning(f"{copy} stays after the run: it cannot be locked: {reason(error)}")
-    if copy in _held:  # maybe one that somebody has removed since
+    if copy in _held:  # its descriptor may be of a copy that was removed since
         before, kept = _held[copy]
         os.close(before)
         keep = keep or kept

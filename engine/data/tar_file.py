@@ -1,4 +1,4 @@
-"""Where the members of tar files are: POSIX ustar and pax headers and GNU's long names, read without unpacking."""
+"""Finds the members of tar files without unpacking them: reads POSIX ustar and pax headers and GNU's long names."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _PACKED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"(\xb5": "zstd"
 
 
 def list_tar(shards: Shards, shard: int, begin: int = 0, end: int | None = None) -> Iterator[Member]:
-    """The regular files of a tar, or of the tar within a tar from byte begin to end, each with its place (shard,
-    offset, size); a hard link has that of its file. Raises DataError where the tar is damaged or ends too early, or
-    has a symbolic link in place of a picture."""
+    """Yields the regular files of a tar, each with its place (shard, offset, size); a hard link has that of its file.
+
+    begin, end: the bytes of a tar within the tar; by default the whole file. Raises DataError if the tar is damaged or
+    ends too early, or has a symbolic link in place of a picture."""
     end = shards.size(shard) if end is None else end
     at, told = begin, _Told()
     places: dict[str, tuple[int, ...]] = {}
@@ -31,7 +32,7 @@ def list_tar(shards: Shards, shard: int, begin: int = 0, end: int | None = None)
         raise shards.error(shard, f"expected a tar, got {end - begin} bytes")
     while at + _BLOCK <= end:
         header = shards.read(shard, at, _BLOCK)
-        if not any(header):  # the end, of which there are two
+        if not any(header):  # a block of zeros ends a tar; the second one does not matter
             return
         length = _check(shards, shard, at, header, begin)
         kind, content = header[156:157], at + _BLOCK
@@ -65,14 +66,14 @@ def list_tar(shards: Shards, shard: int, begin: int = 0, end: int | None = None)
 
 @dataclass
 class _Told:
-    """What extended headers say of the member behind them, in place of its own header."""
+    """What extended headers say of the member behind them. It replaces what the member's own header says."""
 
     name: bytes | None = None
     link: bytes | None = None
     size: int | None = None
 
     def take_in(self, shards: Shards, shard: int, at: int, kind: bytes, text: bytes) -> None:
-        """at: where the extended header is; text: what it holds. Raises DataError."""
+        """Reads an extended header. at: its offset. text: its content. Raises DataError."""
         if kind == _LONG_NAME:
             self.name = text.rstrip(b"\0")
         elif kind == _LONG_LINK:
@@ -95,8 +96,8 @@ def _sparse(shards: Shards, shard: int, at: int) -> DataError:
 def _linked(
     shards: Shards, shard: int, kind: bytes, name: str, target: str, places: Mapping[str, tuple[int, ...]]
 ) -> tuple[int, ...] | None:
-    """The place of the file that a link leads to; None for what is not needed. Raises DataError for a picture that
-    cannot be found so."""
+    """Returns the place of the file that a link leads to; None for a link that is no picture. Raises DataError for a
+    picture whose file is not found."""
     if kind == _HARD_LINK and target in places:
         return places[target]
     if os.path.splitext(name)[1].lower() not in FORMATS:
@@ -107,7 +108,7 @@ def _linked(
 
 
 def _check(shards: Shards, shard: int, at: int, header: bytes, begin: int) -> int:
-    """The size that a header says, after its checksum."""
+    """Checks a header's checksum and returns the size of its member. Raises DataError."""
     told = _octal(header[148:156])
     if told != sum(header) - sum(header[148:156]) + 8 * ord(" "):
         if at == begin and (packed := _PACKED.get(header[:2])):
@@ -121,7 +122,8 @@ def _check(shards: Shards, shard: int, at: int, header: bytes, begin: int) -> in
 
 
 def _octal(field: bytes) -> int | None:
-    """A number in a header: octal digits, or, where the first bit is set, the bytes of a large one."""
+    """Returns the number in a header's field, None if it is damaged. It is in octal digits or, if the first bit is set,
+    in bytes, the highest first."""
     if field[0] & 0x80:
         return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
     digits = field.strip(b" \0")
@@ -146,7 +148,7 @@ def _clean(name: bytes) -> str:
 
 
 def _pax(shards: Shards, shard: int, at: int, text: bytes) -> dict[bytes, bytes]:
-    """Records `length key=value` and a newline."""
+    """Returns the records of a pax header, each `length key=value` and a newline. Raises DataError."""
     records, begin = {}, 0
     while begin < len(text):
         digits, _, _ = text[begin : begin + 8].partition(b" ")
@@ -160,9 +162,8 @@ def _pax(shards: Shards, shard: int, at: int, text: bytes) -> dict[bytes, bytes]
 
 
 def list_shards(shards: Shards) -> Iterator[Member]:
-    """The members of all shards; of a tar of tars, as ILSVRC2012's is, those of the inner ones, below their names.
-
-    Raises DataError."""
+    """Yields the members of all shards. In a tar of tars, as ILSVRC2012's is, these are the members of the inner tars,
+    with the inner tar's name as their folder. Raises DataError."""
     for shard in range(len(shards.paths)):
         for member in list_tar(shards, shard):
             if not member.name.lower().endswith(".tar"):

@@ -1,10 +1,10 @@
-"""transform_param: from an image to the floats that a net reads.
+"""transform_param: turns an image into the floats that a net reads.
 
-In this order: expansion; resize or aspect-ratio augmentation; pad; crop (random in TRAIN, centre in TEST); changes of
-the crop's colours and pixels, and random erasing; mirror (a random half in TRAIN); subtract the mean; multiply by
-scale. Decoding a JPEG, the last resize and what follows it are one pass over its rows in C++ (csrc/jpeg.cpp,
-csrc/kernels/picture.cpp); where nothing is decoded or resized, the crop and what follows it are one
-(csrc/kernels/image.cpp). A crop that is changed is bytes first (csrc/kernels/retouch.cpp), and then floats.
+The steps, in this order: expansion; resize or aspect-ratio augmentation; pad; crop (random in TRAIN, centre in TEST);
+changes of the crop's colours and pixels, and random erasing; mirror (a random half in TRAIN); subtract the mean;
+multiply by scale. Decoding a JPEG, the last resize and what follows it are one pass over its rows in C++
+(csrc/jpeg.cpp, csrc/kernels/picture.cpp). If nothing is decoded or resized, the crop and what follows it are one pass
+(csrc/kernels/image.cpp). If a crop is changed, it is bytes first (csrc/kernels/retouch.cpp), and then floats.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from engine.errors import ConfigError, shape_text
 if TYPE_CHECKING:
     from engine.proto import TransformationParameter
 
-# What some types of layers apply, which they say; and what none does.
+# Fields that only some types of layers read, which pass them as `handled`, or that none reads.
 _ELSEWHERE = {
     "is_flow": "read by VideoData only",
     "scale_factors": "read by ImageSegData only",
@@ -52,7 +52,7 @@ MAX_PAD = 1024  # pixels on a side
 
 
 def crop_shape(param: TransformationParameter, where: str | None = None) -> tuple[int, int]:
-    """(height, width) of the crop, (0, 0) for none. Raises ConfigError."""
+    """Returns (height, width) of the crop, (0, 0) if there is none. Raises ConfigError."""
     height, width = param.crop_h or param.crop_size, param.crop_w or param.crop_size
     if bool(height) != bool(width):
         raise ConfigError(f"crop_h and crop_w need each other; got {height} and {width}", where)
@@ -62,7 +62,8 @@ def crop_shape(param: TransformationParameter, where: str | None = None) -> tupl
 def refuse_elsewhere(
     param: TransformationParameter, phase: int, where: str | None = None, handled: Sequence[str] = ()
 ) -> None:
-    """Raises ConfigError for fields that a type of layer does not read, though others may. handled: those it reads."""
+    """Raises ConfigError for fields that this type of layer does not read, though others may. handled: the fields that
+    it reads."""
     given = [field.name for field, _ in param.ListFields()]
     for field, why in _ELSEWHERE.items():
         idle = field in handled or (field == "mix_param" and phase != proto.TRAIN)
@@ -71,21 +72,21 @@ def refuse_elsewhere(
 
 
 def forced_color(param: TransformationParameter, where: str | None = None) -> str | None:
-    """COLOR, GRAY or None. Raises ConfigError."""
+    """Returns the mode that force_color or force_gray asks for, COLOR, GRAY or None. Raises ConfigError."""
     if param.force_color and param.force_gray:
         raise ConfigError("force_color and force_gray exclude each other", where)
     return COLOR if param.force_color else GRAY if param.force_gray else None
 
 
 class Cut(NamedTuple):
-    """What the crop and the mirror have made of a resized image. patch: x1, y1, x2, y2 in fractions of its sides."""
+    """What the crop and the mirror took of a resized image. patch: x1, y1, x2, y2 in fractions of its sides."""
 
     patch: tuple[float, float, float, float]
     mirrored: bool
 
 
 class Transformer:
-    """One transform_param in one phase. It has no state: apply() may be called from several threads.
+    """Does what a transform_param says, in one phase. It has no state: several threads may call apply().
 
     color: what images must be decoded to, COLOR or GRAY; None leaves grey grey.
     Raises ConfigError for a transform_param that cannot be used, DataError for a mean_file that cannot be read.
@@ -94,7 +95,7 @@ class Transformer:
     def __init__(
         self, param: TransformationParameter, phase: int, where: str | None = None, handled: Sequence[str] = ()
     ):
-        """handled: fields that the caller applies before."""
+        """handled: fields that the caller applies itself, before."""
         from engine.host._core import transform_image
 
         self._random = phase == proto.TRAIN
@@ -128,7 +129,7 @@ class Transformer:
         self._crops_anywhere = self._random and not param.center_crop
 
     def _make_draws(self, param: TransformationParameter, where: str | None, handled: Sequence[str]) -> list[Draw]:
-        """What changes a crop's bytes, in this order."""
+        """Returns the functions that draw changes of a crop's bytes, in the order in which they are made."""
         draws: list[Draw] = []
         if param.HasField("distort_param") and "distort_param" not in handled:
             draws.append(make_distort(param.distort_param, where))
@@ -140,7 +141,7 @@ class Transformer:
 
     @staticmethod
     def _read_pad(param: TransformationParameter, where: str | None) -> int:
-        """Pixels that are put around a picture."""
+        """Returns the number of pixels that are put around a picture."""
         check_within(0, param.pad, MAX_PAD, "transform_param.pad", where)
         if param.pad and param.mean_file:
             raise ConfigError("pad and mean_file exclude each other: the mean has no border; give mean_value", where)
@@ -148,7 +149,7 @@ class Transformer:
 
     @staticmethod
     def _read_mean(param: TransformationParameter, where: str | None) -> np.ndarray | None:
-        """None, (values,) or (c, h, w), float32."""
+        """Returns the mean, float32: (values,) of mean_value, (c, h, w) of mean_file, or None."""
         if param.mean_file and param.mean_value:
             raise ConfigError("mean_file and mean_value exclude each other", where)
         if param.mean_file:
@@ -156,9 +157,9 @@ class Transformer:
         return np.array(param.mean_value, np.float32) if param.mean_value else None
 
     def repeat_mean(self, channels: int, frames: int, where: str | None) -> None:
-        """Makes the mean of a frame that of a clip, whose frames' channels are one after the other. Raises ConfigError
-        for other numbers of mean_value than 1 or `channels`."""
-        self._mean_hint = ""  # the verb makes means of pictures
+        """Turns the mean of a frame into that of a clip, whose frames' channels are one after the other. Raises
+        ConfigError unless there is 1 mean_value or one for each of `channels`."""
+        self._mean_hint = ""  # compute_image_mean makes means of pictures, not of clips
         if self._mean is None:
             return
         if self._mean.ndim == 1 and self._mean.size not in (1, channels):
@@ -170,7 +171,7 @@ class Transformer:
             self._mean = np.concatenate([self._mean] * frames)
 
     def _prepare(self, image: AnyImage, random: KeyedRandom) -> Picture | np.ndarray:
-        """What is ready to be cropped: pixels (h, w, c), or a Picture, of which only the crop will be made."""
+        """Does the steps before the crop. Returns pixels (h, w, c), or a Picture that will make the crop alone."""
         if self._steps:
             image = self._stepped(image, random)
         if self._pad:
@@ -178,7 +179,7 @@ class Transformer:
         return image if isinstance(image, Picture) and image.pending else as_array(image)
 
     def _stepped(self, image: AnyImage, random: KeyedRandom) -> AnyImage:
-        """Of a stack of frames, which are in colours or of one channel, all draw the same."""
+        """Does self._steps. All frames of a stack, which are in colours or of one channel, draw the same numbers."""
         if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape[2] not in (1, 3):
             *frames, last = np.split(image, image.shape[2] // (1 if image.shape[2] % 3 else 3), axis=2)
             stepped = [self._stepped(frame, random.copy()) for frame in frames]
@@ -188,13 +189,16 @@ class Transformer:
         return image
 
     def shape(self, image: AnyImage) -> tuple[int, int, int]:
-        """(c, h, w) that this image becomes; with a crop, or images of one size, all others too. Raises ImageError."""
-        size = _size(as_array(self._prepare(image, KeyedRandom(0, 0, 0))))  # decoded: others follow a good one
+        """Returns the shape (c, h, w) that this image becomes; with a crop, or if images have one size, all others
+        become it, too. Raises ImageError."""
+        size = _size(
+            as_array(self._prepare(image, KeyedRandom(0, 0, 0)))
+        )  # decoded, because this item must be a good one
         self._mean_for(size)
         return self._cropped_shape(size)
 
     def apply(self, image: AnyImage, random: KeyedRandom, out: np.ndarray) -> Cut:
-        """Writes the transformed image to out (c, h, w) float32, C-contiguous; returns how it was cut. Raises
+        """Writes the transformed image to out (c, h, w) float32, C-contiguous, and returns how it was cut. Raises
         ImageError."""
         prepared = self._prepare(image, random)
         size = _size(prepared)
@@ -212,7 +216,7 @@ class Transformer:
         else:
             top, left = spare_h // 2, spare_w // 2
         mirror = self._mirror and random.coin()
-        # These draw last: a mask draws what its picture does, but for them.
+        # These draw last, because a mask draws the same numbers as its picture, but none for these.
         changes = [change for draw in self._draws for change in draw(random, *shape[1:])]
         erasure = self._erase(random, *shape[1:]) if self._erase else None
         mean = self._lit(mean, shape[0], random)
@@ -229,7 +233,7 @@ class Transformer:
         return Cut(patch, bool(mirror))
 
     def _lit(self, mean: np.ndarray | None, channels: int, random: KeyedRandom) -> np.ndarray | None:
-        """The mean, less what lighting_param adds to the colours of this picture. Raises ImageError."""
+        """Returns the mean, less what lighting_param adds to the colours of this picture. Raises ImageError."""
         if self._light is None:
             return mean
         added = self._light(random)
@@ -242,7 +246,8 @@ class Transformer:
         return mean - (added if mean.ndim == 1 else added[:, None, None])
 
     def _cropped_shape(self, size: tuple[int, int, int]) -> tuple[int, int, int]:
-        """(c, h, w) after the crop of an image of `size`. Raises ImageError where the image is too small for it."""
+        """Returns the shape (c, h, w) after the crop of an image of `size`. Raises ImageError if the image is too small
+        for the crop."""
         channels, height, width = size
         crop_h, crop_w = self._crop[0] or height, self._crop[1] or width
         if crop_h > height or crop_w > width:
@@ -253,7 +258,8 @@ class Transformer:
         return channels, crop_h, crop_w
 
     def _mean_for(self, size: tuple[int, int, int]) -> np.ndarray | None:
-        """The mean, checked against an image of `size` (c, h, w): None, (c,) or (c, h, w)."""
+        """Returns the mean for an image of `size` (c, h, w): None, (c,) or (c, h, w). Raises ImageError if it does not
+        fit."""
         if self._mean is None:
             return None
         channels, height, width = size
@@ -277,7 +283,8 @@ def _changed_crop(
     changes: Sequence[Change],
     erasure: Erasure | None,
 ) -> np.ndarray:
-    """(h, w, c) of a window (top, left, height, width) of an image. Raises ImageError, UndecodableImage."""
+    """Returns the changed pixels (h, w, c) of a window (top, left, height, width) of an image. Raises ImageError,
+    UndecodableImage."""
     top, left, height, width = window
     if isinstance(image, Picture):
         pixels = np.empty((height, width, len(image.mode)), np.uint8)
@@ -292,7 +299,7 @@ def _changed_crop(
 
 
 def _size(image: Picture | np.ndarray) -> tuple[int, int, int]:
-    """(c, h, w)."""
+    """Returns (c, h, w) of an image."""
     if isinstance(image, Picture):
         return len(image.mode), image.height, image.width
     height, width, channels = image.shape

@@ -1,8 +1,8 @@
-"""Pictures of a video file, decoded by FFmpeg, which PyAV brings along.
+"""Reads the pictures of a video file by FFmpeg, which PyAV brings along.
 
 FFmpeg knows hundreds of formats. Some of them are lists of other files, or of addresses that it would fetch. Here it is
-given an open file and nothing else: what asks for a second one is refused, formats and codecs are those below, and
-frames have the limits of pictures.
+given an open file and nothing else: a file that asks for a second one is refused, formats and codecs are those below,
+and frames have the limits of pictures.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ CODECS = frozenset(
     "wmv1 wmv2 wmv3".split()
 )
 _EXPECTED = "MP4, MOV, MKV, WebM, AVI, MPEG, Ogg, FLV, WMV or GIF"
-_TELL_FRAMES, _TELL_LENGTH = ("avi",), ("matroska,webm", "flv")  # whose headers are written when the file is complete
-_WHOLE = 0.9  # of what the header says; headers are not exact
+# Formats whose headers tell the number of frames, or the length, and are written when the file is complete.
+_TELL_FRAMES, _TELL_LENGTH = ("avi",), ("matroska,webm", "flv")
+_WHOLE = 0.9  # a clip is whole if it has this fraction of what the header says: headers are not exact
 
 
 class BadClip(DataError):
-    """A file that is no video, or not all of one. Such clips can be left out."""
+    """Raised for a file that is no video, or only a part of one. Such clips can be left out."""
 
 
 class Frame:
@@ -51,22 +52,23 @@ class Frame:
 
     @property
     def time(self) -> float | None:
-        """Seconds; None where the clip does not say."""
+        """When it is shown, in seconds; None if the clip does not say."""
         return self._decoded.time
 
     def pixels(self) -> np.ndarray:
-        """(h, w, 3) bytes in the order B, G, R; upright, as the camera says that it was held. Raises BadClip."""
+        """Returns (h, w, 3) bytes in the order B, G, R, turned upright as the clip says. Raises BadClip."""
         pixels = self._guarded(lambda: self._decoded.to_ndarray(format="bgr24"))
         return np.ascontiguousarray(np.rot90(pixels, round(self._decoded.rotation / 90)))
 
 
 class _Guarded:
-    """Calls what is FFmpeg's. Whatever it raises is told of the clip, and so is a signal: FFmpeg's decoders are C."""
+    """Calls functions of FFmpeg. Whatever they raise becomes a BadClip; if they crash, which C code can, the message of
+    the signal names the clip."""
 
     def __init__(self, path: str):
         self.path = path
         self._name = str(DataError(path))  # as messages show it
-        self.frames = 0  # that are decoded
+        self.frames = 0  # the number of frames decoded so far
 
     def __call__(self, function: Callable[[], Result]) -> Result:
         _core.reading(self._name, b"")
@@ -87,9 +89,10 @@ class _Guarded:
 
 
 def read_frames(path: str) -> Generator[Frame, None, None]:
-    """The pictures of a clip, in the order in which they are shown.
+    """Yields the pictures of a clip, in the order in which they are shown.
 
-    Raises BadClip: no video, a damage, frames that are too large; DataError: no file; EngineError: PyAV is missing.
+    Raises BadClip if it is no video, is damaged, or has frames that are too large; DataError if there is no such file;
+    EngineError if PyAV is missing.
     """
     av = _av()
     with opened(path, DataError) as file:
@@ -113,7 +116,7 @@ def _open(av: ModuleType, file: BinaryIO) -> InputContainer:
     options = {
         "format_whitelist": ",".join(FORMATS),
         "protocol_whitelist": "none",
-        "codec_whitelist": "none",  # what a stream is, is found without decoding it: that would know no limits
+        "codec_whitelist": "none",  # or FFmpeg would decode frames, without limits, to find what a stream is
     }
     return av.open(file, "r", container_options=options, io_open=_refuse, metadata_errors="replace")
 
@@ -123,7 +126,8 @@ def _refuse(url: str, flags: int, options: dict[str, str]) -> NoReturn:
 
 
 def _video_of(container: InputContainer, path: str) -> VideoStream:
-    """The first stream of pictures that is not the cover of a record; its decoder keeps to the limits."""
+    """Returns the first stream of pictures that is not an attached cover, with a decoder that keeps to the limits.
+    Raises BadClip."""
     streams: list[Any] = [each for each in container.streams.video if "attached_pic" not in str(each.disposition)]
     if not streams:
         raise BadClip("it has no pictures: there is no video stream in it", path)
@@ -137,7 +141,7 @@ def _video_of(container: InputContainer, path: str) -> VideoStream:
 
 
 def _check_size(width: int, height: int, path: str) -> None:
-    if (width or height) and not fits(width, height):  # without either, the first frame says
+    if (width or height) and not fits(width, height):  # if neither is known, the first frame tells
         raise BadClip(
             f"its frames have {width} x {height} pixels; at most {MAX_SIDE} on a side and {MAX_PIXELS} in all are "
             "supported",
@@ -150,7 +154,7 @@ def _decoded(container: InputContainer, stream: VideoStream, guarded: _Guarded) 
     length = _Length(container, stream)
     while (packet := guarded(lambda: next(packets, None))) is not None:
         length.add(packet)
-        if packet.stream.index != stream.index:  # not packet.stream_index, which is 0 of those that end a stream
+        if packet.stream.index != stream.index:  # packet.stream_index is 0 in packets that end a stream
             continue
         if packet.is_corrupt:
             guarded.fail("a part of the file is missing")
@@ -167,7 +171,7 @@ def _decoded(container: InputContainer, stream: VideoStream, guarded: _Guarded) 
 
 
 class _Length:
-    """How much of a clip there is, and how much its header says."""
+    """Compares how much of a clip there is with what its header says."""
 
     def __init__(self, container: InputContainer, stream: VideoStream):
         name = container.format.name
@@ -183,7 +187,7 @@ class _Length:
             self._last = max(self._last, float((packet.pts + (packet.duration or 0)) * packet.time_base))
 
     def missing(self) -> str:
-        """What, or "" where all is there."""
+        """Returns what is missing, "" if nothing is."""
         if self._packets < _WHOLE * self._frames:
             return f"its header says {self._frames} frames"
         if self._last - self._first < _WHOLE * self._seconds:

@@ -1,4 +1,4 @@
-"""The list of windows that R-CNN's tools write: for each picture a header and a line for each window in it.
+"""Reads the list of windows that R-CNN's tools write: for each picture a header and a line for each window in it.
 
     # 0
     pictures/000001.jpg
@@ -31,7 +31,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Window:
-    """picture: index into the list of paths; box: inclusive corners x1, y1, x2, y2 in pixels."""
+    """A window of a picture. picture: index into the list of paths. overlap: with the object of class `label`, 0 to 1.
+    box: corners x1, y1, x2, y2 in pixels, all inclusive."""
 
     picture: int
     label: int
@@ -41,7 +42,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Windows:
-    """All windows of a list, which may be many millions: what they are, (n,), and their boxes, (n, 4)."""
+    """All windows of a list, which may be many millions, in arrays (n,), and their boxes in one (n, 4)."""
 
     pictures: np.ndarray
     labels: np.ndarray
@@ -58,12 +59,12 @@ class Windows:
 
 
 def read_windows(path: str, root_folder: str, where: str | None) -> tuple[list[str], Windows]:
-    """(paths of the pictures, all windows). Raises DataError with the line that is wrong."""
+    """Returns (paths of the pictures, all windows). Raises DataError with the line that is wrong."""
     if not path:
         raise DataError("window_data_param.source is missing", where)
     lines = _Lines(path, read_text(path, where, "a text file of pictures and their windows"))
     pictures: list[str] = []
-    # Overlaps of 32 bits, as Caffe's: of 64, the 0.6 of a line would be less than a threshold of 0.6, which has 32.
+    # Overlaps have 32 bits, as in Caffe: an overlap of 0.6 with 64 bits is less than the threshold 0.6 with 32.
     of_pictures, labels, overlaps, boxes = array("i"), array("i"), array("f"), array("i")
     while lines.left:
         lines.read("`# number of a picture`", lambda line: line.index("#", 0, 1))
@@ -83,7 +84,7 @@ def read_windows(path: str, root_folder: str, where: str | None) -> tuple[list[s
 
 
 class _Lines:
-    """Those that are not empty, one after the other."""
+    """The lines of a text that are not empty, one after the other."""
 
     def __init__(self, path: str, text: str):
         self._path, self._lines, self._number = path, _numbered(text), 0
@@ -94,7 +95,8 @@ class _Lines:
         return self._next is not None
 
     def read(self, wanted: str, convert: Callable[[str], T]) -> T:
-        """What `convert` makes of the next line. Raises DataError with its number where it raises ValueError."""
+        """Returns convert(next line). Raises DataError with the line's number if convert raises ValueError, or if there
+        are no more lines. wanted: what was expected, for the message."""
         if self._next is None:
             raise DataError(f"the file ends too early: expected {wanted}", f"{self._path}:{self._number}")
         self._number, line = self._next
@@ -106,7 +108,8 @@ class _Lines:
 
 
 def _numbered(text: str) -> Iterator[tuple[int, str]]:
-    """Line by line: a list of all lines would take several times the text's memory."""
+    """Yields (number, line) of the lines that are not empty: a list of all would take several times the text's
+    memory."""
     begin, number = 0, 0
     while begin < len(text):
         end = text.find("\n", begin)
@@ -124,7 +127,7 @@ def _name(line: str) -> str:
 
 
 def _window(line: str) -> tuple[int, float, tuple[int, int, int, int]]:
-    """Raises ValueError, as float() does."""
+    """Parses (label, overlap, corners) of a window. Raises ValueError."""
     label, overlap, *corners = line.split()
     x1, y1, x2, y2 = (_number(corner) for corner in corners)
     if x1 > x2 or y1 > y2 or not 0 <= float(overlap) <= 1:
