@@ -16,7 +16,7 @@ from engine.caffe.inputs import FedBySolver, Inputs
 from engine.caffe.live import LiveNet
 from engine.config import NetConfig
 from engine.errors import EngineError
-from engine.host.interrupts import whole
+from engine.host.interrupts import delaying_interrupt
 from engine.layers.base import Layer, Parameter
 from engine.layers.python import Python, ShapesChanged
 from engine.layers.python_layer import Memory, Shape
@@ -249,7 +249,7 @@ class ChangingNet:
         """Replaces the fused net, if it still is one, by a LiveNet with the blobs of the last forward."""
         if isinstance(self._now, LiveNet):
             return
-        with self._looking, whole():
+        with self._looking, delaying_interrupt():
             fused = self._now
             if isinstance(fused, LiveNet):  # another thread has been here
                 return

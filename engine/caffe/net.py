@@ -21,7 +21,7 @@ from engine.caffe.changing import ChangingNet
 from engine.caffe.user_errors import as_raised
 from engine.config import read_net
 from engine.errors import ConfigError, EngineError
-from engine.host.interrupts import whole
+from engine.host.interrupts import delaying_interrupt
 from engine.inference.trained import has_none, none_of
 from engine.layers.base import Layer
 from engine.layers.python import Python, allow_modules
@@ -205,7 +205,7 @@ class Net:
     # Running
 
     @as_raised
-    @whole()
+    @delaying_interrupt()
     def forward(self, blobs: Sequence[str] | None = None, start: str | None = None, end: str | None = None, **inputs):
         """Runs the layers `start` to `end` (names, both included; by default all) on `inputs`, arrays by name.
 
@@ -221,7 +221,7 @@ class Net:
         return {name: self.blobs[name].data for name in wanted}
 
     @as_raised
-    @whole()
+    @delaying_interrupt()
     def backward(self, diffs: Sequence[str] | None = None, start: str | None = None, end: str | None = None, **tops):
         """Runs the layers `start` down to `end` (both included) backward, on `tops`, gradients of outputs by name.
 
@@ -346,7 +346,7 @@ class Net:
                 batch[name] = np.concatenate([values, missing])
             yield batch
 
-    @whole()
+    @delaying_interrupt()
     def clear_param_diffs(self) -> None:
         self._net.live.clear_parameter_diffs()
 
@@ -357,7 +357,7 @@ class Net:
         self._net.set_arrays(data, labels)
 
     @as_raised
-    @whole()
+    @delaying_interrupt()
     def reshape(self) -> None:
         """Gives all blobs the shapes that follow from the inputs'. Raises ConfigErrors for layers that do not fit.
 
@@ -367,7 +367,7 @@ class Net:
     # Weights
 
     @as_raised
-    @whole()
+    @delaying_interrupt()
     def share_with(self, other: Net) -> None:
         """Shares the weights of `other`'s layers of the same names from now on: a change in one net is one in both.
 
@@ -375,7 +375,7 @@ class Net:
         """
         self._net.share_with(other._net)
 
-    @whole()
+    @delaying_interrupt()
     def copy_from(self, path: str | os.PathLike) -> None:
         """Takes weights by layer name from a caffemodel, binary or HDF5; other layers keep theirs. Raises WeightsError
         if shapes differ. A file that has none of the net's layers is no error, as in Caffe: the log warns of it."""

@@ -30,7 +30,7 @@ from engine.comm.settings import watchdog_seconds
 from engine.comm.world import World
 from engine.config import NetConfig, SolverConfig, net_of_solver, nets_of_solver, read_solver
 from engine.errors import ConfigError
-from engine.host.interrupts import undisturbed, whole
+from engine.host.interrupts import delaying_interrupt, undisturbed
 from engine.host.ranks import failing_alike
 from engine.layers.python import ShapesChanged, allow_modules
 from engine.net import Counters
@@ -334,7 +334,7 @@ class Solver:
         self._run(self._solver.solve)
 
     @as_raised
-    @whole()
+    @delaying_interrupt()
     @watched()
     def snapshot(self) -> None:
         """Writes the weights and the solverstate. Collective."""
@@ -344,7 +344,7 @@ class Solver:
         self._pull()
 
     @as_raised
-    @whole()
+    @delaying_interrupt()
     @watched()
     def restore(self, path: str | os.PathLike) -> None:
         """Goes on from a solverstate and the weights that it names. Collective. Raises WeightsError."""

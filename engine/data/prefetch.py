@@ -17,7 +17,7 @@ from engine.data.reader import Reader, Sample, Shape
 from engine.data.sampler import BatchShare
 from engine.errors import ConfigError, DataError
 from engine.files import reason
-from engine.host.cores import cores_at_once, helper_cores, sit_on
+from engine.host.cores import cores_at_once, helper_cores, pin_thread
 from engine.host.interrupts import undisturbed
 from engine.host.memory import require_memory
 
@@ -221,7 +221,7 @@ class Prefetcher:
         return self._exhausted and self._begun == self._taken
 
     def _work(self) -> None:
-        sit_on(self._cores)
+        pin_thread(self._cores)
         while (piece := self._take_piece()) is not None:
             slot, begin, end = piece
             error = None

@@ -17,7 +17,7 @@ from engine.data.feeder import Feeder
 from engine.data.prefetch import data_threads
 from engine.errors import ranges_text
 from engine.graph.build import build
-from engine.host.cores import all_hosts_and_cores, clash, core_plan, host_and_cores
+from engine.host.cores import all_hosts_and_cores, clash_warning, core_plan, host_and_cores
 from engine.host.launch import mpiexec
 from engine.host.ranks import gather_everywhere
 from engine.report.log import log
@@ -52,7 +52,7 @@ def doctor(world: World, configs: Sequence[SolverConfig] = (), *, skip_bad_image
     result["link"] = str(world.links()) or "one rank: none"
     result["cores"] = _by_rank(gather_everywhere(world, plan))
     gathered = gather_everywhere(world, plan_warning)
-    result["warnings"] = [text for text in dict.fromkeys([warning, *gathered, clash(world)]) if text]
+    result["warnings"] = [text for text in dict.fromkeys([warning, *gathered, clash_warning(world)]) if text]
     return result
 
 

@@ -8,7 +8,7 @@ from engine.host import _dnnl
 from engine.host.interrupts import undisturbed
 
 _dnnl.preload()
-with undisturbed():  # in the middle of a C++ module's initialisation an interrupt would abort, or look like a defect
+with undisturbed():  # an interrupt while a C++ module initialises would abort the process, or look like a defect
     _ext = importlib.import_module("engine.host._ext")
 
 from engine.host._ext import *  # noqa: E402, F403
@@ -16,8 +16,8 @@ from engine.host._ext import onednn_version  # noqa: E402
 
 _dnnl.check_version(onednn_version())
 
-# A process that is forked has the forking thread alone, and would wait for that thread's team for ever: the team ends
-# before, and both processes make another when they compute again. libgomp can do so since GCC 9.
+# fork() copies the calling thread alone: the child would wait for ever for the other threads of the OpenMP team. So the
+# team ends before a fork, and both processes make a new one when they compute again. libgomp can do so since GCC 9.
 _openmp = ctypes.CDLL(_ext.__file__)
 if hasattr(_openmp, "omp_pause_resource_all"):
     os.register_at_fork(before=lambda: _openmp.omp_pause_resource_all(1))

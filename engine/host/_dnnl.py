@@ -15,9 +15,9 @@ WHEEL = "onednn-cpu-gomp"
 def preload() -> None:
     """Loads the wheel's libdnnl, wherever pip put it, so that importing engine.host._ext finds it already there.
 
-    The extension's own search path covers a plain installation only, not an editable one or an unusual prefix. Nothing
-    is loaded when it was built against the user's own oneDNN: that folder is part of its search path. Raises
-    EngineError when the extension was never built, or when the library cannot be found.
+    The extension's own search path covers a plain installation only, not an editable one or an unusual prefix. Where
+    it was built against the user's own oneDNN, its search path has that folder, and nothing is loaded here. Raises
+    EngineError if the extension was never built, or if the library cannot be found or loaded.
     """
     if build_info().dnnl_folder is not None:
         return
@@ -35,11 +35,11 @@ class BuildInfo(NamedTuple):
     """What CMakeLists.txt wrote beside the extension."""
 
     dnnl_version: str  # "3.2", of the headers that the extension was compiled with
-    dnnl_folder: str | None  # of libdnnl.so.3 when it is not the wheel's
+    dnnl_folder: str | None  # holds libdnnl.so.3; None: the wheel's is used
 
 
 def build_info() -> BuildInfo:
-    """Raises EngineError if the extension was never built for this Python."""
+    """Reads what the build wrote. Raises EngineError if the extension was never built for this Python."""
     file = Path(__file__).with_name("_ext" + machinery.EXTENSION_SUFFIXES[0]).with_suffix(".json")
     try:
         return BuildInfo(**json.loads(file.read_bytes()))
@@ -49,7 +49,8 @@ def build_info() -> BuildInfo:
 
 
 def check_version(found: str) -> None:
-    """Raises EngineError where the libdnnl that was loaded is older than the headers: it may lack what they promise."""
+    """Raises EngineError if the libdnnl that was loaded (version `found`) is older than the headers of the build, for
+    it may lack functions that they declare."""
     expected = build_info().dnnl_version
     if numbers(found)[:2] < numbers(expected):
         raise EngineError(
@@ -59,11 +60,12 @@ def check_version(found: str) -> None:
 
 
 def numbers(version: str) -> list[int]:
+    """Returns [3, 2, 1] for "3.2.1"."""
     return [int(number) for number in version.split(".")]
 
 
 def wheel_libraries() -> list[str]:
-    """Paths of LIBRARY among the files of the installed wheel; empty when it is not installed."""
+    """Returns the paths of LIBRARY among the files of the installed wheel; [] if no such wheel is installed."""
     try:
         files = metadata.files(WHEEL) or []
     except metadata.PackageNotFoundError:

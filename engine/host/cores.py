@@ -17,14 +17,15 @@ from engine.host.ranks import gather_everywhere
 if TYPE_CHECKING:
     from engine.host.ranks import Ranks
 
-# How long an idle thread of libgomp spins before it sleeps where the ranks of a host have fewer cores than threads:
-# libgomp's own value for that, which it takes only where one process has too many. With two ranks of two threads on two
-# cores, the forward pass of a small net takes 1 ms so, and 7 with the usual value, 300 times as large. Where the cores
-# suffice the usual one stays: threads would sleep in nearly every op, and to wake them costs 1 to 2% of a step.
+# How often an idle thread of libgomp spins before it sleeps, where the ranks of a host have more threads than cores.
+# libgomp has the same value for one process with too many threads, but does not know of other ranks. With two ranks of
+# two threads on two cores, the forward pass of a small net takes 1 ms with it, and 7 ms with the usual value, which is
+# 300 times as large. The usual one stays where the cores suffice: with this one threads would sleep in nearly every op,
+# and to wake them costs 1 to 2% of a step.
 CROWDED_SPIN_COUNT = "1000"
 
 
-# Variables of Intel's OpenMP and MKL, which recipes for Caffe set, and what does the same here.
+# Variables of Intel's OpenMP and MKL that recipes for Caffe set, and what to set here for the same effect.
 OTHERS_VARIABLES = {
     "KMP_AFFINITY": "set OMP_PROC_BIND=close and OMP_PLACES=cores",
     "KMP_PLACE_THREADS": "set OMP_PLACES and OMP_NUM_THREADS",
@@ -42,73 +43,86 @@ def ignored_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def share_cores(everyone: list[tuple[str, tuple[int, ...]]]) -> None:
-    """Sets OMP_NUM_THREADS so that the ranks of a host do not compute on the same cores, and GOMP_SPINCOUNT where they
-    and their communication servers do all the same; neither if the user has set it.
+    """Sets OMP_NUM_THREADS so that the ranks of a host do not compute on the same cores; also GOMP_SPINCOUNT, if they
+    and their communication servers still have more threads than cores. Leaves what the user has set.
 
-    To be called before the extension is loaded, and with it libgomp, which reads them once. everyone: World.places().
+    Call it before the extension is loaded: libgomp, which comes with it, reads both variables once.
+
+    Args:
+        everyone: the host and the cores of each rank, as from all_hosts_and_cores().
     """
     mine = host_and_cores()
     fitting = threads_for(mine, everyone, cores_at_once())
     given = os.environ.setdefault("OMP_NUM_THREADS", str(fitting)).split(",")[0].strip()
     threads = int(given) if given.isdecimal() else len(mine[1])
-    threads += len(everyone) > 1  # a server at least
+    threads += len(everyone) > 1  # with other ranks, there is a communication server at least
     if threads * everyone.count(mine) > cores_at_once() and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", CROWDED_SPIN_COUNT)
 
 
 @functools.cache
 def own_cores() -> tuple[int, ...]:
-    """The cores that this process was given. With OMP_PROC_BIND libgomp then binds the first thread to fewer, which
-    threads that it starts inherit: hence asked once, before."""
+    """Returns the cores that this process was given, as they were at the first call. With OMP_PROC_BIND libgomp later
+    binds the main thread, and so those that it starts, to fewer: call it before the extension is loaded."""
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
 def keep_within_limit() -> None:
-    """share_cores() for a program with one rank, whose threads would else be as many as its cores."""
+    """Sets OMP_NUM_THREADS, unless the user has, for a program with one rank in a container with a limit of processor
+    time: libgomp would start a thread for each core."""
     if cores_at_once() < len(own_cores()):
         os.environ.setdefault("OMP_NUM_THREADS", str(cores_at_once()))
 
 
 @functools.cache
 def cores_at_once() -> int:
-    """How many of them this process may keep busy: fewer where its container has a limit of processor time."""
+    """Returns how many of own_cores() this process may keep busy, at least 1: fewer than all if its container has a
+    limit of processor time."""
     return max(1, math.floor(min(len(own_cores()), processor_limit())))
 
 
 def helper_cores() -> tuple[int, ...]:
-    """For threads that do not compute: the cores to which OpenMP binds no thread that does, all if there are no others;
-    () where it binds none. To be called by the thread that computes, for it makes its team of threads.
-    """
+    """Returns the cores for threads that do not compute: those to which OpenMP binds no compute thread, or all cores if
+    there are no others; () if OpenMP binds no threads.
+
+    Call it from the thread that will compute, for the call makes that thread's OpenMP team."""
     from engine.host import _core
 
     cores, bound = own_cores(), set(_core.bound_cores())
     return (tuple(sorted(set(cores) - bound)) or cores) if bound else ()
 
 
-def sit_on(cores: Sequence[int]) -> None:
-    """Pins the calling thread; () leaves it where it is."""
+def pin_thread(cores: Sequence[int]) -> None:
+    """Pins the calling thread to these cores; () leaves it where it is."""
     if cores:
         os.sched_setaffinity(0, cores)
 
 
 def host_and_cores() -> tuple[str, tuple[int, ...]]:
-    """This rank's host name and cores."""
+    """Returns the name of this rank's host, and its cores."""
     return platform.node(), own_cores()
 
 
 def all_hosts_and_cores(world: Ranks) -> list[tuple[str, tuple[int, ...]]]:
-    """Collective. (host, cores) of all ranks, in order."""
+    """Collective. Returns (host, cores) of each rank, in the order of ranks."""
     return gather_everywhere(world, host_and_cores())
 
 
 def threads_for(mine: tuple[str, tuple[int, ...]], everyone: list[tuple[str, tuple[int, ...]]], at_once: int) -> int:
-    """Threads of a rank: its cores, or as many as may be busy `at_once`, divided by the number of ranks that share the
-    same ones."""
+    """Returns how many threads a rank computes with, at least 1: one for each of its cores, but not more than may be
+    busy `at_once`, divided by the number of ranks that have the same cores.
+
+    Args:
+        mine: this rank's host_and_cores().
+        everyone: those of all ranks.
+        at_once: see cores_at_once().
+    """
     return max(1, min(len(mine[1]), at_once) // everyone.count(mine))
 
 
 def fewest_cores(everyone: list[tuple[str, tuple[int, ...]]]) -> int:
-    """Of the rank that has the fewest, divided as for threads_for(): a number that all ranks agree about."""
+    """Returns the number of cores of the rank that has the fewest, where ranks with the same cores divide them. All
+    ranks get the same number."""
     return min(max(1, len(cores) // sharers) for (_, cores), sharers in Counter(everyone).items())
 
 
@@ -122,11 +136,15 @@ def core_plan(
     decoders: int,
     bound: Sequence[int] = (),
 ) -> tuple[str, str]:
-    """Who runs where on this rank, as a line for the log, and a warning, or "".
+    """Returns a line for the log that says which threads run on which cores of this rank, and a warning, or "".
 
-    mine, everyone: as for threads_for. threads: that compute, per rank. servers: for communication, on server_cores or
-    where the system puts them. decoders: data threads; they sleep unless batches are missing. bound: the cores to which
-    OpenMP binds the threads that compute.
+    Args:
+        mine, everyone: see threads_for().
+        threads: compute threads of each rank.
+        servers: communication servers of each rank.
+        server_cores: the cores to which these are pinned; None or (): they are not.
+        decoders: threads that decode data; they sleep unless batches are missing.
+        bound: the cores to which OpenMP binds the compute threads; (): none.
     """
     cores, sharers = mine[1], everyone.count(mine)
     spare = sorted(set(cores) - set(bound)) if bound else []
@@ -151,8 +169,8 @@ def core_plan(
     return line, ""
 
 
-def clash(world: Ranks) -> str:
-    """Collective. A warning where OpenMP binds the threads of two ranks to the same core, or ""."""
+def clash_warning(world: Ranks) -> str:
+    """Collective. Returns a warning if OpenMP binds threads of two ranks to the same core, else ""."""
     from engine.host import _core
 
     mine = platform.node(), tuple(_core.bound_cores())

@@ -1,4 +1,4 @@
-"""The control groups that hold this process: containers and Slurm limit by them what it may take of the host."""
+"""The control groups that hold this process, by which containers and Slurm limit what it may take of the host."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def groups(controller: str) -> Iterator[tuple[Path, int]]:
-    """The folder and the version (1 or 2) of each group above this process that may have a limit of this kind, such as
-    "memory", its own first. Some are not there, as in a container, which sees its own as the topmost."""
+    """Yields the folder and the version (1 or 2) of each group that may limit this process: first its own, then those
+    above. A folder may not exist: a container sees its own group as the topmost.
+
+    Args:
+        controller: the kind of limit, such as "memory".
+    """
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -29,8 +33,8 @@ def groups(controller: str) -> Iterator[tuple[Path, int]]:
 
 
 def processor_limit() -> float:
-    """Returns the seconds of processor time that this process and what shares its groups may take in a second: those of
-    `docker run --cpus`, or of a limit in Kubernetes; inf without one."""
+    """Returns the seconds of processor time that this process, and others in its groups, may take in a second, as set
+    by `docker run --cpus` or a limit in Kubernetes; inf without a limit."""
     return min((_processor_limit(*group) for group in groups("cpu")), default=math.inf)
 
 

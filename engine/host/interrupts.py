@@ -1,4 +1,4 @@
-"""Signals that wait: for the end of what must not be left half done, or of a call that takes a moment only."""
+"""Makes signals wait for the end of work that must not be left half done."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-PATIENCE = 2.0  # seconds that are left to what an interrupt has to bring to an end
+PATIENCE = 2.0  # seconds that a program has to end in order after an interrupt; a later one ends it at once
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Meanwhile SIGINT does nothing; at the end it does what it would have done. For work that takes no time, and never
-    waits for anybody."""
+    """Delays SIGINT: its handler runs when the block has ended. For blocks that take a moment and never wait for
+    anybody, since no further SIGINT ends them either."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
@@ -32,9 +32,10 @@ def undisturbed() -> Iterator[None]:
 
 
 @contextmanager
-def whole() -> Iterator[None]:
-    """Meanwhile SIGINT, where it raises KeyboardInterrupt, does so at the end; a second one does so at once."""
-    if not raises():
+def delaying_interrupt() -> Iterator[None]:
+    """Delays the KeyboardInterrupt of a SIGINT to the end of the block; a second SIGINT raises it at once. Does nothing
+    where SIGINT raises none."""
+    if not interrupt_raises():
         yield
         return
     came: list[FrameType | None] = []
@@ -55,8 +56,9 @@ def whole() -> Iterator[None]:
 
 @contextmanager
 def ended_in_order() -> Iterator[None]:
-    """Meanwhile SIGTERM and SIGHUP, where they would end the process at once, raise KeyboardInterrupt before, so that
-    what is unfinished is removed; then the process ends by the signal. One that comes later than PATIENCE ends it."""
+    """Lets SIGTERM and SIGHUP raise KeyboardInterrupt in the block, where they would have ended the process at once:
+    what is unfinished is removed, then the process ends by the signal. Another one, more than PATIENCE later, ends it
+    at once."""
     came: list[tuple[int, float]] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -81,17 +83,18 @@ def ended_in_order() -> Iterator[None]:
 
 
 def end_by(number: int) -> None:
-    """Ends the process by a signal, as it would have ended without a handler."""
+    """Ends the process by a signal, as if the signal had no handler."""
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 
 def is_ignored() -> bool:
-    """Whether SIGINT is none of this process' business: a script's background jobs are told so, and hand it on."""
+    """Returns whether this process ignores SIGINT. Shells start the background jobs of scripts so, and processes that
+    such a job starts inherit it."""
     return signal.getsignal(signal.SIGINT) == signal.SIG_IGN
 
 
-def raises() -> bool:
-    """Whether SIGINT raises KeyboardInterrupt in this thread, as Python and notebooks have it."""
+def interrupt_raises() -> bool:
+    """Returns whether SIGINT raises KeyboardInterrupt in this thread: Python's own handler, in the main thread."""
     in_main = threading.current_thread() is threading.main_thread()
     return in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler

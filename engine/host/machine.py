@@ -1,6 +1,6 @@
-"""What the machine and the system say of themselves and of this process: psutil's answers, and two that it lacks.
+"""What the system says of the machine and of this process: answers of psutil, and two that psutil does not give.
 
-psutil is imported when it is asked: that takes longer than all else here, and most processes do not ask.
+Functions import psutil when they are called: the import takes longer than all else here, and most processes need none.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def memory() -> int:
-    """Returns the bytes of the machine's memory; see available_memory() of memory.py, too."""
+    """Returns the bytes of memory that the machine has; memory.py tells what is available of it."""
     import psutil
 
     return psutil.virtual_memory().total

@@ -1,5 +1,5 @@
-"""How much memory this process may still take, so that a plan that is too large is refused before it is touched: the
-system would end the process, or another one, without a word."""
+"""How much memory this process may still take. A plan that needs more is refused before its memory is touched: else the
+system would end this process, or another one, without a word."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from engine.errors import EngineError
 from engine.host.groups import groups
 
 SMALLER_BATCH = "lower batch_size and raise iter_size, or give --memory_budget"
-SMALL = 1 << 24  # bytes that nobody asks for
-_share: list[int] = []  # bytes, of all that this process may ever take
+SMALL = 1 << 24  # bytes; plans of less are not checked
+_share: list[int] = []  # bytes that this rank may have in all; empty until divide_memory()
 
 
 def divide_memory(ranks: int) -> None:
-    """Gives each of the ranks of this host an equal part of what is available now: before any of them takes its own,
-    for those who come later would find less."""
+    """Gives this rank an equal share of the memory that is available now, beside what it has already.
+
+    Args:
+        ranks: of this host. They all call it before any of them makes a plan: later ones would find less.
+    """
     _share[:] = [_resident() + available_memory() // ranks]
 
 
@@ -34,13 +37,20 @@ def free_memory() -> int:
 
 
 def with_margin(needed: int) -> int:
-    """Returns the bytes with a twentieth more: for the kernels' scratch, and for what others take meanwhile."""
+    """Returns `needed` bytes and a twentieth more: for the kernels' scratch, and for what other processes take
+    meanwhile."""
     return needed + needed // 20
 
 
 def require_memory(needed: int, what: str, advice: str, where: str | None = None) -> None:
-    """Raises EngineError where more bytes are needed, with_margin(), than are free. what: needs them. where: the place
-    of what needs most of them."""
+    """Raises EngineError if with_margin(needed) is more than free_memory().
+
+    Args:
+        needed: bytes.
+        what: needs them, as the subject of the message.
+        advice: what to do about it.
+        where: file:line of what needs most of them.
+    """
     if needed <= SMALL:
         return
     needed, free = with_margin(needed), free_memory()
@@ -49,9 +59,10 @@ def require_memory(needed: int, what: str, advice: str, where: str | None = None
 
 
 @contextlib.contextmanager
-def at_most(more: int) -> Iterator[None]:
-    """Within it this process may take so many more bytes: a library that a damaged file tells to take all that there is
-    gets none. For the main thread alone, while no other takes much; in others it does nothing."""
+def allowing_memory(more: int) -> Iterator[None]:
+    """Lets this process take no more than so many bytes more in the block, so that a library which a damaged file tells
+    to take far too much fails to. The limit holds for all threads: it is for calls from the main thread while no other
+    takes much, and does nothing in other threads."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -63,8 +74,8 @@ def at_most(more: int) -> Iterator[None]:
 
 
 def limit_data(count: int) -> tuple[int, int]:
-    """Lets this process have so many bytes of its own, or as many as it might before, if these are fewer; returns the
-    limits before."""
+    """Limits the writable memory of this process (RLIMIT_DATA) to `count` bytes, unless its limit is lower already.
+    Returns the limits (soft, hard) from before."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limit = count if soft == resource.RLIM_INFINITY else min(count, soft)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
@@ -72,13 +83,13 @@ def limit_data(count: int) -> tuple[int, int]:
 
 
 def size_text(count: int) -> str:
-    """31_800_000_000 -> "31.8 GB"."""
+    """Returns "31.8 GB" for 31_800_000_000."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
 def _pages(column: int) -> int:
-    """Bytes, from the columns of proc(5), statm: 0, the addresses of this process; 1, what is resident of it; 5, what
-    is its own and can be written."""
+    """Returns bytes from a column of proc(5), statm: 0, the address space of this process; 1, its resident memory; 5,
+    its writable memory."""
     return int(Path("/proc/self/statm").read_text().split()[column]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -87,15 +98,16 @@ def _resident() -> int:
 
 
 def available_memory() -> int:
-    """Returns the bytes that are free of the machine, or of the least of the control groups that hold this process:
-    containers and Slurm set them."""
+    """Returns the bytes that the machine has available, or less if a control group that holds this process (of a
+    container, or of Slurm) has less left."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     machine = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
     return min([machine, *_left_in_groups()])
 
 
 def _left_in_groups() -> Iterator[int]:
-    """Of each group above this process that has a limit; what the system can take back from caches of files is left."""
+    """Yields the bytes left in each control group of this process that has a limit. Caches of files count as left, for
+    the system can take them back."""
     for folder, version in groups("memory"):
         if version == 2:
             yield from _left_in(folder, "memory.max", "memory.current", ("inactive_file", "active_file"))

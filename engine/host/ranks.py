@@ -1,4 +1,5 @@
-"""What this room asks of the ranks: engine.comm.world.World has it, without this room knowing that one."""
+"""The collective operations that engine.host needs. engine.comm.world.World has them; this package does not import
+it."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ def gather_everywhere(ranks: Ranks, value: T) -> list[T]:
 
 @contextmanager
 def failing_alike(ranks: Ranks) -> Iterator[None]:
-    """Collective at its end, around what a rank does by itself, such as reading a file: where it raises an EngineError
-    on one, all raise that, and nobody waits for a rank that has left."""
+    """Surrounds what each rank does by itself, such as reading a file. Collective at the end of the block: if it raised
+    an EngineError on one rank, all ranks raise that error, so that nobody waits for a rank that has left."""
     failure = None
     try:
         yield

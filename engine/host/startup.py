@@ -1,7 +1,7 @@
-"""What the command line does before anything else: its streams, its open files, what Ctrl-C does from now on, and when
-Python looks for garbage.
+"""What the command line sets up before anything else: the standard streams, the limit of open files, what Ctrl-C does,
+and when Python collects garbage.
 
-Imports as little as it can, for until then an interrupt ends with Python's traceback.
+It imports as little as it can: an interrupt during its imports ends with Python's traceback.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from types import FrameType
 from engine.errors import EngineError
 from engine.host.interrupts import PATIENCE, end_by
 
-FILES = 64  # open at once: libraries, data, the sentinel, MPI
+FEWEST_FILES = 64  # that must be open at once: libraries, data, the sentinel, MPI
 MOST_FILES = 65536
-START_OBJECTS = 100_000  # more than the imports of `engine train` make (78,000), of which one search takes 0.1 s
+START_OBJECTS = 100_000  # more than the imports of `engine train` make (78,000); one collection of these takes 0.1 s
 
 
 def open_streams() -> None:
-    """Opens /dev/null for each of stdin, stdout and stderr that was closed when Python began: the next file, a database
-    maybe, would get its number, and what this process or one that it starts prints would be written into it."""
+    """Opens /dev/null in place of each of stdin, stdout and stderr that was closed when Python began. Else the next
+    file to be opened, maybe a database, would get that number, and what is printed would be written into it."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -38,16 +38,16 @@ def open_streams() -> None:
     encoding = sys.stdout.encoding if sys.stdout else "utf-8"
     unbuffered = bool(getattr(sys.stdout, "write_through", False))
     raw = io.BufferedWriter(io.FileIO(1, "w", closefd=False))
-    # A file's name may be in no encoding.
+    # Names of files may have bytes that no encoding knows: they are printed with backslashes.
     sys.stdout = _Stdout(raw, encoding, "backslashreplace", line_buffering=raw.isatty(), write_through=unbuffered)
 
 
 class ReaderGone(EngineError):
-    """Nobody reads stdout any more, as in `engine check net.prototxt | head`: no error of anybody's."""
+    """Nobody reads stdout any more, as in `engine check net.prototxt | head`: the program ends without a message."""
 
 
 class _Stdout(io.TextIOWrapper):
-    """What an OSError does not tell: that it was stdout which could not be written."""
+    """Raises EngineError, which says that it is stdout that cannot be written; an OSError would not."""
 
     def write(self, text: str, /) -> int:
         try:
@@ -68,22 +68,24 @@ def _unwritten(error: OSError) -> EngineError:
 
 
 def allow_files() -> None:
-    """Raises the limit of open files as far as this user may, for data may be many files, but not to millions: some
-    programs close every number before they start another. Raises EngineError where it stays too low."""
+    """Raises the limit of open files as far as this user may, for data may be many files, but not above MOST_FILES:
+    some programs close every possible descriptor before they start another. Raises EngineError if fewer than
+    FEWEST_FILES are allowed."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
-    if most < FILES:
-        raise EngineError(f"at most {hard} files may be open at once (ulimit -n); expected at least {FILES}")
+    if most < FEWEST_FILES:
+        raise EngineError(f"at most {hard} files may be open at once (ulimit -n); expected at least {FEWEST_FILES}")
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def collect_late() -> None:
-    """What imports make is no garbage, but Python looks for some among it, every 700 objects and again at the end: a
-    quarter of the processor time of a short run. Here it looks when START_OBJECTS are there, from then on as ever, and
-    not at the end."""
+    """Delays Python's first garbage collection until START_OBJECTS objects exist, and drops the one at the exit.
+
+    Imports make no garbage, but Python would search it after every 700 new objects, which takes a quarter of the
+    processor time of a short run. After the first collection, thresholds are the usual ones again."""
     usual = gc.get_threshold()
 
     def as_ever(phase: str, info: dict[str, int]) -> None:
@@ -97,32 +99,34 @@ def collect_late() -> None:
 
 
 def collect_as_ever() -> None:
-    """Ends what collect_late() began, for a user's code: its files may be closed, and its last lines written, only when
-    Python finds the objects that hold them, if need be at the end."""
+    """Undoes collect_late() before a user's code runs: some of its files may be closed, and their last lines written,
+    only when Python collects the objects that hold them, at the exit if not before."""
     gc.collect(0)
     atexit.unregister(gc.freeze)
 
 
 class Interrupts:
-    """SIGINT raises KeyboardInterrupt, but once: the next one comes while the first brings things to an end, which it
-    must not disturb. One that comes later than PATIENCE ends the process at once."""
+    """Lets SIGINT raise KeyboardInterrupt once: a second one would disturb what ends the program in order after the
+    first. One that comes more than PATIENCE seconds after the first ends the process at once."""
 
     def __init__(self) -> None:
-        self._ending: float | None = None  # since when
+        self._ending: float | None = None  # when the first SIGINT came, or hold() was called
 
     def catch(self) -> None:
-        """Takes over SIGINT, unless it is ignored, as a shell's background jobs do, or no business of this process."""
+        """Installs the handler, unless SIGINT has one other than Python's, or is ignored, as by a shell's background
+        jobs."""
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._interrupt)
             sys.unraisablehook = self._ignored
 
     @property
     def came(self) -> bool:
-        """Whether one was raised: another exception may follow from it, as where it meets an import."""
+        """Whether SIGINT has come. The exception that is caught may be another one that follows from it, as of an
+        import that was interrupted."""
         return self._ending is not None
 
     def hold(self) -> None:
-        """From now on SIGINT raises nothing."""
+        """Lets SIGINT raise nothing from now on."""
         if self._ending is None:
             self._ending = time.monotonic()
 
@@ -134,7 +138,7 @@ class Interrupts:
             end_by(number)
 
     def _ignored(self, unraisable: sys.UnraisableHookArgs) -> None:
-        """Brings back an interrupt that came where nothing can be raised, in a callback of C code."""
+        """Sends SIGINT again where its exception was lost, in a callback from C code, which cannot raise."""
         if unraisable.exc_type is not KeyboardInterrupt:
             sys.__unraisablehook__(unraisable)
         elif not sys.is_finalizing():

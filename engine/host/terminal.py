@@ -1,4 +1,5 @@
-"""The terminal at the other end of a launcher: mpiexec gives its ranks pipes, and shows there what they print."""
+"""Finds the terminal behind a launcher: mpiexec gives its ranks pipes, and prints on its terminal what comes from
+them."""
 
 from __future__ import annotations
 
@@ -6,13 +7,13 @@ import os
 import re
 from pathlib import Path
 
-# Names of processes, cut off by the system after 15 letters, that pass on what a rank writes to stderr.
+# Names, which the system cuts off after 15 letters, of processes that pass on what a rank writes to stderr.
 _PASS_ON = re.compile(r"mpiexec.*|mpirun.*|hydra_.*|prterun|prted|orted|orterun")
 
 
 def launchers_terminal() -> str | None:
-    """Returns the device to which what this process writes to stderr comes by way of the launcher that has started it
-    on this host; None if there is none, or if somebody else reads it."""
+    """Returns the device of the terminal on which a launcher of this host shows the stderr of this process; None if
+    there is no launcher or no terminal, or if another program reads that output."""
     supervisor = os.environ.get("ENGINE_SUPERVISOR", "  ").split(" ")[-2]
     try:
         process = os.getppid()
@@ -25,7 +26,7 @@ def launchers_terminal() -> str | None:
             if target.startswith("/dev/pts/") or target.startswith("/dev/tty"):
                 return target
             process = int(rest.split()[1])
-    except (OSError, ValueError, IndexError):  # another user's, or gone
+    except (OSError, ValueError, IndexError):  # the process is another user's, or has ended
         pass
     return None
 

@@ -12,7 +12,7 @@ from engine.config.phases import unknown_stages
 from engine.data.decode import slow_jpegs
 from engine.data.prefetch import data_threads
 from engine.data.side_by_side import same_samples, torn_pairs
-from engine.host.cores import clash, core_plan, host_and_cores, ignored_variables
+from engine.host.cores import clash_warning, core_plan, host_and_cores, ignored_variables
 from engine.report.log import log, warn
 from engine.solver.global_batch import batch_warnings, python_data_warnings, recurrent_warnings
 from engine.solver.outline import Outline
@@ -128,7 +128,7 @@ def _log_cores(solver: Solver) -> None:
         bound=_core.bound_cores(),
     )
     log(line)
-    for text in (warning, clash(world)):
+    for text in (warning, clash_warning(world)):
         if text and world.rank == 0:
             warn(text)
 

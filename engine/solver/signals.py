@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from engine.errors import ConfigError
-from engine.host.interrupts import PATIENCE, is_ignored, raises
+from engine.host.interrupts import PATIENCE, interrupt_raises, is_ignored
 
 STOP, SNAPSHOT = 1, 2  # flags: ranks agree by a bitwise or
 EFFECTS = {"stop": STOP, "snapshot": SNAPSHOT, "none": 0}
@@ -127,7 +127,7 @@ class Signals:
     def interrupt(self) -> Iterator[None]:
         """A context in which SIGINT asks to stop instead of raising KeyboardInterrupt; all other signals do what they
         did. For steps that a user's program runs."""
-        taken = raises()
+        taken = interrupt_raises()
         if taken:
             self._take_over(signal.SIGINT)
         try:

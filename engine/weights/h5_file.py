@@ -13,7 +13,7 @@ import numpy as np
 
 from engine.errors import EngineError, printable
 from engine.files import is_regular, reason
-from engine.host.memory import at_most
+from engine.host.memory import allowing_memory
 from engine.weights.shapes import MOST_AXES, checked_shape
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ class H5File:
 
         _core.reading(f"HDF5 file {printable(str(self._path))}", b"", _SECONDS)
         try:
-            with at_most(_BYTES):
+            with allowing_memory(_BYTES):
                 yield
         finally:
             _core.done_reading()

@@ -119,8 +119,8 @@ def test_threads_that_do_not_compute_leave_the_cores_that_do():
 def test_ranks_that_openmp_binds_to_one_core_are_told():
     program = """
 from engine.comm.world import world
-from engine.host.cores import clash
-found = clash(world())
+from engine.host.cores import clash_warning
+found = clash_warning(world())
 if world().rank == 0:
     print(found)
 world().close()

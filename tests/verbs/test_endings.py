@@ -234,7 +234,7 @@ WITH_SRUN = """
 import sys
 from engine.cli import main
 from engine.host import launch
-launch.LAUNCHER_KILLS_AFTER = 0.0
+launch.SPOKESMAN_SECONDS = 0.0
 sys.exit(main(sys.argv[1:]))
 """
 

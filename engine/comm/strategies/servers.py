@@ -39,7 +39,7 @@ from engine.comm.settings import CommSettings
 from engine.comm.strategies.strategy import CLOSING, Chunk, Strategy
 from engine.comm.world import Channel
 from engine.errors import CommError, ConfigError
-from engine.host.cores import helper_cores, sit_on
+from engine.host.cores import helper_cores, pin_thread
 
 Chunks = dict[int, list[Chunk]]  # the chunks that are left of each bucket, by its index
 
@@ -198,7 +198,7 @@ def take_seat(settings: CommSettings, server: int, seats: Sequence[int]) -> None
     """Binds the calling thread, a server, to its core in the settings, or to the cores `seats` if they give none.
     Raises ConfigError."""
     if settings.cores is None:
-        sit_on(seats)
+        pin_thread(seats)
         return
     core = settings.cores[server]
     try:
