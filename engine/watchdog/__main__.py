@@ -1,4 +1,5 @@
-"""Started by path, without the environment's packages: only engine is to be found, and of it only this folder."""
+"""Runs a sentinel. It is started by the path of its folder and without site-packages, so the folder that holds `engine`
+is added to the path of imports."""
 
 import os
 import sys

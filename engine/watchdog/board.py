@@ -1,15 +1,16 @@
-"""Where a rank is, in memory that its sentinel reads even when the rank cannot run. Standard library only."""
+"""What a rank is doing, in shared memory that its sentinel reads even when the rank cannot run. Standard library
+only."""
 
 import mmap
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-# The numbers, int64 each. The executor writes the first four: see Program::Board in csrc/program.h.
+# The places of the numbers, int64 each. The executor writes the first four: see Program::Board in csrc/program.h.
 BEAT, PLACE, OP, BUCKET, WAITS, SERVER_BEAT, ITERATION, NET, TEXT_BYTES, AWAY, NUMBERS = range(11)
 # Values of PLACE; FORWARD and BACKWARD are the executor's as well.
 SET_UP, DATA, FORWARD, BACKWARD, UPDATE, SNAPSHOT, END = range(7)
-# These may take so many times as long as the others: nothing can be told from within a large read or write.
+# These may take SLOW_FACTOR times as long as the others, for a rank cannot beat amid a large read or write.
 SLOW, SLOW_FACTOR = (SET_UP, SNAPSHOT, END), 10
 SIZE, TEXT = 256 << 10, 8 * NUMBERS
 NONE = -1
@@ -17,10 +18,14 @@ DISCRIMINATOR = -1  # the number of that net
 
 
 class Board:
-    """`beat()` at every sign of progress. One thread writes; the communication servers beat for themselves."""
+    """A rank calls beat() at every sign of progress. One thread writes; communication servers call server_beat()."""
 
     def __init__(self, descriptor: int | None = None):
-        """descriptor: of another process' board, to read it."""
+        """Makes a board, or opens that of another process to read it.
+
+        Args:
+            descriptor: of the other process' board; None: make one.
+        """
         self._file = None
         if descriptor is None:
             import tempfile  # not in sentinels, which are to start at once
@@ -42,10 +47,12 @@ class Board:
         self.numbers[BEAT] += 1
 
     def server_beat(self) -> None:
-        """Of any communication server: two at a time may count as one."""
+        """Counts progress of any communication server. Two beats at once may count as one, which is progress all the
+        same."""
         self.numbers[SERVER_BEAT] += 1
 
     def enter(self, place: int, bucket: int = NONE) -> None:
+        """Says that the rank is now at `place` (FORWARD, ...), where it waits for `bucket`, if that is given."""
         numbers = self.numbers
         numbers[PLACE], numbers[OP], numbers[BUCKET] = place, NONE, bucket
         numbers[BEAT] += 1
@@ -54,17 +61,17 @@ class Board:
         self.numbers[ITERATION] = number
 
     def net(self, number: int) -> None:
-        """0: the train net; i + 1: test net i; DISCRIMINATOR."""
+        """Says which net runs. number: 0, the train net; i + 1, test net i; DISCRIMINATOR."""
         self.numbers[NET] = number
 
     def waits(self, on: bool) -> None:
-        """Whether it is for the other ranks that this one waits."""
+        """Says whether this rank waits for other ranks."""
         self.numbers[WAITS] = int(on)
         self.numbers[BEAT] += 1
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around a wait for the other ranks, which may be part of a longer one."""
+        """Surrounds a wait for other ranks. Such waits may be nested."""
         before = bool(self.numbers[WAITS])
         self.waits(True)
         try:
@@ -73,19 +80,26 @@ class Board:
             self.waits(before)
 
     def away(self, on: bool) -> None:
-        """Whether a program runs code of its own, which may take as long as it likes."""
+        """Says whether a user's program runs its own code, which may take as long as it likes."""
         self.numbers[AWAY] = int(on)
         self.numbers[BEAT] += 1
 
     def describe_net(
         self, number: int, ops: Sequence[str], sources: Sequence[str], buckets: Sequence[str] | None = None
     ) -> None:
-        """What the numbers stand for. ops: the layer of each; sources: of the data; buckets: what each holds."""
+        """Gives the numbers of a net names, for text().
+
+        Args:
+            number: of the net, as for net().
+            ops: the layer of each op.
+            sources: the data sources.
+            buckets: the layers whose gradients each bucket holds.
+        """
         import json
 
         self._names[str(number)] = {"ops": list(ops), "sources": list(sources), "buckets": list(buckets or ())}
         text = json.dumps(self._names).encode()
-        if TEXT + len(text) <= SIZE:  # else numbers must do
+        if TEXT + len(text) <= SIZE:  # else text() shows numbers
             self.numbers[TEXT_BYTES] = 0
             self._memory[TEXT : TEXT + len(text)] = text
             self.numbers[TEXT_BYTES] = len(text)
@@ -93,6 +107,7 @@ class Board:
     # Reading
 
     def beats(self) -> tuple[int, int]:
+        """Returns two counts, which have changed if the rank or its communication servers have made progress."""
         return self.numbers[BEAT], self.numbers[SERVER_BEAT]
 
     def is_slow(self) -> bool:
@@ -110,7 +125,8 @@ class Board:
         return bool(self.numbers[WAITS]) or self.numbers[BUCKET] != NONE or self.numbers[PLACE] == UPDATE
 
     def text(self) -> str:
-        """For people: "iteration 41, forward of layer conv1, waits for the gradients of bucket 3 (conv1)"."""
+        """Returns text for people: "iteration 41, forward of layer conv1, waits for the gradients of bucket 3
+        (conv1)"."""
         place, op, bucket, number = (self.numbers[index] for index in (PLACE, OP, BUCKET, NET))
         names = self._read_names().get(str(number), {"ops": [], "sources": [], "buckets": []})
         layer = f"layer {_item(names['ops'], op)}" if op != NONE else "the net"

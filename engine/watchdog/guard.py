@@ -1,4 +1,4 @@
-"""What every sentinel has: it ends with its rank, notices when it hangs, and kills it when the hub says so."""
+"""What every sentinel does for its own rank: notices when it hangs, kills it when the hub says so, and ends with it."""
 
 import contextlib
 import os
@@ -17,21 +17,21 @@ from engine.watchdog.report import rank_name
 from engine.watchdog.shared_memory import SharedMemory
 from engine.watchdog.wire import JOIN_PAUSE, JOIN_SECONDS, Lines, addresses_for, connect, send
 
-SOON = 0.05
+SOON = 0.05  # seconds between two looks while something is about to happen
 SUPERVISOR_INTERVAL = 1.0
-HUB_SECONDS = 15.0  # within which the hub says what is to be done about a rank that hangs
-# Where all have the same to say and cannot agree on who does, rank 0's sentinel speaks first, which ends the others;
-# then another, where rank 0 has none yet.
+HUB_SECONDS = 15.0  # within which the hub must answer that a rank hangs
+# Before the sentinels have joined, all of them notice the same failure and cannot agree on who prints it. Rank 0's does
+# first, which ends the others; each other one waits so long, in case that rank 0 has no sentinel yet.
 LATER_SECONDS, LATEST_SECONDS = 5.0, 15.0
 
 
 class Watch:
-    """How long a process has made no progress."""
+    """Measures how long a rank has made no progress."""
 
     def __init__(self, board: Board, pid: int, limit: float):
-        """limit: seconds; 0: never is too long."""
+        """limit: seconds without progress after which the rank counts as stuck; 0: it never does."""
         self.board, self.pid = board, pid
-        self.since = self.looked = time.monotonic()
+        self.since = self.looked = time.monotonic()  # when there was progress last; when look() was called last
         self.stopped_since: float | None = None
         self.state, self.beats = "", board.beats()
         self.set_limit(limit)
@@ -41,7 +41,9 @@ class Watch:
         self.interval = min(1.0, max(SOON, seconds / 5)) if seconds else None
 
     def look(self, now: float) -> None:
-        if now - self.looked > 5.0:  # nor has this process run: the whole host was suspended
+        """Reads the board and the state of the process. Time in a user's own code does not count as without progress,
+        nor does the time before a process that was stopped goes on."""
+        if now - self.looked > 5.0:  # this process has not run either: the whole host was suspended
             self.since = now
         self.looked, before, self.state = now, self.state, state_of(self.pid)
         beats = self.board.beats()
@@ -53,10 +55,12 @@ class Watch:
             self.stopped_since = now
 
     def idle(self, now: float) -> float:
+        """Returns the seconds without progress, as of the last look()."""
         return now - self.since
 
     def is_stuck(self, now: float) -> bool:
-        """A process in the hands of a debugger ("t") never is."""
+        """Returns whether the rank has made no progress for too long. One that a debugger has stopped ("t") is not
+        stuck."""
         if not self.limit or self.state == "t":
             return False
         if self.stopped_since is not None and now - self.stopped_since >= self.limit:
@@ -65,6 +69,9 @@ class Watch:
 
 
 class Guard:
+    """Hears the rank and the hub, and acts for both: run() calls tick() at intervals, and a hear_ method per
+    message."""
+
     def __init__(self, selector: selectors.BaseSelector, rank: int, watch: Watch, hub: Hub | None):
         self.selector, self.rank, self.watch, self.hub = selector, rank, watch, hub
         self.later = min(LATER_SECONDS + rank - 1, LATEST_SECONDS) if rank else 0.0
@@ -73,10 +80,11 @@ class Guard:
         self.gone_at: float | None = None  # when the rank ended, well or not
         self.connection: socket.socket | None = None
         self.joined = False
-        self.calls: tuple[float, str, list[str]] | None = None  # the hub, until when, by what words, and where
-        self.told_at: float | None = None  # the hub, that the rank hangs
-        self.answered = True
-        self.children: list[str] = []  # identities of what the rank has forked
+        # While the hub is being called: until when, the line to send, and the hub's addresses.
+        self.calls: tuple[float, str, list[str]] | None = None
+        self.told_at: float | None = None  # when the hub was told that the rank hangs
+        self.answered = True  # the hub has answered that
+        self.children: list[str] = []  # identity() of each process that the rank has forked
         self.supervisor = os.environ.get("ENGINE_SUPERVISOR", "")
         self.told_of_supervisor = False
         lines = Lines(0)
@@ -119,7 +127,8 @@ class Guard:
             os.write(1, f"{' '.join(words)}\n".encode())
 
     def join(self, token: str, addresses: list[str]) -> None:
-        if self.hub:  # in this very thread: a socket pair takes the place of a connection
+        """Begins to connect this sentinel to the hub."""
+        if self.hub:  # it runs in this very thread: a socket pair takes the place of a connection
             connection, theirs = socket.socketpair()
             self.hub.guards.add(theirs)
             self.hub.listen(theirs)
@@ -131,7 +140,7 @@ class Guard:
         self.shared_memory.note()
 
     def call(self) -> None:
-        """Tries to reach the hub, as long as that makes sense."""
+        """Tries once to reach the hub, until JOIN_SECONDS are over."""
         if self.calls:
             until, hello, addresses = self.calls
             connection = connect(addresses, hello)
@@ -141,7 +150,7 @@ class Guard:
                 self.attend(connection)
 
     def attend(self, connection: socket.socket) -> None:
-        """From now on, the hub is heard."""
+        """Keeps the connection to the hub, and hears what comes from it."""
         self.connection = connection
         lines = Lines(connection.fileno())
         self.selector.register(connection, selectors.EVENT_READ, lambda: self.hear_hub(lines))
@@ -192,7 +201,7 @@ class Guard:
             self.give_up(f"no progress for {watch.idle(now):.0f} s, and rank 0's host is silent: {watch.board.text()}")
 
     def stop_in_order(self) -> None:
-        """Nobody would start this run again, or knows of it: it ends now, with a snapshot."""
+        """Ends the run with a snapshot by SIGTERM to the rank: without its supervisor, nobody would restart it."""
         if self.hub and not self.told_of_supervisor:
             say("engine: the process that has started this run was killed: stopping it\n")
         self.told_of_supervisor = True
@@ -212,16 +221,19 @@ class Guard:
         return self.watch.interval or (SUPERVISOR_INTERVAL if self.supervisor else None)
 
     def give_up(self, reason: str) -> None:
+        """Kills the rank without the hub, and prints why."""
         say(f"engine: {rank_name(self.rank, self.watch.pid, socket.gethostname())} {reason}: stopping it\n")
         self.kill()
 
     def kill(self) -> None:
+        """Kills the rank, and leaves."""
         self.shared_memory.note()
         with contextlib.suppress(OSError):
             os.kill(self.watch.pid, signal.SIGKILL)
         self.leave()
 
     def leave(self) -> None:
+        """Cleans up after the rank, which has ended."""
         if self.gone_at is None:
             self.gone_at = time.monotonic()
             self.shared_memory.remove()
@@ -240,12 +252,13 @@ class Guard:
 
 
 def _shown(text: str) -> str:
-    """One line for the hub, whatever the net's author has put into the names of layers."""
+    """Returns text as one line for the hub: the names of layers may hold anything."""
     return shortened(printable(text))
 
 
 def run(selector: selectors.BaseSelector, guard: Guard, hub: Hub | None) -> None:
-    """Until the rank has ended; a hub also waits a little for the others to hang up, and to say what it has to say."""
+    """Runs the sentinel until its rank has ended. A hub goes on for up to LINGER_SECONDS, until the other ranks and
+    sentinels have hung up, to print how they end."""
     while True:
         now = time.monotonic()
         if hub:
@@ -263,11 +276,17 @@ def run(selector: selectors.BaseSelector, guard: Guard, hub: Hub | None) -> None
 
 
 def main(rank: int, pid: int, board: int, seconds: float) -> None:
-    """board: the descriptor of the rank's Board; seconds: the limit until the rank says another."""
+    """Runs the sentinel of a rank.
+
+    Args:
+        rank, pid: the rank's number and process.
+        board: the descriptor of its Board.
+        seconds: the limit without progress, until the rank sends `watch`.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # meant for the rank, which may want to end in order
+        signal.signal(number, signal.SIG_IGN)  # these are for the rank, which may want to end in order
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # two connections for each rank
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a hub has two connections for each rank
     selector = selectors.DefaultSelector()
     watch = Watch(Board(board), pid, seconds)
     hub = Hub(selector) if rank == 0 else None

@@ -1,4 +1,5 @@
-"""Rank 0's sentinel knows which failure was the first, and asks where all ranks are when one makes no progress."""
+"""What rank 0's sentinel does for all ranks: tells which rank failed first, and asks where all are when one is
+stuck."""
 
 import contextlib
 import errno
@@ -13,38 +14,41 @@ from engine.errors import printable
 from engine.watchdog.report import Answer, rank_name, report
 from engine.watchdog.wire import MOST_BYTES, Lines, send
 
-LINGER_SECONDS = 5.0  # for ranks that an abort does not reach, and for a hub whose rank has ended
-ANSWER_SECONDS = 2.0
-# What a connection may take and send until it has said the token, and how many such there may be.
+LINGER_SECONDS = 5.0  # that ranks have to end after an abort, and that a hub goes on when its rank has ended
+ANSWER_SECONDS = 2.0  # that sentinels have to say where their ranks are
+# How long a connection may take to send the token, in a line of how many bytes, and how many such there may be at once.
 STRANGER_SECONDS, STRANGER_BYTES, MOST_STRANGERS = 2.0, 256, 4096
-SAY_SECONDS, SAY_BYTES = 1.0, 4096  # what poll() says of a pipe holds for so many
-PAUSE_SECONDS = 1.0  # without listening, where the system gives this process no more connections
+SAY_SECONDS, SAY_BYTES = 1.0, 4096  # a pipe that poll() calls ready takes so many bytes without waiting
+PAUSE_SECONDS = 1.0  # without listening, after the system has given this process no more connections
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Hub:
+    """A connection is a stranger until it sends the token, welcomed until it says `here`, then a rank's or a
+    guard's."""
+
     def __init__(self, selector: selectors.BaseSelector):
         self.selector = selector
         self.token = secrets.token_hex(16)
         self.listeners: list[socket.socket] = []  # until all ranks and sentinels have come
         self.listens_again_at: float | None = None
-        self.strangers: dict[socket.socket, tuple[float, Lines]] = {}  # without the token, since when; the oldest first
-        self.welcomed: dict[socket.socket, str] = {}  # with it, but they may have hung up; as in ranks, "" for a guard
-        self.ranks: dict[socket.socket, str] = {}  # connection -> "rank 3 (pid 77 on host)"
-        self.expected, self.joined = 0, 0  # ranks
+        self.strangers: dict[socket.socket, tuple[float, Lines]] = {}  # -> when it came, its lines; the oldest first
+        self.welcomed: dict[socket.socket, str] = {}  # -> the rank's name, "" for a guard; they may have hung up
+        self.ranks: dict[socket.socket, str] = {}  # -> "rank 3 (pid 77 on host)"
+        self.expected, self.joined = 0, 0  # numbers of ranks
         self.guards: set[socket.socket] = set()
         self.saved = ""  # the last snapshot
-        self.complete = False  # nobody has anything left to do but to end
+        self.complete = False  # all files of the run are written
         self.outlives = False  # the others go on when a rank dies
-        self.told = False  # it has been said why the ranks die
+        self.told = False  # it has been printed why the ranks die
         self.ended = False  # somebody has failed, died or made no progress
-        self.stop_at: float | None = None
-        self.asked_at: float | None = None  # where everybody is
-        self.seconds = 0.0  # without progress, of the rank that was the reason to ask
+        self.stop_at: float | None = None  # when the sentinels are to kill their ranks
+        self.asked_at: float | None = None  # when the sentinels were asked where their ranks are, while answers come
+        self.seconds = 0.0  # the limit without progress of the sentinel that was the reason to ask
         self.answers: dict[str, Answer] = {}
 
     def open(self, addresses: list[str]) -> list[str]:
-        """Listens on each of these addresses of this host; returns HOST:PORT of those that can be had."""
+        """Listens on each of these addresses of this host; returns HOST:PORT of those on which that was possible."""
         for address in addresses:
             with contextlib.suppress(OSError):
                 listener = socket.create_server((address, 0), backlog=4096)
@@ -54,19 +58,19 @@ class Hub:
         return ["{}:{}".format(*listener.getsockname()) for listener in self.listeners]
 
     def attend(self) -> None:
-        """Listens, for the first time or again."""
+        """Begins to accept connections, or begins again after ignore()."""
         self.listens_again_at = None
         for listener in self.listeners:
             self.selector.register(listener, selectors.EVENT_READ, lambda listener=listener: self.accept(listener))
 
     def ignore(self) -> None:
-        """Leaves those who come waiting."""
+        """Accepts no connections: those that come wait in the listeners' queues."""
         if self.listens_again_at is None:
             for listener in self.listeners:
                 self.selector.unregister(listener)
 
     def close(self) -> None:
-        """Nobody is to come any more."""
+        """Ends listening for good, and drops all who have not joined."""
         self.ignore()
         self.listens_again_at = None
         for connection in (*self.strangers, *self.welcomed):
@@ -88,13 +92,13 @@ class Hub:
         self.admit(connection)
 
     def admit(self, connection: socket.socket) -> None:
-        """For the time that it takes to say the token."""
+        """Takes a connection as a stranger's, in place of the oldest one if there are too many."""
         if len(self.strangers) >= MOST_STRANGERS:
             self.drop(next(iter(self.strangers)))
         self.strangers[connection] = time.monotonic(), self.listen(connection, STRANGER_BYTES)
 
     def listen(self, connection: socket.socket, most: int = MOST_BYTES) -> Lines:
-        """most: bytes of a line."""
+        """Hears what comes from a connection; returns its lines. most: bytes of a line."""
         lines = Lines(connection.fileno(), most)
         self.selector.register(connection, selectors.EVENT_READ, lambda: self.hear(connection, lines))
         return lines
@@ -104,7 +108,7 @@ class Hub:
         try:
             for line in heard or []:
                 self.hear_line(connection, *line.split(" "))
-        except ValueError:  # nothing that engine says
+        except ValueError:  # not from engine
             heard = None
         if heard is None:
             if connection in self.ranks and not self.ended:
@@ -122,7 +126,7 @@ class Hub:
             self.welcome(connection, word, *rest)
 
     def welcome(self, connection: socket.socket, word: str, token: str = "", *rest: str) -> None:
-        """Raises ValueError where somebody does not know the token, or does not say who they are."""
+        """Answers a stranger's first line. Raises ValueError if its token is wrong, or if it does not say who it is."""
         if word not in ("rank", "guard") or not secrets.compare_digest(token.encode(), self.token.encode()):
             raise ValueError(word)
         name = ""
@@ -135,8 +139,8 @@ class Hub:
         send(connection, "welcome")
 
     def enrol(self, connection: socket.socket, word: str) -> None:
-        """Somebody who has heard the welcome, once: who has waited too long for it hangs up, and comes again. Raises
-        ValueError where they say anything else."""
+        """Counts a rank or a guard as here when it says that it has read the welcome. One that has waited too long for
+        that has hung up, and comes again: it must not count twice. Raises ValueError if it says anything else."""
         if word != "here":
             raise ValueError(word)
         if name := self.welcomed.pop(connection):
@@ -151,7 +155,7 @@ class Hub:
         return 0 < self.expected <= min(self.joined, len(self.guards))
 
     def drop_strangers(self, now: float) -> None:
-        """Those who have had their time, but not what has come while this process could not read."""
+        """Drops strangers whose time is over. What they have sent while this process could not read is heard before."""
         for connection, (since, lines) in list(self.strangers.items()):
             if now - since < STRANGER_SECONDS:
                 return
@@ -181,33 +185,35 @@ class Hub:
             send(connection, "wait")
 
     def died(self, rank: str) -> None:
-        # The kernel ends the largest process where memory runs out, and nobody but its log says so.
+        """Prints which rank has died, and ends the others unless they outlive it."""
+        # The kernel ends the largest process when memory runs out, and only its log says so.
         how = "died, killed or crashed (dmesg tells whether for want of memory)"
         if self.outlives:
             say(f"engine: {rank} {how}: the others go on without it\n")
             return
-        # Before all have come, the first to die may be one that has not: the launcher tells.
+        # Before all have joined, the first that died may be one that has not: the launcher says which.
         if self.joined >= self.expected and not self.told:
             safe = f"; {self.safe()}" if self.safe() else ""
             say(f"engine: {rank} {how}: stopping all ranks{safe}\n")
         self.end(0)
 
     def safe(self) -> str:
-        """What a run that is stopped leaves."""
+        """Returns what a run that is stopped leaves, or ""."""
         if self.complete:
             return "the run was complete, all its files are written"
         return f"the last snapshot is {self.saved}" if self.saved else ""
 
     def judge(self) -> None:
-        """Everybody who can has said where they are."""
+        """Decides, when the answers have come, whether the ranks hang: then it prints where they are, and ends them;
+        else it has the sentinels wait."""
         self.asked_at = None
         silent = [name for name in self.ranks.values() if name not in self.answers]
         answers = list(self.answers.values())  # also of ranks that hang after their farewell
-        # All, or all whose turn to go on has not come yet; the others have just gone on. Not the last that is left.
+        # All are stopped, or those that are not have just been let go on. A single rank that is left does not count.
         suspended = len(answers) >= self.expected and all(
             answer.state == "T" or answer.idle < self.seconds / 2 for answer in answers
         )
-        # Who waits may do so for long; it is for those who do not that the others wait.
+        # A rank may wait for others for long; the ranks that wait for nobody are those that must make progress.
         awaited = [answer for answer in answers if not answer.waits] or answers
         goes_on = any(answer.idle < self.seconds for answer in awaited)
         screen_is_stopped = os.isatty(2) and not _takes(2)  # by Ctrl-S: the log waits for it
@@ -219,6 +225,7 @@ class Hub:
         self.end(0)
 
     def end(self, seconds: float) -> None:
+        """Has the ranks killed after so many seconds."""
         if not self.ended:
             self.ended = True
             self.stop_at = time.monotonic() + seconds
@@ -239,7 +246,7 @@ class Hub:
 
     @property
     def hurries(self) -> bool:
-        """Whether something is to be done soon."""
+        """Whether tick() has something to do soon."""
         waits = (self.stop_at, self.asked_at, self.listens_again_at)
         return bool(self.strangers) or any(moment is not None for moment in waits)
 
@@ -253,14 +260,14 @@ class Hub:
 
 
 def _has_come(connection: socket.socket) -> bool:
-    """Whether there is something to read, or an end."""
+    """Returns whether there is something to read, or the end of the connection."""
     looks = select.poll()  # select() takes no descriptor above 1023
     looks.register(connection, select.POLLIN)
     return bool(looks.poll(0))
 
 
 def say(text: str) -> None:
-    """To stderr, as far as that takes it: who ends a run does not wait for those who do not read why."""
+    """Writes text to stderr, as far as that takes it: the end of a run does not wait for a reader who does not read."""
     rest = printable(text, lines=True).encode()
     with contextlib.suppress(OSError):
         while rest and _takes(2, SAY_SECONDS):
@@ -268,7 +275,7 @@ def say(text: str) -> None:
 
 
 def _takes(descriptor: int, seconds: float = 0) -> bool:
-    """Whether a descriptor takes SAY_BYTES without waiting, within so many seconds."""
+    """Returns whether a descriptor takes SAY_BYTES without waiting, now or within so many seconds."""
     looks = select.poll()
     looks.register(descriptor, select.POLLOUT)
     return bool(looks.poll(1000 * seconds))

@@ -1,4 +1,4 @@
-"""Folders, as copies of data, that a rank would have removed at its end, and that are left where it is killed. Standard
+"""Removes folders, such as copies of data, that a rank removes at its end and leaves when it is killed. Standard
 library only."""
 
 import contextlib
@@ -7,30 +7,31 @@ import os
 import shutil
 import time
 
-SECONDS, PAUSE = 2.0, 0.05  # for the locks of a process that is just ending, and of other sentinels
+SECONDS, PAUSE = 2.0, 0.05  # how long, and how often, to try for locks: their holders may be just ending
 
 
 class Leftovers:
-    """`note()` while the rank runs, `remove()` when it has ended: well, too, for then there is nothing left."""
+    """note() folders while the rank runs; remove() them when it has ended. If it has ended well, none is there."""
 
     def __init__(self) -> None:
         self._noted: dict[tuple[str, ...], list[str]] = {}  # folders -> locks
 
     def note(self, text: str) -> None:
-        """text: JSON of the files whose locks say that a folder is in use, and of the folders."""
+        """Remembers folders. text: JSON of [lock files, folders]; who uses the folders holds these locks."""
         import json
 
         locks, folders = json.loads(text)
         self._noted[tuple(folders)] = locks
 
     def forget(self, text: str) -> None:
-        """text: JSON of the folders of a note(), if there was one: they are to be kept after all."""
+        """Forgets folders, which are to be kept after all. text: JSON of the folders of a note(); unknown ones do no
+        harm."""
         import json
 
         self._noted.pop(tuple(json.loads(text)), None)
 
     def remove(self) -> None:
-        """All but what another process uses."""
+        """Removes the folders that no other process uses."""
         until = time.monotonic() + SECONDS
         for folders, locks in self._noted.items():
             while any(map(os.path.lexists, folders)) and not _remove(locks, folders) and time.monotonic() < until:
@@ -38,7 +39,7 @@ class Leftovers:
 
 
 def _remove(locks: list[str], folders: tuple[str, ...]) -> bool:
-    """Returns whether the locks could be had."""
+    """Removes folders if all their locks can be taken; returns whether they could."""
     with contextlib.ExitStack() as stack:
         for lock in filter(os.path.lexists, locks):
             try:

@@ -5,23 +5,25 @@ import socket
 
 
 def state_of(pid: int) -> str:
-    """The system's letter: R, S, D (waits for a disk), T (stopped), t (by a debugger), Z; "" if there is no process."""
+    """Returns the system's letter: R (runs), S (sleeps), D (waits for a disk), T (stopped), t (stopped by a debugger),
+    Z (ended); "" if there is no such process."""
     return (_fields(pid) or [""])[0]
 
 
 def identity(pid: int) -> str:
-    """Returns what names a process for has_ended(), for good: another that gets its number begins at another time."""
+    """Returns a name of a process for has_ended(). It holds the time of its start: a later process may get its
+    number."""
     return f"{socket.gethostname()} {pid} {_start_of(pid)}"
 
 
 def has_ended(name: str) -> bool:
-    """Whether the process of that identity() has ended; False for one of another host, which is not seen from here."""
+    """Returns whether the process of that identity() has ended; False for one of another host, which cannot be seen."""
     host, pid, start = name.rsplit(" ", 2)
     return host == socket.gethostname() and (_start_of(int(pid)) != start or state_of(int(pid)) in ("Z", "X"))
 
 
 def descendants(pid: int) -> list[int]:
-    """Returns the processes that a process has started, and that these have, as far as they still run."""
+    """Returns the processes that still run of those that a process has started, that these have started, and so on."""
     parents = {int(name): int(found[1]) for name in os.listdir("/proc") if name.isdigit() and (found := _fields(name))}
     family = {pid}
     while more := {each for each, parent in parents.items() if parent in family} - family:
@@ -49,13 +51,13 @@ def catches(pid: int, number: int) -> bool:
 
 
 def _start_of(pid: int) -> str:
-    """Ticks from the system's start to that of the process."""
+    """Returns the clock ticks from the system's start to that of the process; "" if there is no such process."""
     fields = _fields(pid)
     return fields[19] if fields else ""
 
 
 def _fields(pid: int | str) -> list[str]:
-    """Of /proc/PID/stat, what stands behind the command's name."""
+    """Returns the fields of /proc/PID/stat behind the command's name; [] if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b") ")[2].decode().split()

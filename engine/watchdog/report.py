@@ -1,4 +1,4 @@
-"""What the hub prints when there is no progress: the rank to blame first, then where all the others are."""
+"""Writes what the hub prints when a rank makes no progress: first the rank to blame, then where all others are."""
 
 from dataclasses import dataclass
 
@@ -9,19 +9,19 @@ STATES = {"T": "is stopped by a signal (SIGSTOP)", "D": "waits for a disk or a n
 
 @dataclass(frozen=True)
 class Answer:
-    """Of one rank. idle: seconds without progress; state: the system's letter for its process; waits: for others."""
+    """Where one rank is, as its sentinel has answered."""
 
     rank: int
     pid: int
     host: str
-    idle: float
-    state: str
-    waits: bool
-    text: str
+    idle: float  # seconds without progress
+    state: str  # of the process; see process.state_of()
+    waits: bool  # for other ranks
+    text: str  # see Board.text()
 
     @classmethod
     def parse(cls, words: list[str]) -> "Answer":
-        """From what follows `at`."""
+        """Makes an answer of the words that follow `at`. Raises ValueError if they are not such words."""
         rank, pid, host, idle, state, waits, *text = words
         return cls(int(rank), int(pid), host, float(idle), state, waits == "1", " ".join(text))
 
@@ -35,7 +35,14 @@ def rank_name(rank: int | str, pid: int | str, host: str) -> str:
 
 
 def report(seconds: float, answers: list[Answer], silent: list[str], safe: str = "") -> str:
-    """Lines for stderr. silent: names of the ranks of which no answer has come; safe: what the run leaves, or ""."""
+    """Returns the lines for stderr.
+
+    Args:
+        seconds: the limit without progress.
+        answers: where the ranks are.
+        silent: names of the ranks of which no answer has come.
+        safe: what the run leaves, or "".
+    """
     answers = sorted(answers, key=lambda answer: answer.rank)
     stopped = [answer for answer in answers if answer.state in STATES]
     busy = [answer for answer in answers if not answer.waits]

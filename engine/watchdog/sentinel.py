@@ -1,8 +1,8 @@
-"""This rank's side of the sentinels, which notice when a rank dies or hangs, and end the others.
+"""How a rank starts its sentinel and speaks to it. Sentinels notice when a rank dies or hangs, and end the others.
 
-Launchers differ in what they do then: some print only a process id, some wait for ever. A sentinel is a small process
-beside each rank, started before MPI, with no descriptor of the rank but stderr and the board, in a session of its own
-so that the launcher's clean-up does not reach it before it has spoken. See __init__.py for what it does.
+Launchers cannot be relied on for that: some print only a process id, some wait for ever. A sentinel is a small process
+beside each rank, started before MPI. It has no descriptor of the rank but stderr and the board, and a session of its
+own, so that the launcher's clean-up does not reach it before it has printed why. See __init__.py for what it does.
 """
 
 import contextlib
@@ -24,7 +24,13 @@ from engine.watchdog.wire import JOIN_PAUSE, JOIN_SECONDS, connect, send
 
 class Sentinel:
     def __init__(self, rank: int, board: Board, seconds: float = 0):
-        """seconds: how long the rank may take to make progress, ten times as long in its set-up; 0: for ever."""
+        """Starts the sentinel.
+
+        Args:
+            rank: the number of this rank.
+            board: what it writes its progress on.
+            seconds: how long it may make no progress (SLOW_FACTOR times as long in its set-up); 0: for ever.
+        """
         program = Path(__file__).parent
         arguments = (rank, os.getpid(), board.descriptor, seconds)
         self._rank, self._ranks = rank, 1
@@ -45,8 +51,9 @@ class Sentinel:
         os.register_at_fork(after_in_child=self._forsake)
 
     def _forsake(self) -> None:
-        """In a process that the user's code has forked: it must neither keep the rank alive nor speak for it. If the
-        rank dies the sentinel ends it: it holds the rank's output, whose end launchers wait for."""
+        """Runs in a process that the user's code has forked, and cuts it off from the sentinel and the hub: its
+        connections must neither keep the rank alive nor speak for it. The sentinel is told of the process, to end it if
+        the rank dies: it holds the rank's output open, whose end launchers wait for."""
         if self._left:
             return
         with contextlib.suppress(OSError):
@@ -59,9 +66,11 @@ class Sentinel:
         os.close(nowhere)
 
     def hub(self, one_host: bool) -> str | None:
-        """Has rank 0's sentinel listen; returns where it can be reached, for join(), and None on the other ranks.
+        """Opens the hub in rank 0's sentinel. Returns its token and addresses, for join(), on rank 0; None on the
+        others.
 
-        one_host: all ranks are on this host; nobody else can reach it then.
+        Args:
+            one_host: whether all ranks are on this host; then the hub cannot be reached from another.
         """
         if self._rank != 0:
             return None
@@ -69,10 +78,15 @@ class Sentinel:
         return self._from.readline().strip()
 
     def join(self, hub: str, ranks: int) -> None:
-        """Connects this rank and its sentinel to rank 0's: from now on its death is noticed. Where there is no way the
-        run goes on without."""
+        """Connects this rank and its sentinel to the hub: from now on the rank's death is noticed. If the hub cannot be
+        reached, which stderr is told, the run goes on without that.
+
+        Args:
+            hub: what hub() has returned on rank 0.
+            ranks: how many there are in all.
+        """
         self._tell(f"ranks {ranks}")
-        token, *addresses = hub.split() or [""]  # nothing: rank 0's is gone already
+        token, *addresses = hub.split() or [""]  # it is empty if rank 0's sentinel has ended already
         hello = f"rank {token} {self._rank} {os.getpid()} {socket.gethostname()}"
         self._connection, until = connect(addresses, hello), time.monotonic() + JOIN_SECONDS
         if addresses and self._connection is None:
@@ -81,24 +95,25 @@ class Sentinel:
             while self._connection is None and time.monotonic() < until:
                 time.sleep(JOIN_PAUSE)
                 self._connection = connect(addresses, hello)
-        if not self._tell(f"hub {hub}"):  # somebody has killed it: the run goes on without
+        if not self._tell(f"hub {hub}"):  # somebody has killed the sentinel: the run goes on without it
             self._connection = None
         self._ranks = ranks
 
     def hear_faults(self, pipe: int = -1) -> None:
-        """From now on, a fault of a file that is mapped into memory is no death. pipe: see csrc/fault.h. It loads the
-        extension."""
+        """Has the extension, which it loads, report a fault of a file that is mapped into memory, so that it does not
+        count as this rank's death. pipe: see csrc/fault.h."""
         from engine.host import _core
 
         name = f"[rank {self._rank}] " if self._ranks > 1 else ""
         _core.speak_as(name, pipe, -1 if self._connection is None else self._connection.fileno())
 
     def watch(self, seconds: float) -> None:
-        """How long this rank may make no progress from now on; 0: for ever."""
+        """Sets how many seconds this rank may make no progress from now on; 0: for ever."""
         self._tell(f"watch {seconds:g}")
 
     def failed(self) -> bool:
-        """This rank is about to abort the run: all ends are no news from now on. True if it is the first to fail."""
+        """Says that this rank is about to abort the run, so that the ends of ranks are not reported from now on.
+        Returns whether it is the first to fail, or the hub cannot be asked."""
         if self._connection is None:
             return True
         try:
@@ -108,7 +123,7 @@ class Sentinel:
             return True
 
     def saved(self, path: str) -> None:
-        """Rank 0's: the run can go on from this file, which is told when a rank dies."""
+        """Says, on rank 0, which file the run can go on from; it is named when a rank dies."""
         self._tell(f"saved {printable(path)}")
 
     def leaves(self, locks: list[str], folders: list[str]) -> None:
@@ -120,11 +135,11 @@ class Sentinel:
         self._tell(f"keeps {json.dumps(list(map(os.path.abspath, folders)))}")
 
     def outlive(self, others: bool) -> None:
-        """Rank 0's: from now on, the others go on when a rank dies, or end."""
+        """Says, on rank 0, whether the others go on when a rank dies from now on, or end."""
         self._tell(f"outlive {int(others)}")
 
     def leave(self) -> None:
-        """Ends the sentinel; another one takes its place."""
+        """Ends the sentinel, where another one takes its place."""
         self.farewell()
         self._left = True
         with contextlib.suppress(OSError):
@@ -136,23 +151,25 @@ class Sentinel:
             self._connection.close()
 
     def complete(self) -> None:
-        """No rank has anything left to do or to write, which is told when one dies on its way out."""
+        """Says that all files of the run are written; it is printed when a rank dies on its way out."""
         if self._connection is not None:
             send(self._connection, "complete")
 
     def farewell(self) -> None:
-        """This rank ends well. The watch goes on: it may still hang on its way out."""
+        """Says that this rank ends well. The sentinel still watches it, for it may hang on its way out."""
         self._tell("bye")
         if self._connection is not None:
             send(self._connection, "bye")
 
     def farewell_at_exit(self) -> None:
-        """The same, once the last destructor has run: a rank that dies before is noticed. _exit() does not say it."""
+        """Says so when the last destructor of the process has run, so that a rank that dies before is noticed. A
+        process that ends by _exit() does not say it."""
         self._write_at_exit(self._to.fileno())
         if self._connection is not None:
             self._write_at_exit(self._connection.fileno())
 
     def _tell(self, line: str) -> bool:
+        """Sends a line to the sentinel; returns whether that was there to take it."""
         try:
             self._to.write(line + "\n")
             self._to.flush()
@@ -161,7 +178,8 @@ class Sentinel:
         return True
 
     def _write_at_exit(self, descriptor: int) -> None:
-        """exit() ends with writing what the buffers of C streams hold; a process that is killed or crashes loses it."""
+        """Leaves "bye" in the buffer of a C stream: exit() writes such buffers at its end, and a process that is killed
+        or crashes loses them."""
         libc = ctypes.CDLL(None)
         libc.fdopen.restype, libc.fputs.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_void_p)
         self._at_exit.append(os.dup(descriptor))

@@ -1,8 +1,8 @@
-"""The files of shared memory that MPI keeps for a run: a rank that is killed leaves them behind, and the node lacks
-their memory until somebody removes them. Standard library only.
+"""Removes the files of shared memory that MPI makes for a run. A rank that is killed leaves them behind, and their
+memory stays taken until somebody removes them. Standard library only.
 
-Nobody but the ranks of one run maps such a file, and who does keeps it when its name is gone: once the run has failed
-any rank's sentinel may remove it. Ranks that end well remove it themselves.
+Only the ranks of one run map such a file, and they can use it when its name is gone. So any rank's sentinel may remove
+it once the run has failed. Ranks that end well remove it themselves.
 """
 
 import contextlib
@@ -16,14 +16,15 @@ NAMES = re.compile(
 
 
 class SharedMemory:
-    """Of one process: `note()` while it runs, `remove()` when it has failed, `forget()` when it ends well."""
+    """The files of one process: note() them while it runs, remove() them when it has failed, forget() them when it ends
+    well."""
 
     def __init__(self, pid: int):
         self._maps = f"/proc/{pid}/maps"
         self._inodes: dict[str, int] = {}  # by path; another run's file of this name has another inode
 
     def note(self) -> None:
-        """Looks which files the process has mapped by now."""
+        """Remembers the files that the process has mapped by now."""
         with contextlib.suppress(OSError), open(self._maps, errors="surrogateescape") as lines:
             for line in lines:
                 *_, inode, path = line.rstrip("\n").split(maxsplit=5)

@@ -20,19 +20,24 @@ from engine.watchdog.process import command_of, descendants, identity
 
 # Statuses after which a restart would not help: done, an error in the input, wrong usage, interrupted.
 FINAL = (0, 1, 2, 130)
-PAUSE_SECONDS = 2.0  # for what is left of the ranks to end
-RELAY_SECONDS = 2.0  # for what a launcher has printed last; who still holds its streams is not waited for longer
-IMPATIENCE_SECONDS = 10.0  # between two SIGINTs: so soon the second one is for the launcher, which ends ranks that hang
+PAUSE_SECONDS = 2.0  # before a restart, for the last of the ranks to end
+RELAY_SECONDS = 2.0  # to copy what a launcher has printed last, even if another process holds its streams open
+IMPATIENCE_SECONDS = 10.0  # a second SIGINT within these goes to the launcher, which ends even ranks that hang
 OWN_OPTIONS = ("ranks", "max_restarts")
 
 
 def supervise(arguments: Sequence[str], ranks: int, max_restarts: int, resumes: bool = False) -> int:
-    """Runs `engine arguments...`, and again with --resume auto after each crash; the last exit status.
+    """Runs `engine arguments...`, and again with --resume auto after each crash. Returns the last exit status.
 
-    arguments: of the command line, `train` first. resumes: --resume is among them. Signals are passed on to the ranks;
-    after one, there are no more restarts. Where this process is killed the ranks see it, and end. Snapshots from before
-    the run do not count, unless it resumes; which these are the ranks note themselves. Raises ConfigError under a
-    launcher, CommError where there is no mpiexec.
+    Signals are passed on to the ranks; after one, there are no more restarts. If this process is killed the ranks
+    notice, and end. A restart does not resume from snapshots that are older than the run, unless the run itself
+    resumes; the ranks note which these are. Raises ConfigError under a launcher, CommError if there is no mpiexec.
+
+    Args:
+        arguments: of the command line, `train` first.
+        ranks: how many to start.
+        max_restarts: after crashes.
+        resumes: whether --resume is among the arguments.
     """
     if detect() is not None:
         raise ConfigError("--ranks and --max_restarts start the ranks themselves: not under mpiexec or srun")
@@ -41,8 +46,8 @@ def supervise(arguments: Sequence[str], ranks: int, max_restarts: int, resumes: 
 
 
 def run_ranks(ranks: int, arguments: Sequence[str]) -> int:
-    """Runs `engine arguments...` on so many ranks of this host; its exit status. As under supervise(), signals are
-    passed on to the ranks, which end where this process is killed. Raises CommError where there is no mpiexec."""
+    """Runs `engine arguments...` on so many ranks of this host; returns the exit status. As under supervise(), signals
+    are passed on to the ranks, which end if this process is killed. Raises CommError if there is no mpiexec."""
     return _run(command_for(ranks, arguments), _environ())[0]
 
 
@@ -51,7 +56,7 @@ def _environ() -> dict[str, str]:
 
 
 def _supervise(command: Sequence[str], ranks: int, max_restarts: int, resumes: bool, folder: str) -> int:
-    """folder: for the ranks' note."""
+    """Runs and restarts the ranks. folder: where they note which snapshots are older than the run."""
     environ = _environ()
     if not resumes:
         environ["ENGINE_KNOWN_SNAPSHOTS"] = os.path.join(folder, "known")
@@ -69,7 +74,7 @@ def _supervise(command: Sequence[str], ranks: int, max_restarts: int, resumes: b
 
 
 def without(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
-    """A command line without the options of these names, and their values."""
+    """Returns a command line without the options of these names and their values."""
     found, words = [], iter(arguments)
     for word in words:
         name, equals, _ = word.lstrip("-").partition("=")
@@ -82,10 +87,11 @@ def without(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def _run(command: Sequence[str], environ: dict[str, str]) -> tuple[int, bool]:
-    """Exit status, 128 + n for signal n, and whether this process was told to stop meanwhile."""
+    """Runs a command. Returns its exit status (128 + n for signal n), and whether this process was told to stop
+    meanwhile."""
     told: list[int] = []
     launcher = command[: len(own_command())] != own_command()
-    # A launcher ends the ranks when the terminal is gone to which it writes what they print.
+    # A launcher ends the ranks when the terminal that it prints on is gone: let it print into pipes instead.
     out, err = (subprocess.PIPE if launcher and os.isatty(number) else None for number in (1, 2))
     # In a session of its own: a terminal's Ctrl-C would reach the ranks twice.
     process = subprocess.Popen(
@@ -99,7 +105,7 @@ def _run(command: Sequence[str], environ: dict[str, str]) -> tuple[int, bool]:
     for relay in relays:
         relay.start()
 
-    interrupted, insisted = -math.inf, False  # when; and whether so soon again that the launcher was told
+    interrupted, insisted = -math.inf, False  # when SIGINT came; whether it came again within IMPATIENCE_SECONDS
 
     def pass_on(number: int, frame) -> None:
         nonlocal interrupted, insisted
@@ -108,7 +114,8 @@ def _run(command: Sequence[str], environ: dict[str, str]) -> tuple[int, bool]:
         again = number == signal.SIGINT and time.monotonic() - interrupted < IMPATIENCE_SECONDS
         if number == signal.SIGINT:
             interrupted, insisted = time.monotonic(), insisted or again
-        # A launcher would end by SIGHUP; Open MPI's kills the ranks a second after SIGINT and SIGTERM, amid a snapshot.
+        # Signal the ranks, not the launcher: any launcher would end by SIGHUP, and Open MPI's kills the ranks a second
+        # after SIGINT or SIGTERM, maybe amid a snapshot.
         ranks = _ranks_below(process.pid) if launcher and not again else []
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
@@ -126,7 +133,8 @@ def _run(command: Sequence[str], environ: dict[str, str]) -> tuple[int, bool]:
     for relay in relays:
         relay.join(RELAY_SECONDS)
     status = status if status >= 0 else 128 - status
-    # MPICH's adds up the signals that end ranks: 2 and 9 are a SIGSEGV. Where it has ended them itself it may have 0.
+    # MPICH's launcher adds up the signals that end ranks (2 and 9 look like SIGSEGV), and may return 0 if it has ended
+    # the ranks itself.
     if told and launcher and (status not in FINAL or (insisted and status == 0)):
         _say(f"stopped by {signal.Signals(told[0]).name}; what mpiexec says of signals is how it has ended the ranks")
         status = 128 + told[0]
@@ -134,12 +142,13 @@ def _run(command: Sequence[str], environ: dict[str, str]) -> tuple[int, bool]:
 
 
 def _ranks_below(launcher: int) -> list[int]:
-    """The processes that run engine, of those that a launcher has started on this host."""
+    """Returns the processes that run engine, of those that a launcher has started on this host."""
     return [pid for pid in descendants(launcher) if own_command()[1] in command_of(pid)[:2]]
 
 
 def _relay(source: int, target: int) -> None:
-    """Copies what is read from one descriptor to another as long as that takes it, and reads on where it does not."""
+    """Copies one descriptor to another until the source ends. Where the target takes no more it reads on, so that the
+    writer does not wait."""
     while block := os.read(source, 1 << 16):
         with contextlib.suppress(OSError):
             while block:
@@ -147,5 +156,5 @@ def _relay(source: int, target: int) -> None:
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # it outlives its terminal
+    with contextlib.suppress(OSError, ValueError):  # this process may outlive its terminal
         print(f"engine: {text}", file=sys.stderr, flush=True)

@@ -7,17 +7,24 @@ import socket
 import struct
 
 CONNECT_SECONDS = 2.0
-# How long ranks and sentinels try to reach the hub, and the pause between: of thousands that come at once, its host may
-# refuse some.
+# How long ranks and sentinels try to reach the hub, and the pause between two tries: the hub's host may refuse some of
+# thousands that come at once.
 JOIN_SECONDS, JOIN_PAUSE = 20.0, 0.2
 SIOCGIFADDR = 0x8915
 WELCOME, HERE = b"welcome\n", b"here\n"
-MOST_BYTES = 64 << 10  # of a line from somebody known; all are shorter
+MOST_BYTES = 64 << 10  # of a line from somebody who knows the token; engine sends none as long
 
 
 def connect(addresses: list[str], hello: str) -> socket.socket | None:
-    """The first of the addresses that answers, or None. Hosts may own the same private address: hence `hello`. The hub
-    may read it, and answer, when this side has given up the connection: only HERE says that the answer has come."""
+    """Returns a connection to the first of the addresses where the hub answers, or None.
+
+    Two hosts may have the same private address, so the hub is known by its answer to `hello`. The hub may answer when
+    this side has given the connection up already; HERE tells it that the answer has come.
+
+    Args:
+        addresses: HOST:PORT each.
+        hello: the line to begin with; see __init__.py.
+    """
     for address in addresses:
         host, _, port = address.rpartition(":")
         with contextlib.suppress(OSError):
@@ -52,7 +59,7 @@ def addresses_for(reach: str) -> list[str]:
 
 
 def network() -> str:
-    """Returns what names the network of this process: those with the same name reach each other by loopback."""
+    """Returns a name of the network of this process: processes with the same name reach each other by loopback."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return f"{file.read().strip()} {os.stat('/proc/self/ns/net').st_ino}"
 
@@ -69,19 +76,20 @@ def _own_addresses() -> list[tuple[str, str]]:
 
 
 def send(connection: socket.socket, line: str) -> None:
-    """To somebody who may be gone."""
+    """Sends a line; does nothing if the other side is gone."""
     with contextlib.suppress(OSError):
         connection.sendall(line.encode() + b"\n")
 
 
 class Lines:
-    """Whole lines from a descriptor, as they come, each of at most `most` bytes."""
+    """Reads whole lines, each of at most `most` bytes, from a descriptor."""
 
     def __init__(self, fd: int, most: int = MOST_BYTES):
         self.fd, self.most, self._rest = fd, most, bytearray()
 
     def read(self) -> list[str] | None:
-        """Returns the lines that are complete; None at the end of file, and after a line that is too long."""
+        """Reads what has come, which waits if nothing has. Returns the lines that are complete now; None at the end of
+        file, and after a line that is too long."""
         try:
             data = os.read(self.fd, 4096)
         except OSError:  # a reset is an end too
