@@ -1,4 +1,4 @@
-"""HDF5 files, read whoever wrote them: what lies in the file itself, and no more than such a file can hold."""
+"""Reads HDF5 files that nobody vouches for: only what lies in the file itself, and no more than its size allows."""
 
 from __future__ import annotations
 
@@ -24,23 +24,28 @@ File: TypeAlias = "h5py.File"
 Group: TypeAlias = "h5py.Group"
 Rows: TypeAlias = "h5py.Dataset | np.ndarray"  # read row by row
 
-# Compressed, or never written, a few bytes may stand for terabytes of zeros: a file of n bytes may give as many as this
-# for each, and a few more.
+# In a dataset that is compressed, or was never written, a few bytes may stand for terabytes of zeros. A file may give
+# so many bytes for each of its own, and so many more.
 _BYTES_FOR_EACH = 100
 _BYTES_MORE = 64 << 20
-# Of the processor's time, and of memory, to find a member: where a file is damaged, libhdf5 may search for ever, and
-# takes memory for as many parts of a virtual dataset as it says.
+# Limits of the search for a member, in seconds of processor time and bytes of memory: in a damaged file libhdf5 may
+# search for ever, or take memory for as many parts of a virtual dataset as the file says.
 _SECONDS, _BYTES = 2, 1 << 30
 
 
 def most_bytes(path: str | os.PathLike) -> int:
-    """Returns how many bytes may come of a file."""
+    """Returns how many bytes of arrays may be read from a file."""
     return _BYTES_MORE + _BYTES_FOR_EACH * os.path.getsize(path)
 
 
 def import_h5py(what: str, kind: type[EngineError], where: str | None = None) -> ModuleType:
-    """Returns h5py, which takes long to import. Raises an EngineError of the type `kind` where it is broken: its HDF5
-    may not fit the host's."""
+    """Imports h5py, which takes long, and returns it. Raises an error of the type `kind` if it cannot be imported, as
+    where its HDF5 does not fit the host's.
+
+    Args:
+        what: needs h5py, as the beginning of the message.
+        where: the file that the message names.
+    """
     try:
         import h5py
     except ImportError as error:
@@ -51,9 +56,9 @@ def import_h5py(what: str, kind: type[EngineError], where: str | None = None) ->
 class H5File:
     """An open file, whose members have paths such as "data/conv1/0".
 
-    Only hard links are followed, which stay in the file, and only datasets are read that lie in it: a soft or external
-    link, external storage and a virtual dataset may lead to any file of this host. Whatever h5py raises becomes the
-    exception that `fail` makes of a few words.
+    It follows hard links only, which stay in the file, and reads only datasets that lie in it: a soft or external link,
+    external storage and a virtual dataset may lead to any file of this host. Methods raise the exception that `fail`
+    makes of a few words, also in place of whatever h5py raises.
     """
 
     def __init__(self, h5py: ModuleType, path: str | os.PathLike, fail: Callable[[str], EngineError]):
@@ -72,11 +77,12 @@ class H5File:
         self.close()
 
     def close(self) -> None:
-        """What rows() has given can be read afterwards where it is an array."""
+        """Closes the file. Of what rows() has returned, arrays can still be read."""
         self._file.close()
 
     def has(self, name: str) -> bool:
-        """Returns whether there is a member of this path, whatever it is; the group that it is in must be there."""
+        """Returns whether there is a member of this path, whatever it is. Fails if the group that would hold it is not
+        there."""
         group, _, member = name.rpartition("/")
         with self._guarded():
             return self._group(group).get(member, getlink=True) is not None
@@ -88,7 +94,8 @@ class H5File:
             return [name if isinstance(name, str) else name.decode(errors="backslashreplace") for name in found]
 
     def walk(self, group: str) -> Iterator[tuple[str, list[str]]]:
-        """Yields a group's path and the names of what is no group in it; then the same of each group within it."""
+        """Yields a group's path and the names of its members that are not groups; then the same for each group in
+        it."""
         seen, waiting = set(), [group]
         while waiting:
             path = waiting.pop()
@@ -113,7 +120,7 @@ class H5File:
             return np.asarray(dataset[()], dtype).reshape(shape)
 
     def number(self, name: str) -> float:
-        """Returns the number of a dataset that has one."""
+        """Returns the number in a dataset of one number."""
         with self._guarded():
             values = self.numbers(name, np.float64)
             if values.size != 1:
@@ -121,7 +128,7 @@ class H5File:
             return values.item()
 
     def whole(self, name: str) -> int:
-        """Returns the whole number of a dataset that has one."""
+        """Returns the whole number in a dataset of one."""
         with self._guarded():
             dataset = self._numbers(name)
             if dataset.size != 1 or dataset.dtype.kind not in "iu":
@@ -138,16 +145,21 @@ class H5File:
             return bytes(np.ravel(dataset[()])[0]).rstrip(b"\0").decode()
 
     def attribute(self, group: str, name: str) -> str | None:
-        """Returns an attribute of a group, if it has one of this name that is a string."""
+        """Returns an attribute of a group; None if it has none of this name that is a string."""
         with self._guarded():
             value = self._group(group).attrs.get(name)
             return value if isinstance(value, str) else None
 
     def rows(self, name: str, free: int) -> Rows:
-        """Returns a dataset of numbers with at least one axis, to be read row by row: mapped into memory where it lies
-        in the file in one piece, for h5py reads for one thread at a time; in chunks, which may be compressed, it is
-        read as a whole where half of the memory that is free, in bytes, holds it. What is no array can be read while
-        the file is open."""
+        """Returns a dataset of numbers with at least one axis, to be read row by row.
+
+        A dataset that lies in the file in one piece is mapped into memory, since h5py reads for one thread at a time.
+        One of chunks, which may be compressed, is read as a whole if it takes no more than half of the free memory.
+        These two are arrays; any other result can be read only while the file is open.
+
+        Args:
+            free: bytes of free memory.
+        """
         with self._guarded():
             dataset = self._numbers(name)
             if dataset.ndim == 0:
@@ -157,7 +169,7 @@ class H5File:
                 raise self._fail(f"a row of '{name}' is far larger than the file")
             offset = dataset.id.get_offset()
             if offset is not None and dataset.size and not self._file.userblock_size:
-                # A plain array, of which a row is taken in a fraction of the time that a memmap takes.
+                # As a plain array, which gives a row in a fraction of the time that a memmap takes.
                 return np.memmap(self._path, dataset.dtype, "r", offset, dataset.shape).view(np.ndarray)
             needed = (dataset.size or 0) * dataset.dtype.itemsize
             if needed <= min(self._room, free // 2):
@@ -166,19 +178,25 @@ class H5File:
             if dataset.chunks is None:
                 return dataset
             chunks = dataset.chunks, dataset.shape, self._chunk_bytes(dataset)
-            del dataset  # one that is open keeps its cache
+            del dataset  # while it is open, it keeps the cache that it has
             return self._with_cache(name, *chunks, free // 8)
 
     def _with_cache(self, name: str, chunks: tuple[int, ...], shape: tuple[int, ...], each: int, most: int) -> Dataset:
-        """Opens a dataset with memory for the chunks that rows after each other share, and for the next ones: else
-        they would be unpacked anew for each row. each: bytes of a chunk; most: of the cache."""
+        """Opens a dataset with a cache for the chunks that hold the next rows, and as many again: without it they would
+        be unpacked anew for each row.
+
+        Args:
+            chunks, shape: of the dataset.
+            each: bytes of a chunk.
+            most: bytes of the cache.
+        """
         count = 2 * prod(-(-side // chunk) for side, chunk in zip(shape[1:], chunks[1:], strict=True))
         access = self._h5py.h5p.create(self._h5py.h5p.DATASET_ACCESS)
         access.set_chunk_cache(max(521, 16 * count), min(count * each, most), 0.75)
         return self._h5py.Dataset(self._h5py.h5d.open(self._file.id, name.encode(), access))
 
     def _find(self, name: str) -> Any:
-        """Returns a member, after the links that lead to it have been looked at."""
+        """Returns a member. Fails if a link on the way to it is not a hard link."""
         with self._searching():
             return self._follow(name)
 
@@ -226,7 +244,8 @@ class H5File:
 
     @contextlib.contextmanager
     def _searching(self) -> Iterator[None]:
-        """A search without an end is the file's fault, and ends the process with a line that names it."""
+        """Limits the search in the block by _SECONDS and _BYTES. One that takes longer ends the process, with a line
+        that names the file."""
         from engine.host import _core
 
         _core.reading(f"HDF5 file {printable(str(self._path))}", b"", _SECONDS)
@@ -238,6 +257,7 @@ class H5File:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
+        """Turns whatever h5py raises in the block into the exception that `fail` makes."""
         try:
             yield
         except EngineError:

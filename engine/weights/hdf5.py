@@ -1,8 +1,8 @@
 """Weights and solver states in HDF5, laid out as BVLC's Caffe does (snapshot_format: HDF5).
 
-model: data/<layer>/<index of the blob>; a layer whose name is no path in HDF5, such as /conv1, has a group of another
-name and its own in the attribute `name`. state: iter, learned_net, current_step, history/<index>, and what only this
-engine writes under the names of SolverState's fields.
+A model holds data/<layer>/<index of the blob>. A layer whose name cannot be a path in HDF5, such as /conv1, has a group
+of another name, whose attribute `name` has the layer's. A state holds iter, learned_net, current_step, history/<index>,
+and what only this engine writes, under the names of SolverState's fields.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _writing(path: str | os.PathLike, digest: _Hash | None = None) -> Iterator:
                 yield file
         except EngineError:
             raise
-        except RuntimeError as error:  # h5py's other word for a write that failed
+        except RuntimeError as error:  # h5py raises this, too, if a write fails
             raise OSError(str(error)) from None
 
 
@@ -84,7 +84,7 @@ def write_caffemodel(
     """See engine.weights.files.write_caffemodel()."""
     with _writing(path, digest) as file:
         data = file.create_group(_DATA)
-        for name in dict.fromkeys(layer.name for layer in net.layer):  # which several may have
+        for name in dict.fromkeys(layer.name for layer in net.layer):  # several layers may have one name
             path = _path(name)
             group = data.require_group(path)
             if path != name:
@@ -94,10 +94,10 @@ def write_caffemodel(
 
 
 def _path(layer: str) -> str:
-    """Where the blobs of a layer lie in data. HDF5 takes "/a" for the file's own "a", and "a//b", "./a/b" and "a/b/"
-    for "a/b": such a name is quoted."""
-    told = all(part not in ("", ".") for part in layer.split("/"))
-    return layer if told else "%" + quote(layer, safe="")
+    """Returns the name of a layer's group in `data`: the layer's own, quoted where HDF5 would read it as another. It
+    takes "/a" for the file's own "a", and "a//b", "./a/b" and "a/b/" for "a/b"."""
+    is_path = all(word not in ("", ".") for word in layer.split("/"))
+    return layer if is_path else "%" + quote(layer, safe="")
 
 
 def read_solverstate(path: str | os.PathLike) -> SolverState:
@@ -106,7 +106,7 @@ def read_solverstate(path: str | os.PathLike) -> SolverState:
         state = SolverState()
         state.history = [file.numbers(f"{_HISTORY}/{index}") for index in range(len(file.names(_HISTORY)))]
         for name, stored, kind in state_fields():
-            if stored != "iter" and not file.has(stored):  # which every state has
+            if stored != "iter" and not file.has(stored):  # every state has iter: without it the reading fails
                 continue
             if kind is str:
                 setattr(state, name, file.text(stored))
@@ -145,7 +145,7 @@ def write_solverstate(path: str | os.PathLike, state: SolverState) -> None:
 
 
 def _write_text(file, name: str, text: str) -> None:
-    """A string of fixed length that ends in a zero byte, for Caffe reads it into an array of that length."""
+    """Writes a string of fixed length that ends in a zero byte: Caffe reads it into an array of that length."""
     h5py = _h5py(file.filename)
     content = text.encode() + b"\0"
     kind = h5py.h5t.C_S1.copy()

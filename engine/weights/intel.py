@@ -1,4 +1,5 @@
-"""Weight files of Intel's Caffe, in which a BatchNorm and the Scale that follows it are one layer of five blobs."""
+"""Reads weight files of Intel's Caffe, in which a BatchNorm and the Scale that follows it are one layer of five
+blobs."""
 
 from __future__ import annotations
 
@@ -10,19 +11,20 @@ from engine import proto
 from engine.errors import WeightsError
 
 MERGED = ("mean sum", "variance sum", "factor", "scale", "shift")
-STATISTICS = 3  # of them, the first, are BatchNorm's own
+STATISTICS = 3  # the first three of them are BatchNorm's own
 
 
 def keeps_scale(param: proto.BatchNormParameter) -> bool:
-    """Whether a BatchNorm itself has scale and shift, as NVIDIA's Caffe says: `scale_bias`, or a filler of one of them.
-    Intel's has a bias_filler, too, beside the `filler` that NVIDIA's does not know."""
+    """Returns whether a BatchNorm itself has scale and shift. In NVIDIA's Caffe it does with `scale_bias`, or with a
+    filler of either. In Intel's it may have a bias_filler without that, but beside a `filler`, which NVIDIA's does not
+    know."""
     shift = param.HasField("bias_filler") and not param.HasField("filler")
     return param.scale_bias or param.HasField("scale_filler") or shift
 
 
 def scale_behind(layers: Sequence[proto.LayerParameter], index: int) -> proto.LayerParameter | None:
-    """Returns the Scale with parameters of its own that is the next to read the first top of layers[index]. layers: of
-    one phase."""
+    """Returns the next layer that reads the first top of layers[index], if it is a Scale with parameters of its own,
+    else None. layers: those of one phase, in order."""
     for top in layers[index].top[:1]:
         reader = next((each for each in layers[index + 1 :] if top in each.bottom), None)
         if reader is not None and reader.type == "Scale" and len(reader.bottom) == 1:
@@ -33,10 +35,16 @@ def scale_behind(layers: Sequence[proto.LayerParameter], index: int) -> proto.La
 def separated(
     layers: Sequence[proto.LayerParameter], blobs: Mapping[str, Sequence[np.ndarray | None]], source: str
 ) -> dict[str, Sequence[np.ndarray | None]]:
-    """Blobs by layer name, with the scale and shift of merged layers given to the Scale that reads the BatchNorm.
+    """Returns blobs by layer name, where the scale and shift of merged layers belong to the Scale that reads the
+    BatchNorm.
 
-    layers: of the net, in its phase. Blobs of layers that it does not have stay as they are. Raises WeightsError where
-    there is no such Scale, or where the file has one, too.
+    Blobs of layers that the net does not have stay as they are. Raises WeightsError if there is no such Scale, or if
+    the file has blobs of that Scale, too.
+
+    Args:
+        layers: those of the net in its phase.
+        blobs: as the file has them.
+        source: the file, for errors.
     """
     result = dict(blobs)
     for index, layer in enumerate(layers):

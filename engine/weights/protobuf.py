@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 MessageT = TypeVar("MessageT", bound=Message)
 AnyT = TypeVar("AnyT")
 PROTOBUF_LIMIT = 2**31 - 1  # bytes of a message; HDF5 has none
-_MOST_MESSAGES = 200_000  # within one: 3 bytes of a file may be a layer, of 1.3 KB. Inception-ResNet v2 has 10,000
+# Messages within a message: a layer may take 3 bytes in a file and 1.3 KB in memory. Inception-ResNet v2 has 10,000.
+_MOST_MESSAGES = 200_000
 _RAW_TYPES = {proto.DOUBLE: "<f8", proto.FLOAT: "<f4", proto.FLOAT16: "<f2"}
 _LEGACY_AXES = ("num", "channels", "height", "width")
 
@@ -94,17 +95,19 @@ def write_solverstate(path: str | os.PathLike, state: SolverState) -> None:
 
 
 def read_blob(path: str | os.PathLike) -> np.ndarray:
-    """The array (float32) in a file of one BlobProto, a "binaryproto". Raises WeightsError if there is none."""
+    """Returns the array (float32) of a file that is one BlobProto, a "binaryproto". Raises WeightsError if it is
+    none."""
     return _named(path, "blob", blob_array, read_message(path, proto.raw.BlobProto, "binaryproto"))
 
 
 def fits_protobuf(values: int, blobs: int, text: int = 0) -> bool:
-    """Whether a protobuf message can hold so many float32 values in so many blobs, plus `text` bytes of other data."""
+    """Returns whether a protobuf message can hold so many float32 values in so many blobs, plus `text` bytes of other
+    data."""
     return 4 * values + 128 * blobs + text <= PROTOBUF_LIMIT
 
 
 def blob_array(blob: proto.raw.BlobProto) -> np.ndarray:
-    """The data of a blob: float32, writable, in its shape; from doubles if it holds doubles.
+    """Returns the data of a blob: float32, writable, in its shape; converted if it holds doubles or float16.
 
     Raises WeightsError if the number of values is not that of the shape, or no blob has such a shape.
     """
@@ -140,16 +143,18 @@ def blob_array(blob: proto.raw.BlobProto) -> np.ndarray:
 
 
 def c3d_width(blob: proto.BlobProto | proto.raw.BlobProto) -> int | None:
-    """Of a blob that Facebook's C3D wrote: its width, None of any other one. C3D has the length of clips before height
-    and width, and so the numbers of all fields after `channels` are one more than here: a length is read as a height, a
-    height as a width, the values as gradients; the width, a number in the place of values, is as if it were unknown."""
+    """Returns the width of a blob that Facebook's C3D wrote; None for any other blob.
+
+    C3D's message has a field for the length of clips before height and width, so that all later fields have numbers one
+    above those here. Such a blob has its length in `height`, its height in `width` and its values in `diff`; its width,
+    a number where values are expected, is an unknown field."""
     if blob.data or not blob.HasField("num"):
         return None
     return next((each.data for each in UnknownFieldSet(blob) if each.field_number == 5 and each.wire_type == 0), None)
 
 
 def _unpacked(blob: proto.raw.BlobProto) -> np.ndarray:
-    """The values of a blob that has them one by one, as a writer without `packed` would leave them."""
+    """Returns the values of a blob that has them one by one, from a writer that does not heed `packed`."""
     try:
         plain = proto.BlobProto.FromString(blob.SerializeToString())
     except DecodeError:
@@ -165,7 +170,8 @@ def fill_blob(blob: proto.raw.BlobProto, array: np.ndarray) -> None:
 
 
 def _text(value: AnyT) -> AnyT | str:
-    """A field's value; a string that is no UTF-8, which protobuf gives as bytes, as Python has names of files."""
+    """Returns a field's value. A string that is not UTF-8, which protobuf gives as bytes, is decoded like a file's
+    name."""
     return os.fsdecode(value) if isinstance(value, bytes) else value
 
 
@@ -194,8 +200,8 @@ def read_message(path: str | os.PathLike, kind: type[MessageT], word: str) -> Me
 
 
 def _has_too_many_messages(content: bytes, descriptor: Descriptor) -> bool:
-    """Whether a message has more than _MOST_MESSAGES within it. Values are passed over by their lengths; of what is
-    damaged, protobuf tells."""
+    """Returns whether a message has more than _MOST_MESSAGES messages within it. It reads no values, only their
+    lengths. Of damage it says nothing: protobuf will."""
     count, waiting = 0, [(0, len(content), descriptor)]
     while waiting:
         at, end, descriptor = waiting.pop()
@@ -215,7 +221,7 @@ def _has_too_many_messages(content: bytes, descriptor: Descriptor) -> bool:
                     if length and (kind := inner.get(number)) is not None:
                         waiting.append((at, min(at + length, end), kind))
                     at += length
-                else:  # groups, of which forks have none, are taken for what is in them
+                else:  # a group, which no fork has, counts as the fields in it
                     at += {1: 8, 5: 4}.get(wire_type, 0)
         except IndexError:
             continue
@@ -224,8 +230,10 @@ def _has_too_many_messages(content: bytes, descriptor: Descriptor) -> bool:
 
 @functools.cache
 def _messages_in(descriptor: Descriptor) -> dict[int, Descriptor | None]:
-    """The numbers of a message's fields that are messages; with the type of those within which any number of messages
-    may be. The others have each of theirs once: blobs are among them, and may have their values one by one."""
+    """Returns the numbers of a message's fields that are messages. The value is the field's type if that may hold any
+    number of messages, else None: such a field is counted but not looked into. Blobs are among these, and may have
+        their
+    values one by one."""
     inner = {field.number: field.message_type for field in descriptor.fields if field.message_type is not None}
     return {number: kind if any(map(_is_repeated_message, kind.fields)) else None for number, kind in inner.items()}
 
@@ -235,7 +243,7 @@ def _is_repeated_message(field: FieldDescriptor) -> bool:
 
 
 def _varint(content: bytes, at: int) -> tuple[int, int]:
-    """A number in the bytes from `at` on, and where it ends. Raises IndexError where it does not."""
+    """Returns the number whose bytes begin at `at`, and where they end. Raises IndexError if they do not end."""
     value = 0
     for index in range(10):
         byte = content[at + index]
@@ -246,7 +254,7 @@ def _varint(content: bytes, at: int) -> tuple[int, int]:
 
 
 def write_message(path: str | os.PathLike, message: Message, digest: _Hash | None = None) -> None:
-    """Writes it in binary. Raises WeightsError if it is too large, EngineError if the file cannot be written."""
+    """Writes a message in binary. Raises WeightsError if it is too large, EngineError if the file cannot be written."""
     try:
         content = message.SerializePartialToString()
     except (EncodeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Shapes that files name: what no blob can have is refused before it becomes an array."""
+"""Checks shapes that files name, before arrays are made of them: a blob cannot have any shape."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def checked_shape(dims: Sequence[int]) -> tuple[int, ...]:
     """Returns the shape if a blob can have it. Raises ValueError, which says why it cannot."""
     if len(dims) > MOST_AXES:
         raise ValueError(f"a shape of {len(dims)} axes, expected at most {MOST_AXES}")
-    # An axis of 0 leaves no value, but NumPy multiplies the others, too.
+    # With an axis of 0 there are no values, but NumPy multiplies the other axes all the same.
     if not all(0 <= each < _LIMIT for each in dims) or prod(each for each in dims if each) >= _LIMIT:
         raise ValueError(f"the shape {shape_text(dims)}, expected no negative axis and fewer than 2^31 values")
     return tuple(int(each) for each in dims)

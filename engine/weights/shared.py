@@ -1,4 +1,4 @@
-"""Blobs that several layers share, in files that hold each once."""
+"""Finds the gaps in a layer's blobs in files that hold a blob once where several layers share it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,16 @@ from engine.errors import WeightsError
 def with_gaps(
     layer: str, stored: Sequence[np.ndarray | None], shares: Sequence[bool], source: str
 ) -> list[np.ndarray | None]:
-    """A layer's blobs as a file has them, one for each of its parameters: None for a blob that is another layer's, too.
+    """Returns a blob for each parameter of a layer, None where the file lacks one that another layer owns.
 
-    Caffe leaves such blobs out of an HDF5 file, and of the last ones nothing in it tells. shares: of each parameter,
-    whether another layer owns it. Raises WeightsError where the file has more blobs, or lacks one that the layer owns.
+    Caffe leaves such blobs out of an HDF5 file; if they are the last ones, nothing in the file shows it. Raises
+    WeightsError if the file has more blobs than the layer, or lacks one that the layer owns.
+
+    Args:
+        layer: its name, for errors.
+        stored: the layer's blobs in the file.
+        shares: for each parameter, whether another layer owns it.
+        source: the file, for errors.
     """
     given = [*stored, *[None] * (len(shares) - len(stored))]
     if len(stored) > len(shares) or not all(shares[len(stored) :]):

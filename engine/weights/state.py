@@ -1,4 +1,4 @@
-"""What training goes on from, besides the weights."""
+"""The state of a solver: what training goes on from, besides the weights."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy as np
 class SolverState:
     """What training goes on from, besides the weights.
 
-    history: float32 arrays, one for each parameter; Adam and AdaDelta have a second set after the first.
-    The fields from random_seed on are this engine's own, None or empty in a state that Caffe wrote.
+    `history` has a float32 array for each parameter; Adam and AdaDelta have a second set after the first. The fields
+    from random_seed on are this engine's own: None or empty in a state that Caffe wrote.
     """
 
     iteration: int = 0
@@ -30,34 +30,35 @@ class SolverState:
     last_rate: float | None = None  # learning rate of the last update
     global_batch: int | None = None  # samples in an iteration of all ranks
     digest: str | None = None  # of the files: see engine.solver.snapshot_files.digest
-    test_samples: list[int] = field(default_factory=list)  # of each test net, read by tests of test_iter batches so far
-    ema: float | None = None  # of the average of the weights that is the last set of `history`, if there is one
-    begun_from: str | None = None  # weights: see engine.solver.stages.digest_of
-    max_iter: int | None = None  # where the run that wrote it was to end
-    max_epoch: float | None = None  # the same, if its solver counts in epochs
-    kernels: str | None = None  # that computed it: see engine.net.kernel_table.Kernels.saved
+    test_samples: list[int] = field(default_factory=list)  # that each test net with a test_iter has read so far
+    ema: float | None = None  # decay of the averaged weights, which are then the last set of `history`
+    begun_from: str | None = None  # the weights a stage has begun from: see engine.solver.stages.digest_of
+    max_iter: int | None = None  # of the run that wrote it
+    max_epoch: float | None = None  # of that run, if its solver counts in epochs
+    kernels: str | None = None  # the kernels that computed it: see engine.net.kernel_table.Kernels.saved
     tuned: str | None = None  # what autotune has chosen: see engine.comm.search.to_json
     best_value: float | None = None  # of the output that snapshot_best names
     best_iteration: int | None = None
     stopping_value: float | None = None  # the best of the output that early_stopping names
-    tests_without_gain: int | None = None  # since then
-    last_judged: int | None = None  # the iteration of the last test that the two have seen
+    tests_without_gain: int | None = None  # since stopping_value was reached
+    last_judged: int | None = None  # the iteration of the last test that snapshot_best and early_stopping have judged
     best_goal: str | None = None  # what best_value is: see engine.solver.goals.Goal
-    stopping_goal: str | None = None  # the same of stopping_value
-    kept_snapshots: list[int] = field(default_factory=list)  # iterations of the run's other snapshots that were there
+    stopping_goal: str | None = None  # what stopping_value is
+    kept_snapshots: list[int] = field(default_factory=list)  # iterations of the run's other snapshots at that time
 
 
-# SolverState's names, where they are not the file's.
+# Fields of SolverState that have another name in files.
 _RENAMED = {"iteration": "iter"}
 _ARRAYS = ("history",)
 
 
 def state_fields() -> list[tuple[str, str, type]]:
-    """(name in SolverState, name in files, int, float, str or list) of all that is not an array."""
+    """Returns (name in SolverState, name in files, type) of each field that is not an array. The type is int, float,
+    str or list."""
     hints = get_type_hints(SolverState).items()
     return [(name, _RENAMED.get(name, name), _kind(hint)) for name, hint in hints if name not in _ARRAYS]
 
 
 def _kind(hint: type | UnionType) -> type:
-    """float | None -> float, list[float] -> list."""
+    """Returns float for `float | None`, list for `list[float]`."""
     return get_args(hint)[0] if isinstance(hint, UnionType) else get_origin(hint) or hint
