@@ -1,4 +1,4 @@
-"""The curve of a run: a table and a picture beside its snapshots, of all its parts where it was resumed."""
+"""Writes the curve of a run beside its snapshots, as a table and a picture. A resumed run continues its curve."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ HEADER = ["loss", "name", "iteration", "value"]
 
 
 class Curve(Observer):
-    """A point of loss for iterations that are `due`, one for each test, and the learning rate where it changes. Rank 0
-    draws them at the end. What a run has shown so far is in <prefix>_curve.csv: a run that goes on from a snapshot
-    begins with what that snapshot's run had shown by then. A run that shows nothing, neither losses nor tests, leaves
-    neither table nor picture. ENGINE_CURVE=0 leaves the picture out, which takes a second and more: of many short runs,
-    most of their time. Raises ConfigError if that is neither 0 nor 1."""
+    """Records the loss at iterations that are `due`, the outputs of each test, and the learning rate where it changes.
+
+    Rank 0 adds them to <prefix>_curve.csv as they come, and draws the picture at the end. A run that goes on from a
+    snapshot begins with the rows of that table from before the snapshot. A run without losses and tests leaves neither
+    table nor picture. ENGINE_CURVE=0 leaves the picture out, which takes a second and more: most of the time of a short
+    run. Raises ConfigError if it is neither 0 nor 1."""
 
     def __init__(self, due: Callable[[int], bool]):
         self._due = due
         self._drawn = _drawn()
-        self._table, self._begun = "", False  # the path, "" for none; whether rows are there
-        self._shown = False  # something
+        self._table, self._begun = "", False  # the path, "" for none; whether this run has written rows
+        self._shown = False  # whether there is a loss or a test
 
     def begin(self, run: Run) -> None:
         self._run = run
         self._points = plot.CurvePoints(run.net.name, run.average_loss)
         self._table = f"{run.prefix}_curve.csv" if run.prefix else ""
         if run.first > 0 and self._table and os.path.exists(self._table):
-            self._take_table(run.first)  # on all ranks: another one may have to write it when rank 0 has died
+            self._take_table(run.first)  # on all ranks: another one writes the table when rank 0 has died
 
     def _take_table(self, first: int) -> None:
         try:
@@ -73,7 +74,7 @@ class Curve(Observer):
             plot.write_curve(self._points, self._run.prefix)
 
     def _write(self) -> None:
-        """Adds to the table what is not in it yet. The first rows replace a table that was there before."""
+        """Adds the rows to the table that are not in it yet. The first rows replace a table from before."""
         if not self._table or self._run.world.rank != 0:
             return
         text = io.StringIO()
@@ -95,8 +96,8 @@ class Curve(Observer):
 
 
 def read_table(path: str) -> list[plot.Row]:
-    """The rows of a table, but for a last one that was not written to its end. Raises DataError for a file that is
-    none."""
+    """Returns the rows of a table, without a last one that was not written to its end. Raises DataError if the file is
+    no such table, or cannot be read."""
     whole, _, _ = read_text(path, DataError).rpartition("\n")
     try:
         rows = list(csv.reader(io.StringIO(whole)))
@@ -108,6 +109,7 @@ def read_table(path: str) -> list[plot.Row]:
 
 
 def _drawn() -> bool:
+    """Returns whether ENGINE_CURVE asks for the picture. Raises ConfigError."""
     text = os.environ.get("ENGINE_CURVE") or "1"
     if text not in ("0", "1"):
         raise ConfigError(f"ENGINE_CURVE must be 0 (no picture of a run's curve) or 1; got {text!r}")

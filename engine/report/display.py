@@ -1,4 +1,4 @@
-"""What a run prints while it trains: Caffe's lines, which parse_log reads, and where the time goes."""
+"""Prints what a run shows while it trains: Caffe's lines, which parse_log reads, and where the time goes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.report.table import duration
 
 
 class Display(Observer):
-    """Lines of the iterations that are `due`."""
+    """Logs the iterations that are `due`."""
 
     def __init__(self, due: Callable[[int], bool]):
         self._due = due
@@ -24,7 +24,7 @@ class Display(Observer):
         self._world = run.world if run.in_step else None
         self._shown = time.monotonic(), run.first  # when the last lines came, and at which iteration
         self._begun, self._last = time.monotonic(), run.last
-        self._counted_from = self._shown
+        self._counted_from = self._shown  # what the speed is the mean since
 
     def wants_figures(self, iteration: int) -> bool:
         return self._due(iteration)
@@ -58,7 +58,7 @@ class Display(Observer):
 
 
 class TrainingBar(Observer):
-    """A progress bar on a terminal; elsewhere nothing, for the lines of Display tell the same."""
+    """Draws a progress bar on a terminal. Elsewhere it draws nothing: the lines of Display tell the same."""
 
     def __init__(self) -> None:
         self._bar: Progress | None = None
@@ -72,7 +72,7 @@ class TrainingBar(Observer):
 
     def gone_back(self, iteration: int) -> None:
         self.close()
-        self._draw(iteration)  # where rank 0 has died, on the terminal of the one that speaks now
+        self._draw(iteration)  # if rank 0 has died, on the terminal of the rank that logs in its place
 
     def step(self, record: StepRecord) -> None:
         if self._bar:

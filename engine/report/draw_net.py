@@ -1,4 +1,4 @@
-"""`engine draw_net`: a picture of a net, laid out by the graphviz that pygraphviz carries."""
+"""`engine draw_net`: draws a picture of a net, laid out by the graphviz that comes with pygraphviz."""
 
 from __future__ import annotations
 
@@ -34,15 +34,16 @@ EMPTY: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 @dataclass(eq=False)
 class Node:
-    """A layer, with the in-place layers that follow it. lines: of its label."""
+    """A layer, with the in-place layers that follow it."""
 
-    lines: list[str]
+    lines: list[str]  # of its label
     colour: str
-    edges: list[tuple[Node, str]] = field(default_factory=list)  # to whom, and what of
+    edges: list[tuple[Node, str]] = field(default_factory=list)  # the nodes that read its tops, and the edges' labels
 
 
 def nodes_of(layers: Iterable[proto.LayerParameter], shapes: Mapping[str, Sequence[str]] = EMPTY) -> list[Node]:
-    """In the file's order. shapes: of the bottoms, by the layer's name; "" where one is not known."""
+    """Returns the nodes of layers, in their order. shapes: those of the bottoms, as text, by the layer's name; "" for
+    one that is not known."""
     made_by: dict[str, list[Node]] = {}  # several, where the layers are those of all phases
     nodes = []
     for layer in layers:
@@ -63,6 +64,7 @@ def nodes_of(layers: Iterable[proto.LayerParameter], shapes: Mapping[str, Sequen
 
 
 def _shapes(graph: Graph) -> dict[str, list[str]]:
+    """Returns the shapes of each layer's bottoms, for nodes_of()."""
     unknown = {top for layer in graph.unshaped for top in layer.tops}
     return {
         layer.name: ["" if bottom in unknown else shape_text(bottom.shape) for bottom in layer.bottoms]
@@ -77,7 +79,7 @@ def _colour(layer_type: str) -> str:
 
 
 def draw_net(graph: Graph, target: str, rankdir: str = "TB") -> None:
-    """Writes a picture of a net that has been built; the rest as draw_layers()."""
+    """Writes a picture of a net that has been built. See draw_layers() for arguments and errors."""
     draw_layers(graph.name, [layer.message for layer in graph.layers], target, rankdir, _shapes(graph))
 
 
@@ -124,7 +126,8 @@ def _picture(text: str, suffix: str, target: str) -> bytes:
 
 
 def _warn_of_size(box: str, target: str) -> None:
-    """Where letters become too small to be read. box: of the drawing, in points: left, bottom, right, top."""
+    """Warns if a .png is scaled down until its text is hard to read. box: left, bottom, right and top of the drawing,
+    in points."""
     left, bottom, right, top = map(float, box.split(","))
     side = max(right - left, top - bottom) * PIXELS_PER_POINT
     if side > MOST_PIXELS:
@@ -135,7 +138,7 @@ def _warn_of_size(box: str, target: str) -> None:
 
 
 def dot_text(title: str, nodes: list[Node], rankdir: str) -> str:
-    """The net in graphviz's language."""
+    """Returns the net in graphviz's language."""
     number = {node: i for i, node in enumerate(nodes)}
     lines = [
         f"digraph {_quoted(title)} {{",
@@ -151,11 +154,11 @@ def dot_text(title: str, nodes: list[Node], rankdir: str) -> str:
 
 
 def _apart(text: str) -> str:
-    """The label of an edge, which graphviz would put on the line itself: no-break spaces keep it off."""
+    """Returns an edge's label with no-break spaces around it, or graphviz would draw it on the line itself."""
     return f"\u00a0\u00a0{text}\u00a0\u00a0"
 
 
 def _quoted(*lines: str) -> str:
-    """A string of graphviz's language; a drawing in SVG must not hold control characters."""
+    """Returns lines as one string of graphviz's language. Control characters are escaped: an SVG must not hold them."""
     escaped = [printable(line).replace("\\", "\\\\").replace('"', '\\"') for line in lines]
     return '"' + "\\n".join(escaped) + '"'

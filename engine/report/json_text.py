@@ -1,4 +1,4 @@
-"""What verbs have found, as JSON."""
+"""Writes what verbs have found as JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 
 
 def json_text(value: object, indent: int | None = 1) -> str:
-    """Numbers that are not finite, for which JSON has no word, are null."""
+    """Returns a value as JSON. Numbers that are not finite, which JSON does not have, become null."""
     return json.dumps(_finite(value), indent=indent)
 
 

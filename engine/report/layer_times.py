@@ -1,4 +1,4 @@
-"""A table of where training time goes, layer by layer: compute, and each stage of the gradients' reduction."""
+"""Tabulates where training time goes, layer by layer: compute, and each stage of the gradients' reduction."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ FORWARD, BACKWARD, START, REDUCE, UPDATE, WAIT = range(len(COLUMNS))
 
 
 class LayerTimes(Observer):
-    """Sums over the iterations of one rank, all but the first; the table comes at the end.
+    """Sums times over all iterations of one rank but the first; logs the table, a mean over ranks, at the end.
 
-    forward, backward: compute, all micro-batches. start: from ready gradients until their reduction begins. reduce,
-    update: by a server, beside the compute. wait: what the next forward waited for the weights. A bucket's times are
-    divided among its layers by their parameters; a wait is that of the layer that reads the bucket first.
+    The columns forward and backward are compute, of all micro-batches; start is the time from ready gradients until
+    their reduction begins; reduce and update are what a server does beside the compute; wait is what the next forward
+    waited for the weights. A bucket's times are divided among its layers by their numbers of parameters; a wait counts
+    for the layer that reads the bucket first.
     """
 
     def begin(self, run: Run) -> None:
@@ -40,15 +41,15 @@ class LayerTimes(Observer):
         self._needs_backward = np.array([net.program.needs_backward(op) for op in range(len(net.program))])
         self._sums = np.zeros((len(self._layers), len(COLUMNS)))
         uses = {parameter.name: op for parameter, op in net.first_uses().items()}
-        self._shares: list[list[tuple[int, float]]] = []  # of each bucket: row, share of its floats
-        self._readers: list[int] = []
+        self._shares: list[list[tuple[int, float]]] = []  # of each bucket: a layer's row, its fraction of the floats
+        self._readers: list[int] = []  # of each bucket: the row of the layer that reads it first
         for bucket in run.buckets:
             ops = [uses[one.name] for one in bucket.ranges]
             sizes = np.array([one.end - one.begin for one in bucket.ranges], float)
             self._shares.append([(self._rows[op], size) for op, size in zip(ops, sizes / sizes.sum(), strict=True)])
             self._readers.append(self._rows[min(ops)])
         self._first: int | None = None  # iteration that does not count
-        self._counted = 0  # iterations of this rank, which are not all ranks' in mode ASYNC
+        self._counted = 0  # iterations of this rank; in mode ASYNC other ranks may have other numbers
         self._waited = self._waited_first = np.zeros(len(self._shares))
 
     def wants_trace(self, iteration: int) -> bool:
@@ -92,7 +93,8 @@ class LayerTimes(Observer):
                 self._sums[row, UPDATE] += share * (event.end - event.reduced)
 
     def table(self, world: World) -> str:
-        """Collective, when nothing is in flight. Milliseconds per iteration, the mean of the ranks."""
+        """Collective; call it when nothing is in flight. Returns the table: milliseconds per iteration, the mean of the
+        ranks."""
         sums, having = self._sums.copy(), np.array([float(self._counted > 0)])
         np.add.at(sums[:, WAIT], self._readers, self._waited - self._waited_first)
         sums /= max(1, self._counted)

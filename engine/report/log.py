@@ -1,9 +1,10 @@
-"""Log lines in glog's format, which Caffe's tools read: `I1121 00:54:47.123456  1234 solver.py:101] text`, on stderr.
+"""Writes log lines to stderr in glog's format, as Caffe's tools read: `I1121 00:54:47.123456  1234 solver.py:101]
+text`.
 
     from engine.report.log import log
     log(f"Iteration {iteration}, lr = {rate:g}")
 
-A program that uses engine as a library finds the lines in the standard logger named "engine".
+A program that uses engine as a library gets the lines from Python's logger "engine".
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ _logger = logging.getLogger("engine")
 
 
 def log(text: str) -> None:
-    """A line for the user; on rank 0 only."""
+    """Writes a line for the user; on rank 0 only."""
     _logger.info(text, stacklevel=2)
 
 
 def warn(text: str) -> None:
-    """A warning for the user; on rank 0 only."""
+    """Writes a warning for the user; on rank 0 only."""
     _logger.warning(text, stacklevel=2)
 
 
 class GlogFormatter(logging.Formatter):
-    """A prefix on every line of a message: the parsers take the time of each line from it."""
+    """Puts glog's prefix before every line of a message: parsers read the time of each line from it."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = time.localtime(record.created)
@@ -53,18 +54,18 @@ class GlogFormatter(logging.Formatter):
 
 
 class Output:
-    """A stream that writes what it can, and never raises: a run outlives its terminal."""
+    """A stream that writes what it can, and never raises: a run may outlive its terminal."""
 
     def __init__(self, stream: TextIO | None):
-        """stream: None where the descriptor was closed before Python began."""
+        """stream: None if the descriptor was closed before Python began."""
         self._stream = stream
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def columns(self) -> int:
-        """The width of the terminal that shows this stream, directly or by way of a launcher; 0 if there is none, or
-        none that can draw."""
+        """Returns the width of the terminal that shows this stream, directly or by way of a launcher; 0 if there is
+        none, or if it cannot draw a bar."""
         if self._stream is None or os.environ.get("TERM") == "dumb":
             return 0
         try:
@@ -83,15 +84,16 @@ class Output:
         self._try("flush")
 
     def settle(self) -> None:
-        """Writes what is still held, or throws it away: Python would fail to write it at its end."""
+        """Writes what the stream still holds, or throws it away if that fails: Python would try again at the exit."""
         try:
             if self._stream is not None:
                 self._stream.flush()
-        except (OSError, ValueError, EngineError):  # the last, of engine's own stdout
+        except (OSError, ValueError, EngineError):  # the stdout of startup.py raises EngineError
             self._discard()
 
     def drain(self) -> None:
-        """Waits, a second at most, until the launcher has read what was written: an abort may throw the rest away."""
+        """Waits, a second at most, until the launcher has read what was written: an abort may throw away what it has
+        not."""
         unread = bytearray(4)
         with contextlib.suppress(AttributeError, OSError, ValueError):  # no stream, closed, or no pipe: nothing is lost
             for _ in range(100):
@@ -99,19 +101,19 @@ class Output:
                 if not any(unread):
                     break
                 time.sleep(0.01)
-            time.sleep(0.05)  # from the launcher's process on this host to mpiexec
+            time.sleep(0.05)  # for the launcher's process on this host to pass it on to mpiexec
 
     def _try(self, method: str, *arguments: str) -> None:
         try:
             getattr(self._stream, method)(*arguments)
         except OSError as error:
-            if error.errno in (errno.EIO, errno.EPIPE):  # the terminal, or who has read the pipe, is gone for good
+            if error.errno in (errno.EIO, errno.EPIPE):  # the terminal, or the reader of the pipe, is gone for good
                 self._discard()
         except (AttributeError, ValueError):  # there is no stream, or it is closed
             pass
 
     def _discard(self) -> None:
-        """Sends nowhere what the stream still holds, and what others write to its descriptor from now on."""
+        """Sends to /dev/null what the stream still holds, and what is written to its descriptor from now on."""
         with contextlib.suppress(AttributeError, OSError, ValueError):
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.fileno())
@@ -143,7 +145,8 @@ class Console(logging.StreamHandler):
             bar.refresh()
 
     def add(self, bar: Bar) -> None:
-        """From now on the bar gives way to log lines. It must share this console's stream and lock."""
+        """Adds a bar, which is cleared for each log line and drawn again below it. It must use this console's stream
+        and lock."""
         with self.lock or contextlib.nullcontext():
             self._bars.append(bar)
 
@@ -156,9 +159,11 @@ _LEVELS = logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL  # glog
 
 
 def set_up(rank: int = 0, level: int | None = None) -> Console:
-    """Sends the log to stderr: everything on rank 0, errors only elsewhere. Returns the console.
+    """Sends the log to stderr: everything on rank 0, only errors on other ranks. Returns the console.
 
-    level: the least of glog's levels that is shown; by default GLOG_minloglevel of the environment, as for Caffe.
+    Args:
+        rank: of this process.
+        level: the lowest of glog's levels that is shown; None: GLOG_minloglevel of the environment, as for Caffe.
     """
     given = os.environ.get("GLOG_minloglevel", "").strip() if level is None else ""
     wrong = given and not re.fullmatch("[0-9]{1,9}", given)
@@ -177,6 +182,6 @@ def set_up(rank: int = 0, level: int | None = None) -> Console:
 
 
 def terminal() -> Console | None:
-    """The console, if it is a terminal and this rank's log goes there."""
+    """Returns the console if it is a terminal and this rank's log goes there, else None."""
     console = next((handler for handler in _logger.handlers if isinstance(handler, Console)), None)
     return console if console and console.is_terminal and _logger.isEnabledFor(logging.INFO) else None

@@ -1,4 +1,4 @@
-"""Averages of a net's outputs, and Caffe's log lines for them."""
+"""Averages the outputs of a net, and writes Caffe's log lines for them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import numpy as np
 
 
 class Averages:
-    """Averages of outputs by name, each batch weighted by its samples; sums in float64, in the order of add()."""
+    """Averages outputs by name, where each batch has the weight of its samples. It sums in float64, in the order of
+    add()."""
 
     def __init__(self) -> None:
         self._sums: dict[str, np.ndarray] = {}
         self.samples = 0
 
     def add(self, values: Mapping[str, np.ndarray], samples: int) -> None:
-        """values: by output, any shape, the same in every batch; kept flat. Raises ValueError for another one."""
+        """Adds a batch. values: arrays by output, in any shape, which are kept flat. Raises ValueError if one has
+        another number of values than in earlier batches."""
         for name, value in values.items():
             weighted = np.asarray(value, np.float64).ravel() * samples
             total = self._sums.setdefault(name, np.zeros_like(weighted))
@@ -25,29 +27,34 @@ class Averages:
         self.samples += samples
 
     def leave_out(self, names: Iterable[str]) -> None:
-        """What was added of these outputs."""
+        """Forgets these outputs."""
         for name in names:
             self._sums.pop(name, None)
 
     def result(self) -> dict[str, np.ndarray]:
-        """By name (elements,) float64; {} if nothing was added."""
+        """Returns the averages by name, float64 (elements); {} if nothing was added."""
         return {name: total / self.samples for name, total in self._sums.items()}
 
 
 def elements(values: Mapping[str, np.ndarray]) -> Iterator[tuple[str, float]]:
-    """(name, value) for every element of every output: Caffe numbers them through."""
+    """Yields (name, value) for every element of every output, in the order in which Caffe numbers them."""
     for name, value in values.items():
         for element in np.ravel(value):
             yield name, float(element)
 
 
 def output_lines(kind: str, values: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> Iterator[str]:
-    """Lines such as `    Test net output #1: loss = 0.8 (* 1 = 0.8 loss)`; kind is "Train" or "Test", weights has the
-    loss weights of outputs that are losses."""
+    """Yields lines such as `    Test net output #1: loss = 0.8 (* 1 = 0.8 loss)`.
+
+    Args:
+        kind: "Train" or "Test".
+        values: arrays by output.
+        weights: loss weights of the outputs that are losses.
+    """
     for number, (name, value) in enumerate(elements(values)):
         yield f"    {kind} net output #{number}: {name} = {value:g}{loss_note(weights.get(name, 0.0), value)}"
 
 
 def loss_note(weight: float, value: float) -> str:
-    """What follows the value of a loss in Caffe's lines."""
+    """Returns what follows the value of a loss in Caffe's lines; "" for an output that is no loss (weight 0)."""
     return f" (* {weight:g} = {weight * value:g} loss)" if weight else ""

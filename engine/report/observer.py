@@ -1,7 +1,7 @@
-"""What watches a run: an observer is told what happened, in records that nothing can be changed through.
+"""The base of what watches a run. An observer is told what happened, in records that it cannot change.
 
-An observer neither feeds data nor waits for updates nor reads the solver. On several ranks every rank has the same
-observers, told of the same things in the same order, so that they may use collective operations.
+An observer neither feeds data nor waits for updates nor reads the solver. Every rank has the same observers, which are
+told of the same things in the same order, so that they may use collective operations (but see Run.in_step).
 """
 
 from __future__ import annotations
@@ -24,47 +24,43 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BestOutput:
-    """The test output that tells which weights are the best. index: of the test net. sign: -1 where the lowest is.
-    value, iteration: of the best so far, None before the first."""
+    """The test output that tells which weights are the best, and its best value so far."""
 
     output: str
-    index: int
-    sign: int
-    value: float | None = None
+    index: int  # of the test net
+    sign: int  # 1: the highest value is the best; -1: the lowest
+    value: float | None = None  # None before the first test
     iteration: int | None = None
 
 
 @dataclass(frozen=True)
 class Run:
-    """What is trained. first, last: iterations. prefix: of the snapshots' names, "" for a run that saves nothing.
-    average_loss: iterations that a loss is the mean of. best: for a run that keeps its best weights. in_step: the ranks
-    are told of the same iterations; else nothing may be collective but at the end."""
+    """What is trained, and how."""
 
     world: World
     net: Net
     buckets: Sequence[Bucket]
-    first: int
-    last: int
-    prefix: str = ""
-    average_loss: int = 1
-    best: BestOutput | None = None
-    in_step: bool = True
+    first: int  # the first iteration
+    last: int  # the iteration at which the run ends
+    prefix: str = ""  # of the snapshots' names; "" for a run that saves nothing
+    average_loss: int = 1  # number of iterations that a loss is the mean of
+    best: BestOutput | None = None  # None for a run that does not keep its best weights
+    in_step: bool = True  # whether all ranks are told of the same iterations; if not, only end() may be collective
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What an iteration showed, as means over the ranks. loss: that of the last average_loss iterations. outputs: by
-    name, float64, flat; those whose shapes differ among the ranks are this rank's. loss_weights: of the outputs that
-    are losses."""
+    """What an iteration showed, as means over the ranks."""
 
-    loss: float
-    outputs: Mapping[str, np.ndarray]
-    loss_weights: Mapping[str, float]
+    loss: float  # the mean of the last average_loss iterations
+    outputs: Mapping[str, np.ndarray]  # float64, flat; outputs whose shapes differ among the ranks are this rank's
+    loss_weights: Mapping[str, float]  # of the outputs that are losses
 
 
 @dataclass(frozen=True)
 class Wait:
-    """The solver's thread waited for `what` ("data", "all updates"); nanoseconds of time.monotonic_ns()."""
+    """A time in which the solver's thread waited for `what` ("data", "all updates"), in nanoseconds of
+    time.monotonic_ns()."""
 
     what: str
     begin: int
@@ -73,56 +69,48 @@ class Wait:
 
 @dataclass(frozen=True)
 class Trace:
-    """Where the time of an iteration went, op by op. spans: of each micro-batch, as Program.spans() gives them. events:
-    what has been reduced and updated since the last trace. waited: nanoseconds by bucket since the run began."""
+    """Where the time of an iteration went, op by op."""
 
-    spans: tuple[np.ndarray, ...]
-    events: tuple[Event, ...]
-    waited: tuple[int, ...]
+    spans: tuple[np.ndarray, ...]  # of each micro-batch, as from Program.spans()
+    events: tuple[Event, ...]  # reductions and updates that have ended since the last trace
+    waited: tuple[int, ...]  # nanoseconds that forward has waited for each bucket since the run began
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One iteration of this rank; times in nanoseconds of time.monotonic_ns(), from the first batch until backward is
-    over and every server knows of its gradients.
-
-    loss: smoothed, of this rank. samples: of all ranks. waited_data, waited_ranks: how long the solver's thread stood
-    still for data, and for reduced gradients or other ranks' parts. decoded: when data threads worked on each
-    micro-batch. figures, trace: for observers that want them.
-    """
+    """One iteration of this rank. Times are nanoseconds of time.monotonic_ns()."""
 
     iteration: int
-    rate: float
-    loss: float
-    begin: int
-    end: int
-    waited_data: int
-    waited_ranks: int
-    samples: int = 0
+    rate: float  # the learning rate
+    loss: float  # of this rank, the mean of the last average_loss iterations
+    begin: int  # when the solver asked for the first batch
+    end: int  # when backward was over and every server knew of its gradients
+    waited_data: int  # how long the solver's thread waited for data
+    waited_ranks: int  # how long it waited for reduced gradients, or for other ranks' parts
+    samples: int = 0  # of all ranks
     waits: tuple[Wait, ...] = ()
-    decoded: tuple[tuple[int, int], ...] = ()
-    figures: Figures | None = None
-    trace: Trace | None = None
+    decoded: tuple[tuple[int, int], ...] = ()  # when data threads began and ended each micro-batch
+    figures: Figures | None = None  # if an observer wants them
+    trace: Trace | None = None  # if an observer wants it
 
 
 @dataclass(frozen=True)
 class ValuesRecord:
-    """What an iteration has made of what this rank learns, by `layer/number of the blob`: weights after its update, and
-    the gradients of that, means over ranks and micro-batches before they are clipped. Copies, float32."""
+    """The parameters of this rank after an iteration, by `layer/number of the blob`; float32 copies."""
 
     iteration: int
-    weights: Mapping[str, np.ndarray]
-    gradients: Mapping[str, np.ndarray]
+    weights: Mapping[str, np.ndarray]  # after the update
+    gradients: Mapping[str, np.ndarray]  # of the update: means over ranks and micro-batches, not clipped
 
 
 @dataclass(frozen=True)
 class TestRecord:
-    """What test net number `index` gave on the weights of an iteration: outputs as Evaluator.run() returns them."""
+    """What a test net has given on the weights of an iteration."""
 
     iteration: int
-    index: int
-    outputs: Mapping[str, np.ndarray]
-    loss_weights: Mapping[str, float]
+    index: int  # of the test net
+    outputs: Mapping[str, np.ndarray]  # as from Evaluator.run()
+    loss_weights: Mapping[str, float]  # of the outputs that are losses
 
 
 class Observer:
@@ -137,8 +125,8 @@ class Observer:
         return False
 
     def wants_values(self, iteration: int) -> bool:
-        """Returns True if values() is to be called for this iteration on this rank, which waits for its update. Asked
-        more than once in an iteration, and must answer alike."""
+        """Returns True if values() is to be called for this iteration on this rank, which then waits for its update. It
+        is called more than once in an iteration, and must answer alike."""
         return False
 
     def begin(self, run: Run) -> None:
@@ -148,20 +136,20 @@ class Observer:
         """Called after each iteration; its update may still be under way."""
 
     def values(self, record: ValuesRecord) -> None:
-        """Called after step(), and after the time that it tells of, where wants_values() has asked for it."""
+        """Called after step() where wants_values() has asked for it; its time does not count as the step's."""
 
     def test(self, record: TestRecord) -> None:
-        """Called for each test net when all are tested: of a test that is broken off, for none."""
+        """Called for each test net when all are tested; for none if the test is broken off."""
 
     def gone_back(self, iteration: int) -> None:
-        """Called when ranks have died, and when a script restores a snapshot: the run goes on after so many iterations,
-        some of them for a second time. Where a script goes back they may be fewer than when the run began."""
+        """Called when ranks have died, and when a script restores a snapshot: the run makes this iteration, and those
+        after it, again. A script may go back to before Run.first."""
 
     def saved(self, iteration: int, path: str) -> None:
-        """Called after each snapshot, and when a test has shown the best weights so far; path: of the weights."""
+        """Called after each snapshot, and when a test has shown the best weights so far. path: the file of weights."""
 
     def removed(self, path: str) -> None:
-        """Called for weights that saved() has told of, and that are not kept any longer."""
+        """Called when a file that saved() has told of has been removed."""
 
     def finished(self, iteration: int, loss: float) -> None:
         """Called after the last iteration, before the last test. loss: the mean over the ranks."""
@@ -175,7 +163,7 @@ class Observer:
 
 
 class Observers(list[Observer], Observer):
-    """Several, which are told in their order, and are asked whether one of them wants something."""
+    """Several observers as one: it tells them in their order, and wants what one of them wants."""
 
     def wants_figures(self, iteration: int) -> bool:
         return any(each.wants_figures(iteration) for each in self)
@@ -220,8 +208,8 @@ class Observers(list[Observer], Observer):
             each.finished(iteration, loss)
 
     def end(self, trace: Trace | None) -> None:
-        """What one of them cannot write any more is a warning: the run is complete, and its weights are saved. Raises
-        CommError, for then the ranks no longer agree about where they are."""
+        """Ends each observer. An error of one is a warning: the run is complete, and its weights are saved. Raises only
+        CommError: after that the ranks would no longer make the same collective calls."""
         for each in self:
             try:
                 each.end(trace)

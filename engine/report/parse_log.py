@@ -19,8 +19,8 @@ from engine.files import atomic_write, opened
 
 _NUMBER = r"([-+]?(?:[0-9]+\.?[0-9]*(?:[eE][-+]?[0-9]+)?|nan|inf))"
 _COUNT = "[0-9]{1,18}"
-_MOST_NETS = 1000  # that are tested
-_MOST_EMPTY = 1_000_000  # fields of a table without a value: its outputs may change where a log is of several runs
+_MOST_NETS = 1000  # test nets
+_MOST_EMPTY = 1_000_000  # fields without a value in a table: a log of several runs may have other outputs for each
 _STAMP = re.compile(r"[IWEF](\d{4})?(\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6})", re.ASCII)
 _OF_RANK = re.compile(r"^(\[\d{1,9}\] ?| *\d{1,9}: )", re.ASCII)  # mpiexec -l and srun -l write it before each line
 _STAGE = re.compile(rf"\] Stage ({_COUNT}) of {_COUNT}: ")  # of several solvers in a row
@@ -33,19 +33,18 @@ _OUTPUT = re.compile(rf"\b(Train|Test) net output #{_COUNT}: (\S+) = {_NUMBER}(.
 
 @dataclass
 class Row:
-    """One display, or one test. seconds: since the run began, or its stage; rate, loss (smoothed): None where the log
-    has none. stage: of several solvers in a row; 0 of one."""
+    """One display, or one test."""
 
     iteration: int
-    seconds: float
-    rate: float | None = None
-    loss: float | None = None
+    seconds: float  # since the run, or its stage, began
+    rate: float | None = None  # None if the log has none
+    loss: float | None = None  # smoothed; None if the log has none
     outputs: dict[str, float] = field(default_factory=dict)
-    stage: int = 0
-    _elements: Counter[str] = field(default_factory=Counter)  # of each output so far
+    stage: int = 0  # its number, where several solvers run in a row; else 0
+    _elements: Counter[str] = field(default_factory=Counter)  # how many each output has so far
 
     def add(self, name: str, value: float) -> None:
-        """Outputs with several elements are numbered: accuracy, accuracy[1], ..."""
+        """Adds an element of an output. Several of one output are numbered: accuracy, accuracy[1], ..."""
         number = self._elements[name]
         self.outputs[f"{name}[{number}]" if number else name] = value
         self._elements[name] += 1
@@ -53,11 +52,11 @@ class Row:
 
 @dataclass
 class RunLog:
-    """tests: by number of the test net. losses: names of outputs that count as loss."""
+    """What the log of a run tells."""
 
     train: list[Row] = field(default_factory=list)
-    tests: dict[int, list[Row]] = field(default_factory=dict)
-    losses: set[str] = field(default_factory=set)
+    tests: dict[int, list[Row]] = field(default_factory=dict)  # by number of the test net
+    losses: set[str] = field(default_factory=set)  # names of outputs that are losses
 
     def stages(self) -> dict[int, RunLog]:
         """Returns the rows of each stage by its number, each of which counts its iterations from 0."""
@@ -71,8 +70,8 @@ class RunLog:
 
 
 class _Clock:
-    """Seconds since the line that says Solving, or since the first of the log. glog's dates have no year: when they
-    go back by months, a year has passed."""
+    """Counts the seconds since the line that says Solving, or since the first line. glog's dates have no year: where
+    they go back by months, a new year has begun."""
 
     def __init__(self) -> None:
         self.begin: datetime | None = None
@@ -90,7 +89,7 @@ class _Clock:
             if self.now and (self.now - now).days > 180 and not year:
                 self._years += 1
                 now = now.replace(year=2000 + 4 * self._years)
-        except ValueError:  # digits that are no time
+        except ValueError:  # the digits are no time
             return
         self.now = now
         if self.begin is None or " Solving " in line:
@@ -106,7 +105,7 @@ class _Clock:
 
 
 def read_log(path: str) -> RunLog:
-    """Raises DataError for a file that cannot be read, or that has no iterations."""
+    """Reads a log. Raises DataError if it cannot be read, or has no iterations."""
     with opened(path, DataError) as file:
         run = parse(io.TextIOWrapper(file, encoding="utf-8", errors="replace"))
     if not run.train and not run.tests:
@@ -117,7 +116,7 @@ def read_log(path: str) -> RunLog:
 
 
 def parse(lines: Iterable[str]) -> RunLog:
-    """Rows in the order of the log."""
+    """Returns what a log's lines tell, with rows in the order of the log."""
     run, clock = RunLog(), _Clock()
     iteration, test, stage = -1, 0, 0
     for line in lines:
@@ -146,13 +145,14 @@ def parse(lines: Iterable[str]) -> RunLog:
 
 
 def _train_row(run: RunLog, iteration: int, stage: int, clock: _Clock) -> Row:
+    """Returns the row of a display, a new one if it is the iteration's first line."""
     if not run.train or (run.train[-1].stage, run.train[-1].iteration) != (stage, iteration):
         run.train.append(Row(iteration, clock.seconds, stage=stage))
     return run.train[-1]
 
 
 def _rates_of_tests(run: RunLog) -> None:
-    """A test has the rate of the last display before it or at it, the first one that of the first."""
+    """Gives each test the rate of the last display up to its iteration; of the first display, if none came before."""
     known = [row for row in run.train if row.rate is not None]
     # The least iteration from each display on, for a log of several runs may begin again.
     least = list(accumulate((row.iteration for row in reversed(known)), min))[::-1]
@@ -162,10 +162,10 @@ def _rates_of_tests(run: RunLog) -> None:
 
 
 def write_csv(path: str, folder: str, delimiter: str = ",") -> list[Path]:
-    """Writes <folder>/<log>.train and .test (.test1, ... of further test nets).
+    """Writes <folder>/<log>.train and .test (.test1, ... for further test nets).
 
     They have Caffe's columns, the smoothed loss, and the number of the stage where several solvers were trained in a
-    row. Returns the files. Raises DataError, EngineError."""
+    row. Returns the files. Raises DataError if the log cannot be read, EngineError if a file cannot be written."""
     run = read_log(path)
     tables = {".train": run.train} if run.train else {}
     tables |= {f".test{number or ''}": rows for number, rows in run.tests.items()}

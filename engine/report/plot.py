@@ -1,4 +1,4 @@
-"""The curve of a run: training and test loss, the test's other figures, the learning rate, over the iterations."""
+"""Draws the curve of a run over its iterations: training and test loss, the test's other outputs, the learning rate."""
 
 from __future__ import annotations
 
@@ -22,22 +22,21 @@ if TYPE_CHECKING:
 
 KINDS = (".png", ".svg", ".pdf")
 TRAIN_LOSS, RATE = "train loss", "learning rate"
-VISIBLE = 0.003  # of a learning rate
-MOST_NAMES = 3  # of test outputs that an axis names
+VISIBLE = 0.003  # the least change of a learning rate that can be seen, as a fraction of it
+MOST_NAMES = 3  # test outputs that an axis names
 MARKERS = "os^DvPX*"
 Row = tuple[bool, str, int, float]  # whether it is a loss, name, iteration, value
 
 
 @dataclass
 class Series:
-    """One line of a panel. marked: its points are drawn, too, and the line between them is dashed. steps: a value holds
-    until the next one. run: among those of the picture, which have a colour each; None: the line has one of its own."""
+    """One line of a panel."""
 
     name: str
     points: list[tuple[float, float]] = field(default_factory=list)
-    marked: bool = False
-    steps: bool = False
-    run: int | None = None
+    marked: bool = False  # draw points, too, and dash the line between them
+    steps: bool = False  # a value holds until the next one
+    run: int | None = None  # the number of the run, which gives the colour; None: the line has a colour of its own
 
     def finite(self) -> list[tuple[float, float]]:
         return [(x, y) for x, y in self.points if np.isfinite(y)]
@@ -45,23 +44,29 @@ class Series:
 
 @dataclass
 class Panel:
-    """What stands above each other over the iterations. title: names its axis."""
+    """One diagram of a picture. A picture has panels above each other, over the same iterations."""
 
-    title: str
+    title: str  # of the vertical axis
     series: list[Series]
 
 
 class CurvePoints:
-    """What a run has shown so far; filled by the observer Curve, on each rank, or from a log. smoothed: iterations that
-    a train loss is the mean of, 1 where nobody knows."""
+    """What a run has shown so far. The observer Curve fills it on each rank, or plot_log from a log."""
 
     def __init__(self, title: str, smoothed: int = 1, run: int = 0):
+        """Begins without points.
+
+        Args:
+            title: of the picture.
+            smoothed: number of iterations that a train loss is the mean of; 1 if it is not known.
+            run: number of the run in a picture of several.
+        """
         self.title, self._smoothed, self._run = title, smoothed, run
         self._loss = Series(TRAIN_LOSS, run=run)
         self._rate = Series(RATE, steps=True, run=run)
         self._tests: dict[str, Series] = {}
         self._losses: set[str] = set()
-        self.fresh: list[Row] = []  # since somebody has emptied it
+        self.fresh: list[Row] = []  # new rows; who has written them empties it
 
     def _add(self, series: Series, iteration: int, value: float) -> None:
         series.points.append((iteration, value))
@@ -76,14 +81,20 @@ class CurvePoints:
             self.rate(iteration, rate)
 
     def rate(self, iteration: int, rate: float) -> None:
-        """Leaves out what no eye can tell from the rate before."""
+        """Adds a learning rate, unless it cannot be told from the one before."""
         if not self._rate.points or not abs(rate - self._rate.points[-1][1]) <= VISIBLE * abs(rate):
             self._add(self._rate, iteration, rate)
 
     def test(
         self, iteration: int, values: Mapping[str, np.ndarray], losses: Collection[str] = (), net: int = 0
     ) -> None:
-        """values: what Evaluator.run() returns; losses: the names of those that are losses."""
+        """Adds the outputs of a test.
+
+        Args:
+            values: as from Evaluator.run().
+            losses: the names of those that are losses.
+            net: the number of the test net.
+        """
         counts = {name: np.size(value) for name, value in values.items()}
         seen: dict[str, int] = {}
         for name, value in elements(values):
@@ -97,14 +108,14 @@ class CurvePoints:
         return self._tests.setdefault(label, Series(label, marked=True, run=self._run))
 
     def panels(self) -> list[Panel]:
-        """Those that have something to show."""
+        """Returns the panels that have something to show."""
         losses = [series for name, series in self._tests.items() if name in self._losses]
         others = [series for name, series in self._tests.items() if name not in self._losses]
         names = list(dict.fromkeys(series.name for series in others))
         test = ", ".join(names) if len(names) <= MOST_NAMES else "test"
         rate = replace(self._rate, points=list(self._rate.points))
         end = max((points[-1][0] for series in (self._loss, *losses, *others) if (points := series.points)), default=0)
-        if rate.points and rate.points[-1][0] < end:  # up to where the run is
+        if rate.points and rate.points[-1][0] < end:  # the last rate holds up to where the run is
             rate.points.append((end, rate.points[-1][1]))
         mean = f" (mean of {self._smoothed})" if self._smoothed > 1 else ""
         loss = replace(self._loss, name=f"{self._loss.name}{mean}")
@@ -114,25 +125,25 @@ class CurvePoints:
         return [panel for panel in panels if panel.series]
 
     def take(self, rows: Iterable[Row]) -> None:
-        """Adds what was `fresh` in an earlier part of the run."""
+        """Adds rows that an earlier start of this run has written."""
         for is_loss, name, iteration, value in rows:
             own = {TRAIN_LOSS: self._loss, RATE: self._rate}.get(name)
             self._add(own or self._test_series(name, is_loss), iteration, value)
 
     def rows(self) -> list[Row]:
-        """All that is there, as it was fresh once."""
+        """Returns all rows, as they were `fresh` once."""
         every = (self._loss, self._rate, *self._tests.values())
         return [self._row(series, int(at), value) for series in every for at, value in series.points]
 
     def cut(self, iteration: int) -> None:
-        """Forgets what came at an iteration or later: the run goes on from there."""
+        """Forgets what came at this iteration or later: the run goes on from there."""
         for series in (self._loss, self._rate, *self._tests.values()):
             series.points = [point for point in series.points if point[0] < iteration]
         self.fresh = [row for row in self.fresh if row[2] < iteration]
 
 
 def write_curve(history: CurvePoints, prefix: str) -> None:
-    """Writes <prefix>_curve.png and logs its name, or why there is none: no run fails because it cannot be drawn."""
+    """Writes <prefix>_curve.png and logs its name; warns if it cannot be drawn, for no run fails by that."""
     panels, path = history.panels(), f"{prefix}_curve.png"
     if not panels:
         return
@@ -145,12 +156,17 @@ def write_curve(history: CurvePoints, prefix: str) -> None:
 
 
 def write_panels(path: str, title: str, panels: list[Panel]) -> None:
-    """Writes panels above each other; raises as write_picture()."""
+    """Writes panels above each other. See write_picture() for errors."""
     write_picture(path, (9, 2.9 * len(panels) + 0.4), lambda figure: _draw(figure, title, panels))
 
 
 def write_picture(path: str, size: tuple[float, float], draw: Callable[[Figure], None]) -> None:
-    """Writes a picture of one of the KINDS, as path's suffix says, of so many inches.
+    """Writes a picture.
+
+    Args:
+        path: its suffix is one of the KINDS.
+        size: width and height in inches.
+        draw: is called with the figure to draw into.
 
     Raises:
         EngineError: path has another suffix, matplotlib is not installed or fails, or the file cannot be written.
@@ -174,7 +190,7 @@ def write_picture(path: str, size: tuple[float, float], draw: Callable[[Figure],
                 figure.savefig(file, format=suffix[1:], dpi=110)
     except EngineError:
         raise
-    except Exception as error:  # whatever matplotlib, its settings or its cache of fonts come up with
+    except Exception as error:  # of any type: matplotlib reads settings and a cache of fonts of this host
         raise EngineError(f"cannot be drawn: {type(error).__name__}: {reason(error)}", path) from None
 
 

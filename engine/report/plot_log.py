@@ -1,4 +1,4 @@
-"""`engine plot_log`: the curves of one run or several, from their logs."""
+"""`engine plot_log`: draws the curves of one run or several from their logs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from engine.errors import ConfigError, DataError
 from engine.report.parse_log import RunLog, read_log
 from engine.report.plot import KINDS, CurvePoints, Panel, write_panels
 
-_MOST_CURVES = 1000  # which nobody tells apart, and of which each takes its time
+_MOST_CURVES = 1000  # more would take long to draw, and nobody could tell them apart
 
 
 def plot_logs(paths: Sequence[str], target: str) -> None:
-    """Writes a .png, .svg or .pdf. Raises ConfigError for a target that is no picture, DataError, EngineError."""
+    """Draws logs into one picture, a .png, .svg or .pdf. Raises ConfigError if the target is not a picture's name,
+    DataError if a log cannot be read or there is nothing to draw, EngineError if the picture cannot be written."""
     if Path(target).suffix not in KINDS or _is_log(target):
         logs = [path for path in dict.fromkeys([target, *paths]) if _is_log(path)]
         picture = next((path for path in paths if path not in logs and Path(path).suffix in KINDS), "curve.png")
@@ -48,7 +49,7 @@ def plot_logs(paths: Sequence[str], target: str) -> None:
 
 
 def _is_log(path: str) -> bool:
-    """Whether there is a log of a run."""
+    """Returns whether a file is the log of a run."""
     try:
         read_log(path)
     except DataError:
@@ -57,7 +58,7 @@ def _is_log(path: str) -> bool:
 
 
 def _names(paths: Sequence[str]) -> list[str]:
-    """The files' names, or the whole paths where names are the same."""
+    """Returns the names of files, or their paths if two have the same name."""
     names = [Path(path).name for path in paths]
     return names if len(set(names)) == len(names) else list(paths)
 

@@ -1,4 +1,4 @@
-"""A progress bar on a terminal, drawn by tqdm; plain log lines, now and then, elsewhere."""
+"""Shows progress: by a bar of tqdm on a terminal, by a log line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from engine.report.log import Console, log, terminal
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-LINE_SECONDS = 10.0
+LINE_SECONDS = 10.0  # between two log lines
 
 
 class Progress:
-    """Progress of `total` things (0: unknown), to be used with `with`.
-
-    `line` is a text such as "Processed {done} of {total} files." for where there is no terminal; "" stays silent there.
-    """
+    """Shows how many of a number of things are done. Use it with `with`."""
 
     def __init__(self, label: str, total: int = 0, line: str = "", begin: int = 0):
-        """begin: how many were done before, by another run."""
+        """Draws the bar if there is a terminal.
+
+        Args:
+            label: what stands before the bar.
+            total: the number of things; 0: unknown.
+            line: the log line where there is no terminal, such as "Processed {done} of {total} files."; "": none.
+            begin: how many things an earlier run has done.
+        """
         self._total, self._line = total, line
         self._shown, self._logged = time.monotonic(), -1
         self._console = terminal()
@@ -40,7 +44,7 @@ class Progress:
             self._bar.close()
 
     def update(self, done: int, total: int | None = None, note: str = "") -> None:
-        """`done` things are done; `note` follows the bar."""
+        """Shows that `done` things are done, of `total` if that is given. `note` follows the bar."""
         if total is not None:
             self._total = total
         if self._bar is not None:
@@ -57,7 +61,7 @@ class Progress:
 
 
 def _bar(console: Console, label: str, total: int, begin: int) -> tqdm:
-    """Returns a bar that keeps below the console's lines."""
+    """Returns a bar that stays below the console's lines."""
     from tqdm import tqdm
 
     class Bar(tqdm):
@@ -71,7 +75,7 @@ def _bar(console: Console, label: str, total: int, begin: int) -> tqdm:
         file=console.stream,
         leave=False,
         miniters=1,
-        smoothing=0,  # the mean speed: what comes between, as a test does, takes its share of the time that is left
+        smoothing=0,  # mean speed: the time that is left then has room for tests, which come in between
     )
     bar.dynamic_ncols = lambda _: (console.stream.columns(), None)  # tqdm does not see a launcher's terminal
     console.add(bar)

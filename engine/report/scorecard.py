@@ -1,4 +1,4 @@
-"""`engine test --report DIR`: what a test has found as JSON, tables in CSV, and pictures."""
+"""`engine test --report DIR`: writes what a test has found as JSON, tables in CSV, and pictures."""
 
 from __future__ import annotations
 
@@ -25,23 +25,24 @@ if TYPE_CHECKING:
 
     from engine.report.average_precision import Detections
 
-MOST_NUMBERS = 20  # classes of a matrix whose counts are written into the picture
-MOST_TICKS = 60  # classes that an axis names
-MOST_LINES = 12  # curves that a legend names
+MOST_NUMBERS = 20  # classes, up to which the counts of a matrix are written into its picture
+MOST_TICKS = 60  # classes, up to which an axis names them
+MOST_LINES = 12  # curves, up to which a legend names them
 LONGEST = 24  # characters of a name in a picture
 FILES = (
     *("classes.csv", "classes.png", "confusion.csv", "confusion.png"),
     *("labels.csv", "roc.csv", "roc.png", "scores.csv"),
     *("detections.csv", "precision_recall.csv", "precision_recall.png", "coco_results.json", "report.json"),
 )
-Names = Sequence[str]  # of classes or labels; numbers where it is empty
+Names = Sequence[str]  # of classes or labels; if it is empty, their numbers are their names
 
 
 class Scorecard:
-    """Files of one folder. Each part has its files' names from its blob where there are several of its kind."""
+    """Writes the files of one folder. Where several blobs have results of one kind, the names of their files begin with
+    a `stem`, the blob's name; where there is only one, `stem` is ""."""
 
     def __init__(self, folder: str):
-        """Raises EngineError for a folder that cannot be made or written to: before the test, not after it."""
+        """Makes the folder. Raises EngineError if it cannot be made or written to: before the test, not after it."""
         self._folder = Path(folder)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -50,22 +51,22 @@ class Scorecard:
         check_writable(self._folder / "report.json")
         self._found: dict[str, Any] = {}
         self._draws = True  # until matplotlib turns out to be missing
-        self._stems: dict[str, str] = {}  # of blobs -> of the files' names
+        self._stems: dict[str, str] = {}  # stem -> the beginning of its files' names
         self.files: list[str] = []
 
     def older(self, blobs: Iterable[str]) -> list[Path]:
-        """The files of the folder that a report on these blobs may replace: those of an older one, or others of these
-        names."""
+        """Returns the files of the folder that may be of an older report on these blobs, or have the names of one."""
         stems, names = ("|".join(map(re.escape, each)) for each in (map(_plain, blobs), FILES))
         ours = re.compile(rf"((?:{stems})(_\d+)?_)?(?:{names})")
         return [each for each in self._folder.glob("*") if ours.fullmatch(each.name)]
 
     def add_figures(self, **figures: object) -> None:
-        """Of the whole test."""
+        """Adds figures of the whole test to report.json."""
         self._found |= figures
 
     def add_classes(self, blob: str, found: Confusion, by_pixel: bool, names: Names, stem: str = "") -> None:
-        """stem: of the files' names, "" where there is one blob only."""
+        """Writes what samples (or pixels) of each class were taken for: tables, pictures, and an entry of
+        report.json."""
         by_class, matrix, kind = ByClass.of(found), found.matrix, "pixels" if by_pixel else "samples"
         labels = list(names) or [str(number) for number in range(len(found.samples))]
         header = ["class", "name", kind, "accuracy", "precision", "iou"]
@@ -107,8 +108,13 @@ class Scorecard:
     def add_labels(
         self, blob: str, scores: np.ndarray, there: np.ndarray, names: Names, stem: str, keys: Sequence[str]
     ) -> None:
-        """Several labels of each sample, which has a key: (samples, labels); there: 1, 0, or -1 where it does not
-        count."""
+        """Writes the results of several labels for each sample: tables, a picture of the ROC, an entry of report.json.
+
+        Args:
+            scores: (samples, labels).
+            there: (samples, labels): 1 where the sample has the label, 0 where it has not, -1 where it does not count.
+            keys: the names of the samples.
+        """
         labels = list(names) or [str(number) for number in range(scores.shape[1])]
         curves = [roc(scores[there[:, i] >= 0, i], there[there[:, i] >= 0, i] > 0) for i in range(len(labels))]
         if unknown := int(np.isnan(scores[there >= 0]).sum()):
@@ -138,7 +144,8 @@ class Scorecard:
         self._picture(self._name(stem, "roc.png"), (7.5, 6.5), lambda figure: draw_roc(figure, curves, labels))
 
     def add_detections(self, blob: str, found: Detections, version: str, names: Names, stem: str = "") -> None:
-        """version: of AP_VERSIONS."""
+        """Writes the average precision of each label: tables, a picture, an entry of report.json. version: a key of
+        AP_VERSIONS."""
         curves, precisions = found.curves(), found.average_precisions(version)
         labels = {label: names[label] if label < len(names) else str(label) for label in curves}
         rows = ((label, labels[label], int(found.boxes[label]), precisions[label]) for label in curves)
@@ -159,18 +166,18 @@ class Scorecard:
         self._picture(self._name(stem, "precision_recall.png"), (7.5, 6.5), draw)
 
     def add_results(self, results: Sequence[Mapping[str, object]]) -> None:
-        """Boxes of a detector, as pycocotools reads them."""
+        """Writes the boxes of a detector as pycocotools reads them."""
         with self._file("coco_results.json") as file:
             file.write(json_text(results, indent=None).encode() + b"\n")
 
     def close(self) -> None:
-        """Writes report.json, the last file, and says what there is."""
+        """Writes report.json, the last file, and logs the names of all files."""
         with self._file("report.json") as file:
             file.write(json_text(self._found).encode() + b"\n")
         log(f"Report in {self._folder}: {', '.join(self.files)}")
 
     def _name(self, stem: str, name: str) -> str:
-        """Of a file. A number tells stems apart that would be one as a file's name."""
+        """Returns the name of a file. A number tells two stems apart that would be the same in names of files."""
         if not stem:
             return name
         if stem not in self._stems:
@@ -207,19 +214,19 @@ class Scorecard:
 
 
 def _plain(blob: str) -> str:
-    """The name of a blob in those of files."""
+    """Returns the name of a blob as it stands in names of files."""
     return re.sub("[^A-Za-z0-9-]+", "_", blob)
 
 
 def _cell(value: object) -> object:
-    """Every digit of a number; nothing for NaN."""
+    """Returns a value for CSV: every digit of a number, "" for NaN."""
     if isinstance(value, float | np.floating):
         return "" if np.isnan(value) else repr(float(value))
     return value
 
 
 def _number(value: float) -> float | None:
-    """For JSON, which has no NaN."""
+    """Returns a number for JSON, which has no NaN."""
     return None if np.isnan(value) else float(value)
 
 
@@ -235,7 +242,7 @@ def _short(name: str) -> str:
 
 
 def draw_confusion(figure: Figure, counts: np.ndarray, labels: Names) -> None:
-    """Colours are shares of a row: of the samples of a class. Numbers are counts."""
+    """Draws a confusion matrix. Colours are fractions of a row, the samples of a class; numbers are counts."""
     axis = figure.subplots()
     whole = np.maximum(counts.sum(1, keepdims=True), 1)
     image = axis.imshow(counts / whole, cmap="Blues", vmin=0, vmax=1)
@@ -256,12 +263,12 @@ def draw_confusion(figure: Figure, counts: np.ndarray, labels: Names) -> None:
 
 
 def _count_size(counts: np.ndarray) -> float:
-    """Points in which the longest count fits into its square of 0.42 inches."""
+    """Returns the font size in points in which the longest count fits into its square of 0.42 inches."""
     return float(np.clip(36 / len(str(counts.max())), 4, 9))
 
 
 def draw_bars(figure: Figure, values: Mapping[str, np.ndarray], labels: Names) -> None:
-    """A bar for each class, and the mean as a line."""
+    """Draws a bar for each class, and the mean as a line. values: one array, by the name of what it measures."""
     axis = figure.subplots()
     ((title, bars),) = values.items()
     axis.barh(range(len(labels)), np.nan_to_num(bars), color="C0")
@@ -291,7 +298,7 @@ def _square(figure: Figure, x: str, y: str) -> Axes:
 
 
 def draw_roc(figure: Figure, curves: Sequence[Roc], labels: Names) -> None:
-    """The surest answers are at the left, what tossing a coin would give is the dotted line."""
+    """Draws ROC curves. The highest scores are at the left; the dotted line is what guessing would give."""
     axis = _square(figure, "false positive rate", "true positive rate")
     known = [(curve, name) for curve, name in zip(curves, labels) if not np.isnan(curve.area)]
     width = 0.8 if len(known) > MOST_LINES else 1.5
@@ -305,7 +312,7 @@ def draw_roc(figure: Figure, curves: Sequence[Roc], labels: Names) -> None:
 
 
 def draw_precisions(figure: Figure, lines: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
-    """Precision over recall of each label."""
+    """Draws precision over recall. lines: by the label's name, (precision, recall)."""
     axis = _square(figure, "recall", "precision")
     for name, (precision, recall) in lines.items():
         axis.plot(recall, precision, label=name, marker="." if len(recall) < 30 else None)

@@ -1,4 +1,5 @@
-"""What the answers to single samples come to: confusion, accuracy by class, intersection over union, ROC."""
+"""Computes measures of a classifier from its answers to single samples: confusion, accuracy by class, intersection over
+union, ROC."""
 
 from __future__ import annotations
 
@@ -6,15 +7,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-MOST_CLASSES = 4096  # of a confusion matrix, which has a number for each pair
+MOST_CLASSES = 4096  # of a confusion matrix, which has a number for each pair of classes
 
 
 class Confusion:
-    """What samples of each class were taken for.
+    """Counts what samples of each class were taken for.
 
-    right, samples, predicted: int64 (classes), how many of a class were taken for it, are of it, were taken for it
-    whatever they are. matrix: int64 (classes, classes), how often class i, by rows, was taken for class j; None of more
-    than MOST_CLASSES. unknown: how many samples were taken for nothing.
+    Attributes:
+        samples: int64 (classes), the samples of each class.
+        predicted: int64 (classes), the samples that were taken for each class.
+        right: int64 (classes), the samples of each class that were taken for it.
+        matrix: int64 (classes, classes), how often a sample of class i (row) was taken for class j; None for more than
+            MOST_CLASSES classes.
+        unknown: how many samples were taken for no class, as their scores are NaN.
     """
 
     def __init__(self, classes: int):
@@ -23,8 +28,12 @@ class Confusion:
         self.unknown = 0
 
     def add(self, labels: np.ndarray, predicted: np.ndarray, known: np.ndarray) -> None:
-        """labels, predicted: whole numbers from 0 to classes - 1, of one length. known: bool, whether a sample was
-        taken for something."""
+        """Adds samples.
+
+        Args:
+            labels, predicted: integers from 0 to classes - 1, (samples).
+            known: bool (samples), False where a sample was taken for no class.
+        """
         classes = len(self.samples)
         self.samples += np.bincount(labels, minlength=classes)
         self.unknown += int(len(known) - known.sum())
@@ -46,15 +55,11 @@ class Confusion:
 
 @dataclass
 class ByClass:
-    """Float64 (classes); NaN where nothing is to be divided.
+    """Measures of each class, float64 (classes); NaN where there is nothing to divide by."""
 
-    recall: of the samples of a class, how many were taken for it, which is its accuracy. precision: of what was taken
-    for a class, how much is. iou: samples of both, by samples of either.
-    """
-
-    recall: np.ndarray
-    precision: np.ndarray
-    iou: np.ndarray
+    recall: np.ndarray  # the fraction of a class's samples that were taken for it, which is its accuracy
+    precision: np.ndarray  # the fraction of those taken for a class that are of it
+    iou: np.ndarray  # intersection over union of the samples of a class and those taken for it
 
     @classmethod
     def of(cls, found: Confusion) -> ByClass:
@@ -66,7 +71,7 @@ class ByClass:
 
 
 def mean(values: np.ndarray) -> float:
-    """Of those that are numbers; NaN if none is."""
+    """Returns the mean of the values that are not NaN; NaN if all are."""
     known = values[~np.isnan(values)]
     return float(known.mean()) if known.size else float("nan")
 
@@ -77,20 +82,25 @@ def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
 @dataclass
 class Roc:
-    """The rates of right and wrong alarms over the threshold, from the highest score down, float64. area: under the
-    curve, of which every point counts; NaN where all samples, or none, have the label, or a score is NaN."""
+    """A receiver operating characteristic, float64 (points), from the highest threshold down."""
 
     thresholds: np.ndarray
-    false_rates: np.ndarray
-    true_rates: np.ndarray
-    area: float
+    false_rates: np.ndarray  # the fraction of samples without the label whose scores reach the threshold
+    true_rates: np.ndarray  # the fraction of samples with the label whose scores do
+    area: float  # under the curve; NaN if all samples have the label, or none has, or a score is NaN
 
 
 def roc(scores: np.ndarray, positive: np.ndarray) -> Roc:
-    """Of one label. scores: (samples). positive: bool (samples). Samples of equal scores make one point, so that the
-    area gives half to each tie, as Mann and Whitney's statistic does (Fawcett 2006, An introduction to ROC analysis).
-    Points in the middle of a straight line are left out."""
-    if np.isnan(scores).any():  # which is neither above nor below another
+    """Returns the ROC of one label.
+
+    Samples of equal scores make one point, so that the area counts a tie as a half, as Mann and Whitney's statistic
+    does (Fawcett 2006, An introduction to ROC analysis). Points in the middle of a straight line are left out.
+
+    Args:
+        scores: (samples).
+        positive: bool (samples), whether each has the label.
+    """
+    if np.isnan(scores).any():  # NaN is neither above nor below another score
         return Roc(np.full(1, np.inf), np.zeros(1), np.zeros(1), float("nan"))
     order = np.argsort(-scores, kind="stable")
     scores, positive = scores[order], positive[order]
@@ -100,7 +110,7 @@ def roc(scores: np.ndarray, positive: np.ndarray) -> Roc:
     thresholds = np.append(np.inf, scores[last])
     if not right[-1] or not wrong[-1]:
         return Roc(thresholds[:1], np.zeros(1), np.zeros(1), float("nan"))
-    # In whole numbers: the order of samples of equal scores, and so the ranks they come from, cannot be seen.
+    # Sum whole numbers: the result then does not depend on the order of samples, and so not on the number of ranks.
     twice = int(np.sum(np.diff(wrong) * (right[1:] + right[:-1])))
     area = twice / (2 * int(right[-1]) * int(wrong[-1]))
     bends = np.diff(wrong[1:]) * np.diff(right[:-1]) != np.diff(right[1:]) * np.diff(wrong[:-1])

@@ -1,4 +1,5 @@
-"""Where the time of a step goes: data, compute, communication that is not hidden, and waiting for slower ranks."""
+"""Tells where the time of a step goes: data, compute, communication that is not hidden, and waiting for slower
+ranks."""
 
 from __future__ import annotations
 
@@ -11,25 +12,27 @@ if TYPE_CHECKING:
     from engine.comm.world import World
 
 
-MOST = 10_000  # steps that count for a line, the last ones: a run may never ask for one
+MOST = 10_000  # steps that are kept, the last ones: a run may never ask for a line
 
 
 class StepTimes:
-    """Of one rank, step by step, but for the first, in which kernels are generated; `line` puts the ranks together."""
+    """Keeps the times of one rank's steps, except the first, in which kernels are generated; line() joins the
+    ranks'."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[int, int, int]] = deque(maxlen=MOST)
         self._warm = False
 
     def add(self, whole: int, data: int, communication: int) -> None:
-        """A step, in nanoseconds: of which waiting for data, and for reduced gradients."""
+        """Adds a step. All are nanoseconds: the whole step, its wait for data, its wait for reduced gradients."""
         if self._warm:
             self._steps.append((whole, data, communication))
         self._warm = True
 
     def line(self, world: World | None) -> str:
-        """Collective, after the same steps on every rank. On rank 0 the mean step since the last call; "" if none.
-        world: None: of this rank alone."""
+        """Collective, after the same steps on every rank. Returns a line about the mean step since the last call on
+        rank 0; "" on other ranks, and if there was no step. world: None for this rank alone, which is not
+        collective."""
         steps = np.array(self._steps, np.int64).reshape(-1, 3)
         self._steps.clear()
         ranks = world.gather(steps) if world else [steps]
@@ -37,10 +40,14 @@ class StepTimes:
 
 
 def describe(steps: np.ndarray) -> str:
-    """steps: milliseconds by (rank, step, [whole, waiting for data, waiting for reduced gradients]).
+    """Returns a line about the mean step.
 
-    Compute and data are the ranks' mean. A step cannot be shorter than the busiest rank computes and waits for data:
-    what it takes beyond is exposed communication; what the busiest rank is above the mean, step by step, is skew.
+    Compute and data are means over the ranks. In each step a rank is busy while it computes or waits for data, and a
+    step takes at least as long as its busiest rank is busy: the time beyond that is exposed communication. The time
+    by which the busiest rank is above the mean of the ranks is skew.
+
+    Args:
+        steps: milliseconds (ranks, steps, [whole, waiting for data, waiting for reduced gradients]).
     """
     ranks = len(steps)
     whole, data = steps[..., 0].mean(), steps[..., 1].mean()

@@ -1,4 +1,4 @@
-"""What a run says at its end: how long it took, how fast it was, which test was the best."""
+"""Logs at the end of a run how long it took, how fast it was, and which test was the best."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from engine.report.table import duration
 
 
 class Summary(Observer):
-    """The best test is that of snapshot_best; without it that with the highest first output of the first test net, or,
-    where all outputs are losses, with the lowest of the first."""
+    """Finds the best test by the output that snapshot_best names. Without it, by the first output of the first test net
+    that is no loss (the highest is best), or by its first loss (the lowest is best)."""
 
     def begin(self, run: Run) -> None:
         self._begin, self._first, self._last = time.monotonic(), run.first, run.first
-        self._end = self._begin  # so far, without the drawing of a curve
+        self._end = self._begin  # of the last step, test or snapshot: drawing the curve does not count
         self._samples = self._per_iteration = 0
         self._in_step = run.in_step
         self._bests: list[tuple[float, int, str]] = []  # value, iteration, name; each better than the one before
@@ -35,7 +35,7 @@ class Summary(Observer):
         self._per_iteration = record.samples
 
     def finished(self, iteration: int, loss: float) -> None:
-        if not self._in_step:  # other ranks have taken steps, too, and their last one may be the last of all
+        if not self._in_step:  # step() tells of this rank's iterations only: count those of all ranks
             self._last, self._samples = iteration, (iteration - self._first) * self._per_iteration
 
     def test(self, record: TestRecord) -> None:
@@ -55,7 +55,7 @@ class Summary(Observer):
             self._bests.append((value, record.iteration, name))
 
     def gone_back(self, iteration: int) -> None:
-        self._bests = [best for best in self._bests if best[1] < iteration]  # the others are tested again
+        self._bests = [best for best in self._bests if best[1] < iteration]  # later iterations are tested again
 
     def saved(self, iteration: int, path: str) -> None:
         self._saved[path] = iteration
@@ -65,8 +65,8 @@ class Summary(Observer):
         self._saved.pop(path, None)
 
     def _saved_before(self, iteration: int) -> str | None:
-        """The file of the weights of an iteration, of a run that goes on. Those of the iterations after it may be of
-        another run."""
+        """Returns the file of weights that an earlier start of this run saved at an iteration; None if there is none,
+        or if the iteration is not before this start: such a file may be another run's."""
         if not 0 < iteration <= self._first:
             return None
         stems = (f"{self._prefix}_iter_{iteration}{kind}.caffemodel" for kind in ("_best", ""))

@@ -1,4 +1,4 @@
-"""Plain text tables, laid out by tabulate."""
+"""Writes plain text tables (laid out by tabulate), durations and large numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.errors import printable
 def table(
     header: Sequence[str], rows: Sequence[Sequence[object]], align: str = "", total: Sequence[object] | None = None
 ) -> str:
-    """Returns lines of aligned columns, with a rule below the header. What a terminal would obey is escaped.
+    """Returns lines of aligned columns, with a rule below the header. Control characters are escaped.
 
     Args:
         align: "<" or ">" for each column (default: left for the first, else right).
@@ -33,7 +33,7 @@ def _texts(row: Sequence[object]) -> list[str]:
 
 
 def duration(seconds: float) -> str:
-    """7384 -> "2 h 3 min", 125 -> "2 min 5 s", 9.87 -> "9.9 s"."""
+    """Returns "2 h 3 min" for 7384, "2 min 5 s" for 125, "9.9 s" for 9.87."""
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -44,7 +44,7 @@ def duration(seconds: float) -> str:
 
 
 def human(count: float, unit: str = "") -> str:
-    """25557032 -> "25.56 M"; with a unit, "25.56 MB"."""
+    """Returns "25.56 M" for 25557032; with the unit "B", "25.56 MB"."""
     for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(count) >= size:
             return f"{count / size:.2f} {prefix}{unit}"

@@ -1,4 +1,4 @@
-"""`--tensorboard DIR`: event files for TensorBoard, written by the tensorboardX library."""
+"""`--tensorboard DIR`: writes event files for TensorBoard by the tensorboardX library."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ class _Since:
 
 
 class TensorBoard(Observer):
-    """Losses, the learning rate and where the time went, whenever an iteration is displayed; every test's outputs; the
-    net's graph; with `histograms`, every so many iterations, how weights and gradients are distributed. Rank 0 writes.
+    """Writes on rank 0: losses, the learning rate and where the time went, whenever an iteration is displayed; the
+    outputs of every test; the net's graph; every `histograms` iterations, how weights and gradients are distributed.
 
-    A run that goes on from a snapshot, or without the ranks that have died, adds a file to the folder that tells
-    TensorBoard to forget what was shown before from that iteration on, so that no step is there twice.
+    A run that goes on from a snapshot, or without ranks that have died, adds another file to the folder. That file
+    tells TensorBoard to forget what was shown from that iteration on, so that no step is there twice.
     """
 
     def __init__(self, folder: str, histograms: int = 0, rank: int = 0):
-        """histograms: iterations between them; 0: none. Raises EngineError where tensorboardX is missing, or the folder
-        cannot be written to."""
+        """Makes the folder, on rank 0. Raises EngineError if tensorboardX is missing, or the folder cannot be made or
+        written to. histograms: iterations between them; 0: none."""
         self._folder, self._histograms = Path(folder), histograms
         self._writer: Any = None
-        self._error: OSError | None = None  # of writing the file
+        self._error: OSError | None = None  # why the file could not be written
         self._since = _Since()
         if rank == 0:
             _library()
@@ -73,18 +73,19 @@ class TensorBoard(Observer):
         log(f"Event files in {self._folder}: tensorboard --logdir {self._folder}")
 
     def _open(self, first: int) -> None:
-        """A file of what is shown from an iteration on."""
-        before = len(list(self._folder.glob("events.out.tfevents.*")))  # names order the files, and have seconds only
+        """Opens a file for what is shown from an iteration on."""
+        # TensorBoard reads files in the order of their names, which tell two of one second apart by this number only.
+        before = len(list(self._folder.glob("events.out.tfevents.*")))
         self._writer = _library().SummaryWriter(str(self._folder), filename_suffix=f".{before:05}")
         # An error would end the library's thread with a traceback, and the run would wait for that for ever.
         writer = self._writer.file_writer.event_writer
         for name in ("write_event", "flush", "close"):
             setattr(writer._ev_writer, name, self._noting(getattr(writer._ev_writer, name)))
-        for event in _purge_events(first):  # not by SummaryWriter, whose thread would write them before
+        for event in _purge_events(first):  # here, for the thread of SummaryWriter would write its own before _noting()
             writer.add_event(event)
 
     def _noting(self, write: Callable[..., object]) -> Callable[..., object]:
-        """The same, but that an OSError is noted, for _is_open()."""
+        """Returns a function that does what `write` does, but keeps an OSError for _is_open()."""
 
         def noting(*arguments: object) -> object:
             try:
@@ -95,7 +96,7 @@ class TensorBoard(Observer):
         return noting
 
     def _is_open(self) -> bool:
-        """Whether there is a file to write. Where it could not be written there is none any more, which is told."""
+        """Returns whether there is a file to write. One that could not be written is closed, with a warning."""
         if self._writer and self._error:
             self.close()
         return self._writer is not None
@@ -107,7 +108,7 @@ class TensorBoard(Observer):
             return
         try:
             self._open(iteration)
-        except (EngineError, OSError) as error:  # where rank 0 has died, this one has not written before
+        except (EngineError, OSError) as error:  # this rank may have taken rank 0's place, and never have written
             self._warn(error)
 
     def wants_values(self, iteration: int) -> bool:
@@ -134,7 +135,7 @@ class TensorBoard(Observer):
         self._since = _Since()
 
     def _add_times(self, iteration: int) -> None:
-        """Means of the iterations since the last display, of this rank."""
+        """Adds this rank's mean times of the iterations since the last display."""
         since = self._since
         whole = since.end - since.begin
         self._add("time/ms_per_iteration", whole / since.count / 1e6, iteration)
@@ -181,7 +182,7 @@ class TensorBoard(Observer):
 
 
 def _named(outputs) -> list[tuple[str, float]]:
-    """(name, value) of each element; those of several are numbered."""
+    """Returns (name, value) of each element of outputs; elements of one output are numbered if it has several."""
     return [
         (f"{name}/{index}" if np.size(values) > 1 else name, value)
         for name, values in outputs.items()
@@ -202,7 +203,7 @@ def _proto(name: str) -> Any:
 
 
 def _purge_events(first: int) -> list:
-    """What tells TensorBoard that the file shows what is from this iteration on."""
+    """Returns the events that tell TensorBoard to forget what earlier files show from this iteration on."""
     make, session = _proto("event").Event, _proto("event").SessionLog
     return [
         make(step=first, file_version="brain.Event:2"),
@@ -211,7 +212,7 @@ def _purge_events(first: int) -> list:
 
 
 def _graph_event(net: Net):
-    """The net as TensorBoard draws graphs: a node for each layer; a "/" in a name puts it into a group."""
+    """Returns the net as a graph that TensorBoard draws, with a node for each layer. A "/" in a name makes a group."""
     graph = _proto("graph").GraphDef(versions=_proto("versions").VersionDef(producer=22))
     makers: dict[object, str] = {}
     for layer in net.graph.layers:
