@@ -1,4 +1,4 @@
-"""`engine time`: every layer forward and backward, and whole training steps, on synthetic input."""
+"""`engine time`: times every layer forward and backward, and whole training steps, on synthetic input."""
 
 from __future__ import annotations
 
@@ -38,7 +38,14 @@ def benchmark(
     memory_budget: int | None = None,
     kernels: Kernels | None = None,
 ) -> Times:
-    """Collective. Builds the net, runs one iteration to warm up and `iterations` that count. Raises ConfigErrors."""
+    """Collective. Builds the net, runs one iteration to warm up and `iterations` that count; returns their times.
+    Raises ConfigErrors, and ConfigError if there is nothing to time.
+
+    Args:
+        phase: TRAIN times forward, backward and update; TEST times forward alone.
+        memory_budget: bytes; None: no limit.
+        kernels: which kernels layers use, and whether they are measured.
+    """
     shapes_of = SourceShapes(config.message, phase, log, ranks=world.size)
     options = NetOptions(shapes_of=shapes_of, precision=precision, memory_budget=memory_budget)
     kernels = kernels or Kernels()
@@ -70,7 +77,7 @@ def benchmark(
 
 
 class Training:
-    """SGD with momentum and weight decay, or another rule, connected to the net's gradients as the solver's is."""
+    """Updates a net by SGD with momentum and weight decay, or by another rule, through the Optimizer of training."""
 
     def __init__(self, net: Net, world: World, comm_param: proto.CommParameter | None = None, rule: str = "SGD"):
         param = proto.SolverParameter(type=rule, base_lr=RATE, lr_policy="fixed", momentum=0.9, weight_decay=1e-4)
@@ -80,7 +87,8 @@ class Training:
 
 
 def step(net: Net, training: Training | None, iteration: int, ends: list[float] | None = None) -> float:
-    """One step; its seconds. ends: gets those after backward."""
+    """Takes one step, and returns its seconds. Without `training` it is forward alone. ends: a list to which the
+    seconds after backward are added."""
     begin = time.perf_counter()
     net.run_forward(Counters(iteration))
     if training:
@@ -103,8 +111,13 @@ def _times(
     spans: np.ndarray,
     reorders: np.ndarray,
 ) -> Times:
-    """first: seconds of the first step, and from the start of the process to its beginning; spans, reorders: see
-    _layer_times()."""
+    """Makes the Times of what was measured.
+
+    Args:
+        first: seconds of the first step, and from the start of the process until that began.
+        steps: seconds of each step.
+        spans, reorders: see _layer_times().
+    """
     from engine.host import _core
 
     layers = _layer_times(net, spans, reorders)
@@ -134,7 +147,7 @@ def _times(
 
 
 def _kernel_times(net: Net, kernels: Kernels) -> list[KernelTime]:
-    """Of the layers whose kernels were measured."""
+    """Returns the times of kernels, for the layers whose kernels were measured."""
     found = []
     for asked in net.builder.asked:
         measured = kernels.table.ops.get(asked.key) if kernels.table else None
@@ -145,7 +158,12 @@ def _kernel_times(net: Net, kernels: Kernels) -> list[KernelTime]:
 
 
 def _layer_times(net: Net, spans: np.ndarray, reorders: np.ndarray) -> list[LayerTime]:
-    """In forward's order. spans (iterations, 2 ops) and reorders (iterations, those of all ops): nanoseconds."""
+    """Returns the times of layers, in forward's order.
+
+    Args:
+        spans: nanoseconds (iterations, 2 ops): all ops forward, then in reverse order backward.
+        reorders: nanoseconds (iterations, reorders of all ops).
+    """
     count = len(net.program)
     median = np.median(spans, axis=0) / 1e6
     reorder_ms = iter(np.median(reorders, axis=0) / 1e6)

@@ -38,10 +38,10 @@ from engine.solver.wiring import check_wiring, wire
 
 
 def files_below(paths: Iterable[str]) -> list[str]:
-    """Folders replaced by the .prototxt files below them, and files with commas between them, as --solver has several
-    in a row, by each. Raises ConfigError for a folder without any."""
+    """Returns the files that paths stand for: a folder stands for the .prototxt files below it, a list with commas (as
+    --solver takes for stages) for each of its files. Raises ConfigError for a folder without such files."""
     found: list[str] = []
-    for path in chain.from_iterable(map(_in_a_row, paths)):
+    for path in chain.from_iterable(map(_split_list, paths)):
         if not os.path.isdir(path):
             found.append(path)
             continue
@@ -52,24 +52,29 @@ def files_below(paths: Iterable[str]) -> list[str]:
     return found
 
 
-def _in_a_row(path: str) -> list[str]:
-    """A path may itself have commas, so what is no list of files stays as it is."""
-    parts = [part.strip() for part in path.split(",")]
-    return parts if not os.path.exists(path) and all(map(os.path.exists, parts)) else [path]
+def _split_list(path: str) -> list[str]:
+    """Splits a list of files at its commas. One file's path may have commas, too: it stays as it is."""
+    files = [file.strip() for file in path.split(",")]
+    return files if not os.path.exists(path) and all(map(os.path.exists, files)) else [path]
 
 
 def check_file(
     path: str, overrides: Iterable[str] = (), level: int | None = None, stages: Iterable[str] = (), ranks: int = 1
 ) -> FileReport:
-    """Reads a net or a solver (its content says which) and builds its graphs. ranks: that a solver is to run on. Errors
-    are in the report."""
+    """Reads a net or a solver (its content says which), builds its graphs, and returns a report, which has the errors.
+
+    Args:
+        overrides: FIELD=VALUE each, as for --set.
+        level, stages: of the state in which nets are built.
+        ranks: that a solver is to run on.
+    """
     report = FileReport(path, ranks=ranks)
     try:
         if read_label_map(path) is not None:
             report.kind = "label map"
             return report
         config = read(path, overrides)
-    except EngineError as error:  # an error also where it is not there
+    except EngineError as error:  # also if there is no such file
         report.errors += [str(each) for each in error.errors]
         return report
     try:
@@ -89,7 +94,8 @@ def check_file(
 
 
 def _check_solver(config: SolverConfig, report: FileReport) -> None:
-    # Some programs that train say it themselves.
+    """Checks a solver and its nets. Raises ConfigError if it names no net to train, else errors go to the report."""
+    # It is no error: some programs set max_iter when they train.
     if not (config.message.HasField("max_iter") or config.message.HasField("max_epoch")):
         report.note(f"{config.path}: max_iter is missing; a training needs it, here or with --set max_iter=N")
         config.message.max_iter = 1
@@ -102,7 +108,7 @@ def _check_solver(config: SolverConfig, report: FileReport) -> None:
     try:
         check_snapshots(config.message, config.path, config.place("snapshot_prefix"))
     except ConfigError as error:
-        report.absent(str(error))  # on this machine, which need not be the one that trains
+        report.absent(str(error))  # the folder may be there on the machine that trains
     for file in config.message.weights:
         if not os.path.exists(file):
             report.absent(f"{config.place('weights')}: weights {file} are not here")
@@ -111,7 +117,7 @@ def _check_solver(config: SolverConfig, report: FileReport) -> None:
         raise ConfigError("the solver names no net to train; set net or train_net", config.path)
     try:
         model_parts(nets.train, report.ranks)
-        if report.ranks > 1:  # else it is not known how many there will be
+        if report.ranks > 1:  # 1 is the default, and says nothing of the run
             require_ranks(config.message, report.ranks, config.place)
     except ConfigError as error:
         report.fail(error)
@@ -139,7 +145,7 @@ def _check_solver(config: SolverConfig, report: FileReport) -> None:
 
 
 def _for_tests(net: NetConfig) -> NetConfig:
-    """Without force_backward: a test takes no gradients."""
+    """Returns a test net without force_backward: a test computes no gradients."""
     message = proto.NetParameter()
     message.CopyFrom(net.message)
     message.force_backward = False
@@ -147,7 +153,11 @@ def _for_tests(net: NetConfig) -> NetConfig:
 
 
 def _check_adversarial(config: SolverConfig, report: FileReport, sets: float) -> None:
-    """The generator with the discriminator behind it, the discriminator alone, then the test nets."""
+    """Checks the generator with the discriminator behind it, the discriminator alone, and the test nets.
+
+    Args:
+        sets: numbers that the optimizer remembers for each parameter.
+    """
     nets, adversarial = nets_of_solver(config), config.message.adversarial
     wiring = wire(config)
     shapes_of = SourceShapes(wiring.generator.message, proto.TRAIN, report.absent, ranks=report.ranks)
@@ -172,7 +182,7 @@ def _check_adversarial(config: SolverConfig, report: FileReport, sets: float) ->
 
 
 def _add_outline(config: SolverConfig, source: SourceShapes, report: FileReport) -> None:
-    """What the solver's numbers come to on so many ranks."""
+    """Adds the global batch, the outline of the run and the learning rates to the report."""
     param, layers = config.message, data_layers(config)
     recurrent = [name for net in report.nets for name in net.recurrent]
     for told in (*recurrent_warnings(param, recurrent), *python_data_warnings(config, report.ranks)):
@@ -202,7 +212,8 @@ def _add_outline(config: SolverConfig, source: SourceShapes, report: FileReport)
 
 
 def _outline_without_batch(config: SolverConfig, report: FileReport) -> None:
-    """Where nothing tells how many samples a batch has, but the code of a Python layer: the rates of iterations."""
+    """Adds the learning rates by iterations, where only the code of a Python layer knows how many samples a batch
+    has."""
     counted = in_epochs(config.message)
     if counted:
         report.note(
@@ -216,7 +227,8 @@ def _outline_without_batch(config: SolverConfig, report: FileReport) -> None:
 def _add_schedule(
     config: SolverConfig, report: FileReport, batch: int, size: int, rows: int = 0
 ) -> tuple[proto.SolverParameter, Calendar] | None:
-    """The rates, and what resolve() returns; None, with the errors in the report, where it raises some."""
+    """Adds the learning rates to the report. Returns what resolve() returns; None if it raises errors, which the report
+    then has."""
     try:
         resolved, calendar = resolve(config.message, batch, size, config.place, rows)
         check_schedules(resolved, config.place)
@@ -228,10 +240,10 @@ def _add_schedule(
 
 
 def _schedule(param: proto.SolverParameter) -> list[tuple[int, float]]:
-    """The learning rate at the start, at the end of the warm-up, at the quarters of the run."""
+    """Returns (iteration, learning rate) at the start, at the end of the warm-up, and at each quarter of the run."""
     rate = LearningRate(param)
     last = max(0, param.max_iter - 1)
-    if rate.reads_loss:  # only its beginning is known
+    if rate.reads_loss:  # later rates depend on losses
         return [(0, param.warmup_start_lr if param.warmup_iter > 0 else param.base_lr)]
     points = {0, *(last * quarter // 4 for quarter in range(1, 5))}
     if 0 < param.warmup_iter < last:

@@ -16,31 +16,31 @@ from engine.data.registry import open_source, recognised
 from engine.errors import DataError, printable, shape_text
 from engine.host.cores import cores_at_once
 
-_SHOWN = 5  # sizes, the most frequent first
-_TELL_EVERY = 64
+_SHOWN = 5  # sizes that are named, the most frequent first
+_TELL_EVERY = 64  # items between two updates of the progress
 
 
 @dataclass
 class DataReport:
-    """What was found in a source. shapes: (c, h, w) of the pictures; broken: keys, and why."""
+    """What was found in a source."""
 
     path: str
     kind: str
     items: int = 0
-    shapes: Counter[tuple[int, ...]] = field(default_factory=Counter)
-    labels: Counter[int] = field(default_factory=Counter)
-    masks: int = 0
-    broken: list[tuple[str, str]] = field(default_factory=list)
+    shapes: Counter[tuple[int, ...]] = field(default_factory=Counter)  # (c, h, w) of pictures -> how many
+    labels: Counter[int] = field(default_factory=Counter)  # label -> how many items
+    masks: int = 0  # items that have one
+    broken: list[tuple[str, str]] = field(default_factory=list)  # (key, what is wrong)
 
     def to_json(self) -> dict[str, object]:
-        """For programs."""
+        """Returns the report for programs."""
         shapes = [{"shape": list(shape), "items": count} for shape, count in self.shapes.most_common()]
         labels = {str(label): self.labels[label] for label in self.labels}
         broken = [{"key": key, "why": why} for key, why in self.broken]
         return {**vars(self), "shapes": shapes, "labels": labels, "broken": broken}
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Returns lines for people."""
         shapes = [f"{shape_text(shape)} ({count})" for shape, count in self.shapes.most_common(_SHOWN)]
         more = f" and {len(self.shapes) - _SHOWN} other sizes" if len(self.shapes) > _SHOWN else ""
         lines = [f"{self.path}: {self.kind}, {self.items} items: {', '.join(shapes) or 'nothing decoded'}{more}"]
@@ -55,7 +55,7 @@ class DataReport:
 
 
 def is_data(path: str) -> bool:
-    """Whether a path names a source of data, and not nets and solvers, or a folder of them."""
+    """Returns whether a path names a source of data. A folder with .prototxt files below it is none."""
     kind = recognised(path)
     if kind == "FOLDER":
         return os.path.isdir(path) and next(Path(path).rglob("*.prototxt"), None) is None
@@ -63,18 +63,22 @@ def is_data(path: str) -> bool:
 
 
 def check_data(path: str, progress: Callable[[int, int], None] | None = None) -> DataReport:
-    """Reads and decodes every item. Raises DataError for a source that cannot be opened."""
+    """Reads and decodes every item. Raises DataError if the source cannot be opened.
+
+    Args:
+        progress: is called with the numbers of items done and of all items.
+    """
     source = open_source(path)
     report = DataReport(path, recognised(path), len(source))
 
     def look(index: int) -> tuple[str, tuple[int, ...], proto.Datum | None, str]:
-        """(key, shape, Datum, what is wrong with it)"""
+        """Returns (key, shape, Datum, ""), or (key, (), None, what is wrong) for a broken item."""
         key = f"item {index}"
         try:
             key, stored = source.item(index)
             datum = parse_datum(stored) if isinstance(stored, bytes) else stored
             if isinstance(stored, bytes) and not (datum.data or datum.float_data):
-                datum = parse_annotated(stored).datum  # boxes
+                datum = parse_annotated(stored).datum  # an AnnotatedDatum, with boxes
             image = decode(datum)
             if datum.mask:
                 check_pair(decode_mask(datum.mask), image)

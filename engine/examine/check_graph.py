@@ -1,4 +1,5 @@
-"""What `engine check` says of a net that can be built: files that its parameters lack, and what is likely a mistake."""
+"""Finds what is likely a mistake in a net that can be built, and the files that its parameters lack, for `engine
+check`."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from engine.layers.softmax_with_loss import SoftmaxWithLoss
 
 
 def absent_fillers(graph: Graph) -> Iterator[str]:
-    """Of files that parameters begin with. Raises ConfigError for one that has not their numbers."""
+    """Yields a line for each file that parameters begin with (filler type "file") and that is not there. Raises
+    ConfigError for a file that does not fit its parameter."""
     for layer in graph.layers:
         for parameter in layer.params:
             if parameter.filler is not None and parameter.filler.type == "file":
@@ -29,22 +31,23 @@ def absent_fillers(graph: Graph) -> Iterator[str]:
 
 
 def unread(graph: Graph) -> Iterator[str]:
-    """A line for each layer of a net that is trained whose gradient is 0, for nobody reads what it makes: a bottom may
-    have a wrong name. What measures, gives data, or shows what others read in another form is not meant to be read."""
+    """Yields a line for each layer of a trained net that has no gradient, as no layer reads its tops: a bottom may have
+    a wrong name. Left out are layers whose tops need no reader: those that measure, give data, or show in another form
+    what other layers read, too."""
     if graph.phase != proto.TRAIN or not any(any(layer.loss_weights) for layer in graph.layers):
         return
     outputs, readers = set(graph.outputs), graph.readers()
     for layer in graph.layers:
         shows = not layer.params and any(len(readers[bottom]) > 1 for bottom in layer.bottoms)
-        makes = layer.bottoms and layer.named_tops and layer.differentiable and not (layer.is_loss or shows)
-        if makes and outputs.issuperset(layer.named_tops) and not any(layer.loss_weights):
+        needs_reader = layer.bottoms and layer.named_tops and layer.differentiable and not (layer.is_loss or shows)
+        if needs_reader and outputs.issuperset(layer.named_tops) and not any(layer.loss_weights):
             tops = ", ".join(f"'{top.name}'" for top in layer.named_tops)
             yield f"{layer.where}: layer '{layer.name}': in phase TRAIN nobody reads its top {tops}"
 
 
 def distributions(graph: Graph) -> Iterator[str]:
-    """A line for each layer that takes as many labels as scores for distributions, where neither mix_param nor a
-    Softmax makes them: they may be numbers that no Caffe takes for labels."""
+    """Yields a line for each layer whose labels are as many as its scores, which it therefore takes for distributions,
+    where neither mix_param nor a Softmax makes such: they may be plain numbers by mistake."""
     if any(layer.message.transform_param.HasField("mix_param") for layer in graph.layers):
         return
     soft = _probabilities(graph)
@@ -61,7 +64,8 @@ def distributions(graph: Graph) -> Iterator[str]:
 
 
 def softmax_again(graph: Graph) -> Iterator[str]:
-    """A line for each EntropyLoss of probabilities, which those of some forks take: here it makes them itself."""
+    """Yields a line for each EntropyLoss that reads a Softmax's top. It takes the softmax of its bottom itself; that of
+    some forks reads probabilities."""
     soft = _probabilities(graph)
     for layer in graph.layers:
         if isinstance(layer, EntropyLoss) and layer.bottoms[0] in soft:
@@ -73,4 +77,5 @@ def softmax_again(graph: Graph) -> Iterator[str]:
 
 
 def _probabilities(graph: Graph) -> set[Blob]:
+    """Returns the tops of Softmax layers."""
     return {top for layer in graph.layers if layer.type == "Softmax" for top in layer.tops}

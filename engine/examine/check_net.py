@@ -1,4 +1,4 @@
-"""What `engine check` does with a net: builds its graphs without data, and supposes what only data would tell."""
+"""Checks a net for `engine check`: builds its graphs without data, and supposes what only data would tell."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from engine.graph.passes.split import insert_splits
 from engine.host.memory import SMALLER_BATCH, free_memory, size_text, with_margin
 from engine.layers.registry import layer_types
 
-_SHAPE = re.compile(r"\((\d+, \d+)(?:, \d+)+\)")  # and its first two numbers
+_SHAPE = re.compile(r"\((\d+, \d+)(?:, \d+)+\)")  # of a blob in a message; the group is its first two numbers
 FITS_NONE = "fits none of the sizes that its data may have"
-USUAL_CLASSES = 10  # where only data that are not here tell their number
+USUAL_CLASSES = 10  # supposed where only data that are not here tell the number of classes
 
 
 def check_net(config: NetConfig, report: FileReport) -> None:
-    """Both phases. One in which the net reads nothing, while it does in the other, is not meant."""
+    """Checks a net in both phases, but not in one in which nothing feeds it while something does in the other. Raises
+    ConfigError for a net without layers; else errors go to the report."""
     if not config.message.layer:
         raise ConfigError("the net has no layers", config.path)
     _give_data(config, report)
@@ -54,20 +55,22 @@ def check_net(config: NetConfig, report: FileReport) -> None:
 
 
 def _feeding_layers(config: NetConfig, state: proto.NetState) -> list[proto.LayerParameter]:
+    """Returns the layers without bottoms of a net in a state."""
     layers = enumerate(config.message.layer)
     return [layer for i, layer in layers if not layer.bottom and kept(layer, state, config.where(i))]
 
 
 def _feeding_stages(config: NetConfig) -> list[str]:
-    """The stages each of which alone lets a layer feed the net, in their order in the text."""
+    """Returns the stages with each of which alone some layer feeds the net, in their order in the text."""
     named = dict.fromkeys(stage for layer in config.message.layer for rule in layer.include for stage in rule.stage)
     states = {stage: [state_in(config, phase, [stage]) for phase in PHASE_NAMES] for stage in named}
     return [stage for stage, of in states.items() if any(_feeding_layers(config, state) for state in of)]
 
 
 def _give_data(config: NetConfig, report: FileReport) -> None:
-    """Some nets begin with layers that read 'data', and perhaps 'label', which no layer makes: whoever runs them, as
-    DIGITS, puts the layer in front that does, or writes into those that are there what they read."""
+    """Gives a net a data layer, or its data layers a batch size, where programs such as DIGITS do so before they run
+    it. Such nets begin with layers that read 'data', and perhaps 'label', which no layer makes, or have Data layers
+    that name no source."""
     layers = config.message.layer
     for index, layer in enumerate(layers):
         given = layer.data_param.source or layer.data_param.HasField("batch_size") or params_of_other_types(layer)
@@ -95,7 +98,8 @@ def _give_data(config: NetConfig, report: FileReport) -> None:
 
 
 def _give_num_output(config: NetConfig, report: FileReport) -> None:
-    """DIGITS's nets name no data, and say nothing of the number of its classes: DIGITS fills in both."""
+    """Gives InnerProduct layers without num_output USUAL_CLASSES in a net that names no data: DIGITS fills in the
+    number of classes."""
     readers = [layer for layer in config.message.layer if layer.type == "Data"]
     if not readers or any(layer.data_param.source for layer in readers):
         return
@@ -115,8 +119,13 @@ def add_graph(
     sets: float = 0,
     frozen: frozenset[str] = frozenset(),
 ) -> SourceShapes:
-    """state: that the net is built in. sets: of numbers that the optimizer remembers, one for each that is learned;
-    frozen: layers that do not learn. Returns what it has found of the sources."""
+    """Builds a net in a state, and adds it to the report, or its phase to an equal net that is there. Returns what it
+    has found of the sources.
+
+    Args:
+        sets: how many numbers the optimizer remembers for each parameter.
+        frozen: names of layers that do not learn.
+    """
     for text in config.notes:
         report.note(text)
     for text in unknown_stages(config.message, state.stage):
@@ -149,9 +158,11 @@ def _built(
     report: FileReport,
     frozen: frozenset[str] = frozenset(),
 ) -> tuple[NetReport | None, SourceShapes]:
-    """Where nothing tells the size of data that are not here, one with which the net builds is found: an error that it
-    has with some sizes only is a lack of data."""
-    failed: list[tuple[dict[str, EngineError], list[str], SourceShapes]] = []  # errors, what is absent
+    """Builds a net in a state. Returns its report, None if it does not build, and what was found of the sources.
+
+    Where nothing tells the size of data that are not here it tries several. An error that comes with some sizes only
+    does not count as the net's: the report then says that data are absent."""
+    failed: list[tuple[dict[str, EngineError], list[str], SourceShapes]] = []  # of each size: errors, what is absent
     for supposition in suppositions(config.message):
         lines: list[str] = []
         shapes_of = SourceShapes(config.message, state.phase, lines.append, suppose=supposition, ranks=report.ranks)
@@ -165,7 +176,7 @@ def _built(
         except ConfigError as error:
             failed.append(({str(each): each for each in error.errors}, lines, shapes_of))
             always = set.intersection(*(set(errors) for errors, *_ in failed))
-            if not shapes_of.supposed or (always and supposition.picture):  # with the second size, too
+            if not shapes_of.supposed or (always and supposition.picture):  # the errors come with two sizes at least
                 break
             continue
         for line in lines:
@@ -187,7 +198,8 @@ def _built(
 
 
 def _without_sides(text: str) -> str:
-    """An error, without heights and widths where channels differ, too: it does not come of a picture's size."""
+    """Returns an error's text, without heights and widths if its shapes differ in channels, too: then it does not come
+    from the size of pictures, and is the same error with every size."""
     differ = len({shape[1] for shape in _SHAPE.finditer(text)}) > 1
     return _SHAPE.sub(r"(\1)", text) if differ else text
 

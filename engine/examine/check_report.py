@@ -1,4 +1,4 @@
-"""What `engine check` has found in a file, and in each of its nets."""
+"""Holds what `engine check` has found in a file, and in each of its nets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NetReport:
     phases: list[str]
     layers: list[LayerCost]
     memory: Memory
-    batch: int  # of the first top, samples
+    batch: int  # samples in the first top
     has_loss: bool
     recurrent: list[str]  # layers that go on from batch to batch
     supposition: Supposition = SUPPOSITIONS[0]  # of data that are not here
@@ -31,31 +31,32 @@ class NetReport:
 
     @property
     def flops(self) -> int:
-        """Of a forward pass over the batch."""
+        """The FLOPs of a forward pass over the batch."""
         return sum(layer.flops for layer in self.layers)
 
 
 @dataclass
 class FileReport:
-    """What was found in one file. schedule: of a solver, (iteration, learning rate); outline: its run on `ranks`."""
+    """What was found in one file."""
 
     file: str
     kind: str = ""
     nets: list[NetReport] = field(default_factory=list)
-    schedule: list[tuple[int, float]] = field(default_factory=list)
+    schedule: list[tuple[int, float]] = field(default_factory=list)  # of a solver: (iteration, learning rate)
     notes: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)  # Python layers; what depends on them is not checked
-    absent_code: list[str] = field(default_factory=list)  # of Python layers; the same
+    refused: list[str] = field(default_factory=list)  # Python layers that may not be imported, nor be checked therefore
+    absent_code: list[str] = field(default_factory=list)  # Python layers whose code is not here
     absent_files: list[str] = field(default_factory=list)
     ranks: int = 1
-    batch: str = ""  # global, and what it is the product of
-    optimizer_bytes: int = 0  # on each rank
-    sharded: bool = False  # each rank has a share of them
+    batch: str = ""  # the global batch, and what it is the product of
+    optimizer_bytes: int = 0  # of the optimizer's state on each rank
+    sharded: bool = False  # whether a rank has only its share of that state
     discriminator: NetReport | None = None  # of adversarial training; nets[0] is the generator with it behind
-    outline: Outline | None = None
+    outline: Outline | None = None  # of a solver: its run on `ranks` ranks
 
     def fail(self, error: EngineError) -> None:
+        """Adds an error: to `errors`, or where it belongs if only code or a file is absent."""
         for each in error.errors:
             kinds = {FILE: self.absent_files, CODE: self.absent_code}
             lines = self.refused if isinstance(each, ModuleRefused) else kinds.get(each.absent, self.errors)
@@ -72,6 +73,6 @@ class FileReport:
             self.notes.append(text)
 
     def absent(self, text: str) -> None:
-        """A file that is not here."""
+        """Adds a line about a file that is not here."""
         if text not in self.absent_files:
             self.absent_files.append(text)

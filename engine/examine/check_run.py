@@ -1,4 +1,4 @@
-"""`engine check --run`: each net takes one step in a separate process; failures are counted by reason."""
+"""`engine check --run`: lets each net take one step in a separate process, and counts failures by reason."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from engine.examine.trial import Outcome, Trial
 from engine.host.launch import own_command
 from engine.report.table import human
 
-TIME_LIMIT = 600  # seconds
+TIME_LIMIT = 600  # seconds of a trial
 
-# What an error says -> the reason that it is counted under. The first that matches.
+# What an error says, and the reason that it is counted under; the first that matches counts.
 _REASONS = (
     (FITS_NONE, "its data are not here"),
     (r"VideoData", "reads a video"),
@@ -39,17 +39,16 @@ _REASONS = (
 
 @dataclass
 class Row:
-    """One file in one phase. stage: how far it came, "reads", "builds" or "runs", "" for a file that cannot be read.
-    lacks: whether nothing is wrong with it but that user code or a file is not here."""
+    """How far one file came in one phase."""
 
     file: str
     kind: str
     phase: str
-    stage: str
-    reason: str = ""
+    stage: str  # "reads", "builds" or "runs"; "" for a file that cannot be read
+    reason: str = ""  # why it came no further; "" if it runs
     message: str = ""
     outcome: Outcome = field(default_factory=Outcome)
-    lacks: bool = False
+    lacks: bool = False  # whether it is wrong only in that user code or a file is not here
 
 
 def check_and_run(
@@ -59,7 +58,12 @@ def check_and_run(
     stages: Iterable[str],
     python_layers: bool = False,
 ) -> Iterator[Row]:
-    """Every file in every phase in which it has something to run. python_layers: trials may import their modules."""
+    """Checks and tries every file in every phase in which it has something to run; yields a row for each.
+
+    Args:
+        python_layers: whether trials may import the modules of Python layers.
+        overrides, level, stages: see check_file().
+    """
     state = (level, tuple(stages), tuple(overrides), python_layers)
     for path in paths:
         yield from _run_file(check_file(path, state[2], level, state[1]), state)
@@ -69,7 +73,7 @@ def _run_file(report: FileReport, state: tuple) -> Iterator[Row]:
     phases = _phases(report)
     problems = [*report.errors, *report.absent_code, *report.refused]
     if problems or not phases:
-        # A step needs no folder for snapshots; that a net fits nothing tells more than which of its data are absent.
+        # A step needs no folder for snapshots. That a net fits no data comes first: it tells more than what is absent.
         absent = [each for each in report.absent_files if "there is no folder" not in each]
         stopped_by = [*problems, *sorted(absent, key=lambda each: FITS_NONE not in each)]
         reason, message = "nothing in it", "the net has no layers"
@@ -90,8 +94,8 @@ def _run_file(report: FileReport, state: tuple) -> Iterator[Row]:
 
 
 def _phases(report: FileReport) -> list[str]:
-    """A solver trains. A net is trained where it has a loss, and tested."""
-    if report.kind == "solver":  # whose net may be absent
+    """Returns the phases to try: TRAIN for a solver; for a net TEST, and TRAIN if it has a loss."""
+    if report.kind == "solver":  # its net may be absent
         return ["TRAIN"] * any("TRAIN" in net.phases for net in report.nets)
     trains = any("TRAIN" in net.phases and net.has_loss for net in report.nets)
     tests = any("TEST" in net.phases and net.layers for net in report.nets)
@@ -99,19 +103,19 @@ def _phases(report: FileReport) -> list[str]:
 
 
 def run_apart(trial: Trial) -> Outcome:
-    """The trial in a process of its own, within TIME_LIMIT."""
+    """Runs a trial in a process of its own, within TIME_LIMIT. Returns its outcome, whatever happens to the process."""
     try:
         done = subprocess.run(
             own_command("--trial"),
             input=json.dumps(asdict(trial)),
             capture_output=True,
             text=True,
-            errors="replace",  # a user's code says what it likes
+            errors="replace",  # a user's code may print any bytes
             timeout=TIME_LIMIT,
         )
     except subprocess.TimeoutExpired:
         return Outcome("time", f"not done in {TIME_LIMIT} s")
-    if done.returncode == 0 and done.stdout:  # else a user's code has ended it
+    if done.returncode == 0 and done.stdout:  # without output, a user's code has ended the process
         return Outcome(**json.loads(done.stdout.splitlines()[-1]))
     if done.returncode == -signal.SIGKILL:
         return Outcome("memory", "killed, probably because the machine was out of memory")
@@ -120,7 +124,7 @@ def run_apart(trial: Trial) -> Outcome:
 
 
 def reason_of(message: str) -> str:
-    """What to count an error under."""
+    """Returns the reason that an error is counted under."""
     for pattern, reason in _REASONS:
         found = re.search(pattern, message)
         if found:
@@ -129,7 +133,7 @@ def reason_of(message: str) -> str:
 
 
 def line_of(row: Row) -> str:
-    """For people."""
+    """Returns a line for people."""
     head = f"{printable(row.file)}{f', {row.phase}' if row.phase else ''}: "
     if row.reason:
         return f"{head}{row.reason}: {row.message.strip().splitlines()[-1]}"
@@ -144,7 +148,8 @@ def line_of(row: Row) -> str:
 
 
 def summary(rows: Iterable[Row]) -> str:
-    """How many files come how far, and the reasons of those that do not run, by their number."""
+    """Returns lines that tell how many files come how far, and why others do not run, the most frequent reason
+    first."""
     rows = list(rows)
     files = dict.fromkeys(row.file for row in rows)
     least = {file: min((row.stage for row in rows if row.file == file), key=_STAGES.index) for file in files}
@@ -155,4 +160,4 @@ def summary(rows: Iterable[Row]) -> str:
     return "\n".join(lines)
 
 
-_STAGES = ("", "reads", "builds", "runs")
+_STAGES = ("", "reads", "builds", "runs")  # of a Row

@@ -1,4 +1,4 @@
-"""What `engine check` has found, for people, for programs, and as curves."""
+"""Writes what `engine check` has found, for people, for programs, and as curves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.report.table import human, table
 
 
 def to_text(report: FileReport) -> str:
-    """For people."""
+    """Returns a report for people."""
     paragraphs = [f"{printable(report.file)}: {report.kind or 'unreadable'}"]
     if report.batch:
         paragraphs.append(f"global batch: {report.batch}")
@@ -32,9 +32,9 @@ def to_text(report: FileReport) -> str:
 
 
 def _memory_text(report: FileReport) -> str:
-    """Of a rank that trains."""
+    """Returns a line about the memory of a rank that trains."""
     used, own = report.nets[0].memory, report.optimizer_bytes
-    if other := report.discriminator:  # whose parameters the first one has, too
+    if other := report.discriminator:  # its parameters are among those of nets[0]
         gradients, planned = (getattr(used, name) + getattr(other.memory, name) for name in ("gradients", "planned"))
         used = replace(used, gradients=gradients, planned=planned)
     total = used.parameters + used.gradients + own + used.planned + used.ring
@@ -75,7 +75,7 @@ def _net_text(net: NetReport) -> str:
 
 
 def to_json(report: FileReport) -> dict:
-    """For programs."""
+    """Returns a report for programs."""
     result = asdict(replace(report, outline=None))
     result["outline"] = report.outline.to_json() if report.outline else None
     for net, entry in zip(report.nets, result["nets"], strict=True):
@@ -86,8 +86,8 @@ def to_json(report: FileReport) -> dict:
 
 
 def draw_schedules(reports: Iterable[FileReport], path: str) -> None:
-    """Writes the curves of all solvers, one series each. Raises ConfigError if there is none, EngineError as
-    write_panels() does."""
+    """Draws the curves of all solvers into one picture. Raises ConfigError if there is no solver whose run is known,
+    EngineError if the picture cannot be written."""
     drawn = [(report.file, report.outline) for report in reports if report.outline]
     if not drawn:
         raise ConfigError("nothing to draw: no solver whose run is known", path)
@@ -99,12 +99,12 @@ def draw_schedules(reports: Iterable[FileReport], path: str) -> None:
 
 
 def all_errors(reports: Iterable[FileReport]) -> Iterator[str]:
-    """Without repetition: solvers share nets."""
+    """Yields the errors of all files, each once: solvers share nets."""
     yield from dict.fromkeys(error for report in reports for error in report.errors)
 
 
 def summary(reports: Sequence[FileReport]) -> str:
-    """How many files are fine, lack something, or have errors."""
+    """Returns a line that says how many files are fine, lack something, or have errors."""
     fine = sum(not (report.errors or report.lacks) for report in reports)
     code = sum(bool(report.absent_code or report.refused) and not report.errors for report in reports)
     files = sum(bool(report.absent_files) and not report.errors for report in reports)

@@ -1,4 +1,4 @@
-"""`engine compare`: where two trained nets, or one net in two precisions, begin to differ."""
+"""`engine compare`: finds where two trained nets, or one net in two precisions, begin to differ."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from engine.report.table import table
 from engine.weights import read_caffemodel, read_solverstate
 
 HEADER = ("layer", "", "shape", "largest difference", "of largest value", "relative")
-Arrays = dict[tuple[str, str], np.ndarray]  # by layer and what of it
+Arrays = dict[tuple[str, str], np.ndarray]  # by (layer, which array of it)
 
 
 @dataclass
 class Difference:
-    """Of one array. largest: of |a - b|; scale: the largest |a|. What is not finite in one only is infinitely far."""
+    """How much one array differs."""
 
     layer: str
-    what: str
+    what: str  # which array of the layer
     shape: tuple[int, ...]
-    largest: float
-    scale: float
+    largest: float  # the largest |a - b|; infinite where only one of the two is finite
+    scale: float  # the largest |a|
 
     @property
     def relative(self) -> float:
@@ -39,22 +39,22 @@ class Difference:
 
 @dataclass
 class Comparison:
-    """differences: in the order of a's layers. alone: what only one of the two has, by its name."""
+    """How two nets or files, a and b, differ."""
 
-    differences: list[Difference]
-    alone: dict[str, list[str]]
+    differences: list[Difference]  # in the order of a's layers
+    alone: dict[str, list[str]]  # file -> arrays that only this one has
 
     def first_beyond(self, tolerance: float) -> Difference | None:
-        """The first whose relative difference is more than the tolerance."""
+        """Returns the first difference that is relatively more than the tolerance, or None."""
         return next((each for each in self.differences if each.relative > tolerance), None)
 
     def differs(self, tolerance: float) -> bool:
-        """Whether anything does, or is in one of the two only."""
+        """Returns whether an array differs by more than the tolerance, or is in one of the two only."""
         return bool(self.alone) or self.first_beyond(tolerance) is not None
 
 
 def compare_files(a: str, b: str) -> Comparison:
-    """Two caffemodels, layer by layer, or the histories of two solverstates.
+    """Compares two caffemodels, layer by layer, or the histories of two solverstates.
 
     Raises WeightsError, ConfigError if shapes differ or nothing is in both.
     """
@@ -69,14 +69,17 @@ def compare_nets(
     precision: str = "fp32",
     seed: int = 1,
 ) -> Comparison:
-    """Every top of one forward pass on the same synthetic input; the second net in `precision`. Logs what is supposed
-    of data that are not here.
+    """Compares every top of two nets after a forward pass on the same synthetic input. Logs what is supposed of data
+    that are not here. Raises ConfigErrors, WeightsError.
 
-    weights: files for each, at least one. Raises ConfigErrors, WeightsError.
+    Args:
+        weights: the files of weights of each net, at least one.
+        precision: of the second net; the first computes in fp32.
+        seed: of the input.
     """
     absent: list[str] = []
     a, b = (_run(*each, phase, seed, absent) for each in zip(nets, weights, ("fp32", precision), strict=True))
-    for line in dict.fromkeys(absent):  # of one net twice, the same
+    for line in dict.fromkeys(absent):  # once, where both are the same net
         log(line)
     return _compare(a, b, (nets[0].path, nets[1].path))
 
@@ -135,7 +138,7 @@ def _difference(layer: str, what: str, a: np.ndarray, b: np.ndarray) -> Differen
 
 
 def to_text(comparison: Comparison, tolerance: float) -> str:
-    """The table, what only one has, and the first that differs."""
+    """Returns the table, what is in one of the two only, and the first array that differs."""
     rows = [
         (d.layer, d.what, shape_text(d.shape), f"{d.largest:.3g}", f"{d.scale:.3g}", f"{d.relative:.2g}")
         for d in comparison.differences

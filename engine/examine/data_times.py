@@ -1,4 +1,5 @@
-"""`engine time --data`: what the data of a solver's net take, stage by stage, and how many threads keep the net fed."""
+"""`engine time --data`: times the data of a solver's net, stage by stage, and tells how many threads keep the net
+fed."""
 
 from __future__ import annotations
 
@@ -29,55 +30,55 @@ if TYPE_CHECKING:
     from engine.data.data_source import DataSource
     from engine.net.kernel_table import Kernels
 
-IMAGES, _WARM_UP = 256, 8  # of a layer that are measured, and before that
+IMAGES, _WARM_UP = 256, 8  # images of a layer that are measured, and that are read before
 _LIMIT = 10.0  # seconds that one pass over them may take
-_ELAPSED = 2.0  # seconds that all threads run for
+_ELAPSED = 2.0  # seconds for which all threads run
 
 
 @dataclass
 class DataLayerTimes:
-    """One data layer. stages: processor time of an image, ms, by stage; waited: for the source's files, ms of an image,
-    beside that, when it was read first; threads, elapsed: images per second with all decoding threads at once."""
+    """The times of one data layer."""
 
     name: str
     source: str
-    images: int
+    images: int  # that were measured
     batch: int
-    stages: dict[str, float]
-    waited: float
-    threads: int
-    elapsed: float
+    stages: dict[str, float]  # stage -> milliseconds of processor time for an image
+    waited: float  # milliseconds for an image, beside these, that the first reading waited for the source's files
+    threads: int  # decoding threads
+    elapsed: float  # images per second with all decoding threads at once
 
     @property
     def milliseconds(self) -> float:
-        """Of one image on one core."""
+        """The processor time of one image."""
         return sum(self.stages.values())
 
 
 @dataclass
 class DataTimes:
-    """step_ms: of the net on synthetic input; 0 where it was not measured."""
+    """The times of a net's data layers, and of its step."""
 
     net: str
     precision: str
-    step_ms: float
+    step_ms: float  # on synthetic input; 0 if it was not measured
     layers: list[DataLayerTimes]
     notes: list[str] = field(default_factory=list)
 
     @property
     def core_ms(self) -> float:
-        """Processor time that the data of one step take."""
+        """The processor time of the data of one step, in milliseconds."""
         return sum(layer.batch * layer.milliseconds for layer in self.layers)
 
     @property
     def threads_needed(self) -> int:
+        """The number of decoding threads that keep the net fed; 0 if step_ms was not measured."""
         return max(1, math.ceil(self.core_ms / self.step_ms)) if self.step_ms else 0
 
 
 def data_times(
     config: SolverConfig, world: World, precision: str, iterations: int, kernels: Kernels | None = None
 ) -> DataTimes:
-    """The data layers of the train net, over `iterations` steps of it. Raises ConfigErrors, DataError."""
+    """Times the data layers of the train net, and `iterations` of its steps. Raises ConfigErrors, DataError."""
     if world.size > 1:
         raise ConfigError("--data measures one rank's pipeline: start it without mpiexec")
     net = net_of_solver(config, proto.TRAIN)
@@ -96,6 +97,7 @@ def data_times(
 
 
 def _measure(name: str, source: DataSource) -> DataLayerTimes:
+    """Times a data layer. Its batch is left 0."""
     reader = source.reader
     samples = source.order(0, min(IMAGES + _WARM_UP, 4 * source.size))
     out = [np.empty((2, *shape), np.float32) for shape in reader.shapes]
@@ -137,7 +139,8 @@ def _fetcher(reader: PictureReader, samples: Sequence[tuple[int, int]]) -> Calla
 def _timed(
     work: Callable[[int], object], count: int, tell: Callable[[int], None] | None = None
 ) -> tuple[tuple[float, float], int]:
-    """(processor, elapsed) ms of one call of work(0), work(1) ..., and how many there were time for."""
+    """Calls work(0), work(1), ... `count` times, or until _LIMIT is over. Returns the mean (processor, elapsed)
+    milliseconds of a call, and the number of calls."""
     begin, processor = time.perf_counter(), time.thread_time()
     done = 0
     while done < count and time.perf_counter() - begin < _LIMIT:
@@ -150,7 +153,8 @@ def _timed(
 
 
 def _timed_stages(load: Callable[[int], None], count: int) -> tuple[tuple[float, float], dict[str, float], int]:
-    """The same, with the processor time of decoding and resizing, by their share of the time that passed."""
+    """Calls load() as _timed() does. Returns in between the processor milliseconds of decoding and of resizing: their
+    measured elapsed times, scaled by processor time over elapsed time."""
     from engine.host import _core
 
     before, pillow = np.array(_core.stage_times()), pillow_nanoseconds()
@@ -159,15 +163,14 @@ def _timed_stages(load: Callable[[int], None], count: int) -> tuple[tuple[float,
         passed, done = _timed(load, count)
     finally:
         _core.measure_stages(False)
-    decoding, resizing, finishing = (np.array(_core.stage_times()) - before).tolist()
+    decoding, resizing, _ = (np.array(_core.stage_times()) - before).tolist()  # the third counts as "transform"
     decoding += pillow_nanoseconds() - pillow
-    share = passed[0] / passed[1] / done / 1e6
-    del finishing  # a part of what is left: transform
-    return passed, {"decode": decoding * share, "resize": resizing * share}, done
+    scale = passed[0] / passed[1] / done / 1e6
+    return passed, {"decode": decoding * scale, "resize": resizing * scale}, done
 
 
 def _all_threads(source: DataSource) -> float:
-    """Images per second of the ring with as many threads as a run has, which nothing else disturbs."""
+    """Returns the images per second of a ring with as many threads as a run has, while nothing else runs."""
     size = 16
     with source.batches(size) as batches:
         next(batches)
@@ -183,7 +186,7 @@ def to_json(found: DataTimes) -> dict[str, object]:
 
 
 def to_text(found: DataTimes) -> str:
-    """For people: the stages of each layer, and what they mean for the net."""
+    """Returns text for people: the stages of each layer, and what they mean for the net."""
     lines = []
     for layer in found.layers:
         whole = layer.milliseconds

@@ -1,4 +1,4 @@
-"""What this machine offers to a rank."""
+"""Tells what this machine offers to a rank."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def device() -> dict[str, Any]:
 
 
 def to_text(found: dict[str, Any]) -> str:
-    """For people."""
+    """Returns a table for people."""
     cores = found["cores_allowed"]
     limit = found["processor_limit"]
     limited = f", and processor time of {limit:g} in a control group" if limit and limit < len(cores) else ""

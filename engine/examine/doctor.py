@@ -1,4 +1,4 @@
-"""`engine doctor`: only the preflight, with the map of cores and the measured link."""
+"""`engine doctor`: makes the preflight of a run without the run, and shows the map of cores and the measured link."""
 
 from __future__ import annotations
 
@@ -30,8 +30,13 @@ if TYPE_CHECKING:
 
 
 def doctor(world: World, configs: Sequence[SolverConfig] = (), *, skip_bad_images: bool = False) -> dict[str, Any]:
-    """Collective; the same on all ranks. configs: solvers in a row. Raises CommError and DataError where ranks differ,
-    and what reading nets and opening data raises."""
+    """Collective. Returns what was found, by what it is of; the same on all ranks. Raises CommError and DataError if
+    ranks differ, and what reading nets and opening data raises.
+
+    Args:
+        configs: the solvers of the stages of a run.
+        skip_bad_images: whether the run will skip them.
+    """
     check_stages(configs, world, skip_bad_images)
     for config in configs:
         validate(config.message, config.place)
@@ -57,7 +62,7 @@ def doctor(world: World, configs: Sequence[SolverConfig] = (), *, skip_bad_image
 
 
 def _installed_mpi() -> str:
-    """What several ranks would use: one rank needs none."""
+    """Returns which MPI several ranks would use. One rank needs none."""
     library, starter = mpi_library(), mpiexec()
     if not library:
         return "none: pip install mpi4py and mpich, or load the cluster's MPI module, for more than one rank"
@@ -66,6 +71,7 @@ def _installed_mpi() -> str:
 
 
 def _core_plan(world: World, config: SolverConfig | None) -> tuple[str, str]:
+    """Collective. Returns what core_plan() does, for a run of this solver."""
     from engine.host import _core
 
     settings = settings_of(world, config.message.comm_param if config else proto.CommParameter())
@@ -82,7 +88,7 @@ def _core_plan(world: World, config: SolverConfig | None) -> tuple[str, str]:
 
 
 def _layouts(world: World, config: SolverConfig, skip_bad_images: bool) -> str:
-    """Whether the ranks' kernels want the parameters of the train net laid out alike."""
+    """Collective. Returns whether the ranks' kernels want the parameters of the train net in the same layouts."""
     from engine.data.source_shapes import SourceShapes
     from engine.net import Net, NetOptions
 
@@ -98,7 +104,7 @@ def _layouts(world: World, config: SolverConfig, skip_bad_images: bool) -> str:
 
 
 def _data(world: World, config: SolverConfig, skip_bad_images: bool) -> str:
-    """What training compares of the sources of its nets, but nothing is copied to the hosts (`stage`) for it."""
+    """Collective. Compares the ranks' data sources as training does, but copies nothing to the hosts (`stage`)."""
     nets, sources = nets_of_solver(config), 0
     for net in filter(None, (nets.train, *(nets.tests if tests(config.message) else ()))):
         message = proto.NetParameter()
@@ -115,7 +121,7 @@ def _data(world: World, config: SolverConfig, skip_bad_images: bool) -> str:
 
 
 def _by_rank(lines: list[str]) -> dict[str, str]:
-    """Ranks with the same text in one entry: "0-3" -> text."""
+    """Returns the ranks' lines, with one entry for all ranks that have the same: "0-3" -> line."""
     ranks: dict[str, list[int]] = {}
     for rank, line in enumerate(lines):
         ranks.setdefault(line, []).append(rank)
@@ -123,7 +129,7 @@ def _by_rank(lines: list[str]) -> dict[str, str]:
 
 
 def to_text(found: dict[str, Any]) -> str:
-    """For people."""
+    """Returns a table for people."""
     rows = [(what, value) for what, value in found.items() if isinstance(value, str)]
     for ranks, plan in found["cores"].items():
         rows.append((f"rank{'s' if set(ranks) & set('-,') else ''} {ranks}", plan))

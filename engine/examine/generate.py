@@ -1,4 +1,4 @@
-"""`engine generate`: what a net makes, drawn as a grid of pictures."""
+"""`engine generate`: draws what a net makes as a grid of pictures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from engine.config import NetConfig
 from engine.errors import ConfigError, shape_text
 from engine.inference.extract_features import features
 
-GAP, SIDE, ENLARGED = 2, 64, 8  # pixels between pictures; smaller ones are enlarged to this, so many times at most
+# Pixels between pictures; the side up to which smaller pictures are enlarged; how many times they are at most.
+GAP, SIDE, ENLARGED = 2, 64, 8
 PAPER = 255
 
 
@@ -23,10 +24,15 @@ def generate(
     span: tuple[float, float],
     seed: int = 1,
 ) -> Image.Image:
-    """Runs the net's phase TEST until `count` samples are there, and returns a sheet of them.
+    """Runs the net in phase TEST until `count` samples are there, and returns a sheet of them. Raises ConfigError,
+    DataError, WeightsError.
 
-    blobs: whose pictures of a sample stand beside each other: (N, c, h, w), or (N, c, t, h, w) for t frames, where c is
-    1 or 3 (B, G, R). span: the values that are black and white. Raises ConfigError, DataError, WeightsError.
+    Args:
+        weights: files of weights.
+        blobs: names of blobs (N, c, h, w), or (N, c, t, h, w) for t frames, where c is 1 or 3 (B, G, R). Their pictures
+            of one sample stand beside each other.
+        span: the values that are drawn black and white.
+        seed: of the net's random numbers.
     """
     samples: list[np.ndarray] = []
     for batch in features(config, weights, blobs, None, seed):
@@ -45,7 +51,7 @@ def generate(
 
 
 def _frames(values: np.ndarray, blob: str, config: NetConfig) -> np.ndarray:
-    """(N, frames, h, w, 3) in the order R, G, B."""
+    """Returns a blob as (N, frames, h, w, 3) in the order R, G, B. Raises ConfigError if it holds no pictures."""
     if values.ndim == 4:
         values = values[:, :, None]
     if values.ndim != 5 or values.shape[1] not in (1, 3):
@@ -56,7 +62,7 @@ def _frames(values: np.ndarray, blob: str, config: NetConfig) -> np.ndarray:
 
 
 def _sheet(samples: np.ndarray) -> Image.Image:
-    """samples: (N, frames, h, w, 3). Frames of a sample in a row; samples beside each other while they fit a square."""
+    """Returns a sheet, about a square, with the frames of a sample in a row. samples: uint8 (N, frames, h, w, 3)."""
     count, frames, height, width, _ = samples.shape
     scale = max(1, min(ENLARGED, SIDE // max(height, width)))
     columns = max(1, round((count / frames) ** 0.5)) if frames > 1 else int(np.ceil(count**0.5))

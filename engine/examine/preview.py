@@ -1,6 +1,6 @@
-"""`engine preview`: a contact sheet of a batch as a net sees it, with labels, boxes and masks.
+"""`engine preview`: draws a contact sheet of a batch as a net sees it, with labels, boxes and masks.
 
-A net sees floats, less the mean and scaled; they are shown as the pixels that they come from.
+A net sees floats, from which the mean is subtracted and which are scaled. They are shown as the pixels before that.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from engine.inference.classify import written_labels
 from engine.layers.base import Layer
 
 KINDS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
-_SMALLEST, _LARGEST = 112, 320  # sides that pictures are shown with
-_MARGIN, _LINE, _TEXT = 6, 15, 12  # pixels around a picture, of a line below it, of its letters
+_SMALLEST, _LARGEST = 112, 320  # the longer side of a picture on the sheet, in pixels
+_MARGIN, _LINE, _TEXT = 6, 15, 12  # pixels: around a picture, of a line of text below it, of a letter
 _MOST_LINES = 3
 _INK, _PAPER = (20, 20, 20), (250, 250, 250)
-_MOST_SHARES = 2  # of a distribution, that are named
+_MOST_CLASSES = 2  # of a distribution, that are named
 
 
 @dataclass
 class Shown:
-    """One sample: its picture, and beside it its mask; what is written below."""
+    """One sample on the sheet."""
 
-    image: Image.Image
-    lines: list[str] = field(default_factory=list)
+    image: Image.Image  # its picture, with its mask beside it
+    lines: list[str] = field(default_factory=list)  # the text below
 
 
 def preview(config: NetConfig, phase: int, world: World, seed: int, count: int) -> tuple[Image.Image, int, list[str]]:
-    """A sheet of the first `count` samples of a net in its state, or of all if there are fewer; how many it shows; and
-    what these are, in a few lines. Raises ConfigErrors, DataError."""
+    """Returns a sheet of the first `count` samples that a net reads, or of all if there are fewer; how many it shows;
+    and lines that say what they are. Raises ConfigErrors, DataError."""
     with contextlib.closing(Feeder(config, phase, seed, world)) as feeder:
         graph = build(config, phase, shapes_of=feeder.shapes_of, to_look_at=True)
         layer = _picture_layer(graph, feeder, config)
@@ -56,7 +56,7 @@ def preview(config: NetConfig, phase: int, world: World, seed: int, count: int) 
         shown: list[Shown] = []
         notes = [_describe(layer)]
         count = min(count, source.size)
-        with source.batches(feeder.batch_sizes[layer.name]) as batches:  # of this layer alone, with its own keys
+        with source.batches(feeder.batch_sizes[layer.name]) as batches:  # of this layer alone: their keys are its own
             while len(shown) < count:
                 batch = next(batches)
                 shown += _samples(layer, batch.arrays[layer.name], batch.keys, names)
@@ -64,7 +64,7 @@ def preview(config: NetConfig, phase: int, world: World, seed: int, count: int) 
 
 
 def save(sheet: Image.Image, path: str) -> None:
-    """Whole, or not at all. Raises EngineError."""
+    """Writes a sheet whole, or not at all. Raises EngineError if the file cannot be written."""
     content = io.BytesIO()
     sheet.save(content, KINDS[os.path.splitext(path)[1].lower()])
     with atomic_write(path) as file:
@@ -72,7 +72,7 @@ def save(sheet: Image.Image, path: str) -> None:
 
 
 def _picture_layer(graph: Graph, feeder: Feeder, config: NetConfig) -> Layer:
-    """The first data layer whose first top is pictures. Raises ConfigError."""
+    """Returns the first data layer whose first top holds pictures. Raises ConfigError if there is none."""
     fed = [layer for layer in graph.layers if layer.name in feeder.readers]
     for layer in fed:
         if len(layer.tops[0].shape) == 4:
@@ -90,12 +90,13 @@ def _describe(layer: Layer) -> str:
 
 
 def _names(message: proto.LayerParameter, config: NetConfig) -> list[str]:
-    """Of the classes, where the source does not say: see written_labels(); [] for none."""
+    """Returns the names of classes, where the source itself has none: see written_labels(); [] if there are none."""
     source = message.data_param.source or message.image_data_param.source
     return next(written_labels(config, [source] if source else []), [])
 
 
 def _samples(layer: Layer, tops: Sequence[np.ndarray], keys: Sequence[str], names: Sequence[str]) -> Iterator[Shown]:
+    """Yields the samples of a batch. tops: of the data layer, pictures first; names: of the classes."""
     pictures, rest = tops[0], tops[1:]
     restore = _restoring(find_reader(layer.type).transform_of(layer.message, layer.where), pictures.shape[1])
     for n, key in enumerate(keys):
@@ -115,8 +116,8 @@ def _samples(layer: Layer, tops: Sequence[np.ndarray], keys: Sequence[str], name
 
 
 def _restoring(param: proto.TransformationParameter, channels: int) -> Callable[[np.ndarray], np.ndarray]:
-    """(c, h, w) as the net reads it -> what it was before the mean and the scale, 0 to 255. Of a mean_file its mean:
-    where the crop was is not known."""
+    """Returns a function of a picture (c, h, w) that undoes mean and scale, and returns uint8. Of a mean_file it takes
+    the mean of each channel, as it does not know where the picture was cropped."""
     mean = np.array(list(param.mean_value) or [0.0], np.float32)
     if param.mean_file:
         mean = read_mean(param.mean_file).mean(axis=(1, 2))
@@ -126,8 +127,8 @@ def _restoring(param: proto.TransformationParameter, channels: int) -> Callable[
 
 
 def _as_image(pixels: np.ndarray) -> Image.Image:
-    """Of blue, green and red, or grey; of other numbers of channels (frames, pairs) all, each grey, or three by three,
-    side by side."""
+    """Returns pixels (c, h, w) as an image: of 3 channels (B, G, R) in colours, of 1 in grey. More channels, of frames
+    or pairs, are drawn side by side: in threes if their number allows, else each in grey."""
     channels, height, width = pixels.shape
     group = 3 if channels % 3 == 0 else 1
     strip = pixels.reshape(channels // group, group, height, width).transpose(2, 0, 3, 1).reshape(height, -1, group)
@@ -140,7 +141,7 @@ def _scale_of(image: Image.Image) -> float:
 
 
 def _resized(image: Image.Image, scale: float) -> Image.Image:
-    """In colours; small ones by whole pixels."""
+    """Returns an image in RGB at another size. Enlarged pixels stay squares."""
     image = image.convert("RGB")
     if scale == 1:
         return image
@@ -149,7 +150,8 @@ def _resized(image: Image.Image, scale: float) -> Image.Image:
 
 
 def _colour(number: int) -> tuple[int, int, int]:
-    """Of a class: neighbours differ much. By the bits of its number, as Pascal VOC's masks have them."""
+    """Returns the colour of a class, by the bits of its number, as in Pascal VOC's masks: those of neighbours differ
+    much."""
     found = [0, 0, 0]
     for bit in range(8):
         for channel in range(3):
@@ -183,22 +185,22 @@ def _classes_of(mask: np.ndarray, names: Sequence[str]) -> str:
 
 
 def _label_text(values: np.ndarray, names: Sequence[str]) -> str:
-    """A class; of a distribution its largest shares; else the numbers."""
+    """Returns the text of a label: a class, the likeliest classes of a distribution, or the numbers."""
     if values.size == 1:
         return _name(float(values[0]), names)
-    if values.min() >= 0 and abs(values.sum() - 1) < 1e-3 and values.size > _MOST_SHARES:
-        largest = [int(i) for i in np.argsort(-values)[:_MOST_SHARES] if values[i] > 0.005]
+    if values.min() >= 0 and abs(values.sum() - 1) < 1e-3 and values.size > _MOST_CLASSES:
+        largest = [int(i) for i in np.argsort(-values)[:_MOST_CLASSES] if values[i] > 0.005]
         return ", ".join(f"{_name(i, names)} {100 * values[i]:.0f}%" for i in largest)
     return " ".join(f"{value:g}" for value in values[:12])
 
 
 def _draw_boxes(image: Image.Image, rows: np.ndarray, names: Sequence[str]) -> str:
-    """Draws rows of picture, class, instance, x1, y1, x2, y2, difficult, but those that are no boxes; returns their
-    number, in words."""
+    """Draws boxes, rows of sample, class, instance, x1, y1, x2, y2, difficult. Rows that are no boxes are left out.
+    Returns a line that tells how many there are."""
     draw = ImageDraw.Draw(image)
     are_boxes = np.isfinite(rows).all(axis=1) & (rows[:, 3:5] <= rows[:, 5:7]).all(axis=1)
     boxes = rows[are_boxes]
-    boxes[:, 3:7] = np.clip(boxes[:, 3:7], -1, 2)  # further out nothing is seen, and Pillow counts in integers
+    boxes[:, 3:7] = np.clip(boxes[:, 3:7], -1, 2)  # what is further out is not seen, and may overflow in Pillow
     for _, number, _, x1, y1, x2, y2, difficult in boxes.tolist():
         colour = _colour(int(number) % 256) if number else (255, 255, 0)
         corners = [x1 * (image.width - 1), y1 * (image.height - 1), x2 * (image.width - 1), y2 * (image.height - 1)]
@@ -216,7 +218,7 @@ def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 
 def _fitting(text: str, width: int) -> str:
-    """Cut in the middle."""
+    """Returns text that fits into so many pixels: what is too long is cut in the middle."""
     font = _font()
     for length in range(len(text), 4, -1):
         cut = text if length == len(text) else shortened(text, length)
@@ -226,7 +228,7 @@ def _fitting(text: str, width: int) -> str:
 
 
 def _sheet(shown: Sequence[Shown]) -> Image.Image:
-    """Rows and columns, about as wide as high."""
+    """Returns a sheet of samples in rows and columns, about as wide as high."""
     width = max(each.image.width for each in shown) + 2 * _MARGIN
     lines = min(_MOST_LINES, max(len(each.lines) for each in shown))
     height = max(each.image.height for each in shown) + _MARGIN + lines * _LINE + _MARGIN
@@ -244,6 +246,6 @@ def _sheet(shown: Sequence[Shown]) -> Image.Image:
 
 
 def check_name(path: str) -> None:
-    """Raises EngineError for a file that a sheet cannot be written to."""
+    """Raises EngineError if the name of a file does not end as a sheet's may."""
     if os.path.splitext(path)[1].lower() not in KINDS:
         raise EngineError(f"{path}: expected a file name that ends in .png or .jpg")

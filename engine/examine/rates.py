@@ -1,4 +1,5 @@
-"""A learning-rate range test: a short training in which the rate grows from step to step, until the loss diverges."""
+"""Makes a learning-rate range test: a short training in which the rate grows from step to step until the loss
+diverges."""
 
 from __future__ import annotations
 
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
     from engine.config import SolverConfig
     from engine.solver.optimizer import Optimizer
 
-MEMORY = 0.9  # of the smoothed loss
-DIVERGED = 4.0  # times the least smoothed loss
-CLEARLY = 3.0  # standard deviations of the losses
-FEWEST = 5  # rates for a line
-# Fields that say when and how long, how the rate changes otherwise, and what is written.
+MEMORY = 0.9  # decay of the moving average that smooths the loss
+DIVERGED = 4.0  # a smoothed loss of so many times the lowest one counts as diverged
+CLEARLY = 3.0  # the loss must fall by so many standard deviations, or the test cannot tell
+FEWEST = 5  # rates that a straight line is fitted to
+# Fields that a range test does without: those about the length of a run, its rates, and what it writes.
 LEFT_OUT = (
     *("warmup_iter", "warmup_start_lr", "warmup_policy", "policy_after_warmup", "lr_scaling", "min_lr", "lr_iter"),
     *("stepsize", "stepvalue", "stagelr", "stageiter", "plateau_winsize", "cycle_iter", "cycle_mult", "power"),
@@ -47,27 +48,28 @@ LEFT_OUT = (
 
 @dataclass(frozen=True)
 class Rates:
-    """What was found. losses: mean over the ranks, by rate; smoothed: the same, less noisy. scale: what the solver's
-    lr_scaling multiplies base_lr by in these global batches, at most to `cap`."""
+    """What a range test has found."""
 
     rates: list[float]
-    losses: list[float]
-    smoothed: list[float]
+    losses: list[float]  # at each rate, the mean over the ranks
+    smoothed: list[float]  # see smooth()
     diverged: bool
-    asked: int  # for so many rates
-    scale: float = 1.0
-    cap: float | None = None
+    asked: int  # number of rates that the test was to try
+    scale: float = 1.0  # what the solver's lr_scaling multiplies base_lr by in these global batches
+    cap: float | None = None  # the largest rate that lr_scaling allows; None: it has no limit
 
     @property
     def suggestion(self) -> float | None:
-        """The base_lr that makes the rate of the global batch the steepest."""
+        """The base_lr which lr_scaling turns into the steepest rate; None if there is none."""
         return None if self.steepest is None else self.steepest / self.scale
 
     @property
     def steepest(self) -> float | None:
-        """The rate around which the smoothed loss falls fastest, over the logarithm of the rate: the middle of the
-        steepest straight line through a quarter of the test, up to where the loss is least. None where it never
-        falls, or for too few rates to tell."""
+        """The rate around which the smoothed loss falls fastest over the logarithm of the rate; None if it never falls,
+        or there are too few rates to tell.
+
+        Straight lines are fitted to each run of rates that is a quarter of the test, up to where the loss is lowest; it
+        is the middle of the steepest one."""
         end = self.falling
         width = min(end, max(FEWEST, self.asked // 4))
         if width < FEWEST:
@@ -82,31 +84,32 @@ class Rates:
 
     @property
     def falling(self) -> int:
-        """How many rates come up to the one at which the smoothed loss is least."""
+        """The number of rates up to and with the one at which the smoothed loss is lowest."""
         return int(np.argmin(self.smoothed)) + 1 if self.smoothed else 0
 
     @property
     def noise(self) -> tuple[float, float]:
-        """(how much the loss varies from batch to batch, by how much it falls in all), up to where it is least: a
-        standard deviation, and from the mean of the first tenth of the test on."""
+        """How much the loss varies from batch to batch (a standard deviation), and by how much it falls in all, from
+        the mean of the first tenth of the test to the lowest smoothed loss."""
         end = self.falling
         spread = float(np.std(np.subtract(self.losses[:end], self.smoothed[:end])))
         return spread, float(np.mean(self.losses[: max(1, self.asked // 10)])) - self.smoothed[end - 1]
 
     @property
     def lowest(self) -> float:
-        """The rate at which the smoothed loss is least."""
+        """The rate at which the smoothed loss is lowest."""
         return self.rates[self.falling - 1]
 
 
 class _Solver(Solver):
-    """Leaves it to whoever watches the losses to see that one is not finite: all ranks then stop together."""
+    """A Solver that goes on when a loss is not finite. find_rates() sees that in the mean of all ranks, so that all
+    stop together."""
 
     def _require_finite(self, loss: float, optimizer: Optimizer) -> None:
         pass
 
     def _check_weights(self) -> None:
-        """On all ranks at once, of which each may hold a part of the weights."""
+        """Collective. Raises NumericalError on all ranks if the weights of one are not finite."""
         mine: NumericalError | None = None
         try:
             super()._check_weights()
@@ -119,7 +122,7 @@ class _Solver(Solver):
 
 
 class _Losses(Observer):
-    """The loss of every iteration."""
+    """Keeps the loss and the rate of every iteration."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
@@ -143,10 +146,14 @@ def find_rates(
     iterations: int,
     make_feeder: Callable[..., Feeder] = Feeder,
 ) -> Rates:
-    """Collective. Trains from the solver's beginning, or from `weights`, at rates from `lowest` to `highest`, each the
-    one before times the same factor. Nothing is saved. make_feeder: makes what feeds the nets, as Feeder does.
+    """Collective. Trains from the solver's beginning, or from `weights`, and returns the losses. Saves nothing. Raises
+    what training raises, except NumericalError: a loss that diverges ends the test.
 
-    Raises what training raises, but for a loss that diverges.
+    Args:
+        weights: files of weights to begin from.
+        lowest, highest: the first rate and the last; each is the one before times the same factor.
+        iterations: number of rates.
+        make_feeder: makes what feeds the nets, as Feeder does.
     """
     require_sync(config, "has no one loss: ranks would see the loss diverge at different steps")
     watch = _Losses()
@@ -162,7 +169,7 @@ def find_rates(
         for iteration in range(iterations):
             try:
                 solver.run(iteration + 1)
-            except NumericalError:  # of weights, on all ranks
+            except NumericalError:  # the weights are not finite; it is raised on all ranks
                 diverged = True
                 break
             smoothed = smooth(watch.losses)
@@ -180,7 +187,8 @@ def find_rates(
 
 
 def smooth(losses: Sequence[float]) -> list[float]:
-    """An exponential moving average that is no lower for its beginning at 0: divided by the sum of its shares."""
+    """Returns the exponential moving average of losses, divided by the sum of its coefficients: it begins at the first
+    loss, not at 0."""
     found, mean = [], 0.0
     for number, loss in enumerate(losses, start=1):
         mean = MEMORY * mean + (1 - MEMORY) * loss
@@ -189,7 +197,7 @@ def smooth(losses: Sequence[float]) -> list[float]:
 
 
 def scaling_of(param: proto.SolverParameter, batch: int) -> tuple[float, float | None]:
-    """(scale, cap), as Rates has them, of a solver in global batches of so many samples."""
+    """Returns (scale, cap) of Rates, for a solver with global batches of so many samples."""
     scaling = param.lr_scaling
     if not param.HasField("lr_scaling"):
         return 1.0, None
@@ -197,12 +205,12 @@ def scaling_of(param: proto.SolverParameter, batch: int) -> tuple[float, float |
 
 
 def _range_test(config: SolverConfig, lowest: float, highest: float, iterations: int) -> SolverConfig:
-    """The solver with an exponential policy, and without all that it writes and tests."""
+    """Returns the solver with an exponential policy, without tests and files."""
     param = proto.SolverParameter()
     param.CopyFrom(config.message)
     for field in LEFT_OUT:
         param.ClearField(field)
-    if param.momentum_policy == "poly":  # over the whole run, as weight_decay_policy
+    if param.momentum_policy == "poly":  # it runs over max_iter, as weight_decay_policy does
         param.ClearField("momentum_policy")
     leave_tests_out(param)
     for message, _, epochs, _ in twins(param):
@@ -214,11 +222,11 @@ def _range_test(config: SolverConfig, lowest: float, highest: float, iterations:
     return replace(config, message=param)
 
 
-# What is told
+# What it prints
 
 
 def describe(found: Rates) -> str:
-    """The suggestion, and what it comes from."""
+    """Returns the suggestion and what it comes from, or why there is none."""
     if not found.rates:
         return "The loss is not finite at the first rate: begin lower, with --from"
     tried = len(found.rates)
@@ -244,7 +252,7 @@ def describe(found: Rates) -> str:
 
 
 def _scaling(found: Rates) -> str:
-    """What the solver makes of a base_lr."""
+    """Returns a note on what lr_scaling makes of a base_lr; "" if nothing."""
     if found.scale == 1:
         return ""
     cut = found.cap is not None and found.steepest is not None and found.cap < found.steepest
@@ -252,12 +260,13 @@ def _scaling(found: Rates) -> str:
 
 
 def table_of(path: str) -> str:
-    """The name of the table that belongs to a curve: its whole name first, for train.png may lie beside a train.csv."""
+    """Returns the name of a curve's table: train.png.csv, for there may be a train.csv beside train.png."""
     return f"{path}.csv"
 
 
 def write(found: Rates, path: str, title: str) -> None:
-    """Writes the curve, and beside it the table. Without matplotlib there is no curve, and a warning."""
+    """Writes the curve, and its table beside it. Warns if the curve cannot be drawn, as without matplotlib. Raises
+    EngineError if the table cannot be written."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["rate", "loss", "smoothed loss"])
@@ -282,7 +291,7 @@ def _draw(figure: Figure, found: Rates, title: str) -> None:
         axis.axvline(found.lowest, color="C1", linestyle=":", label=f"least at {found.lowest:.3g}")
     axis.set_xscale("log")
     axis.xaxis.set_major_formatter(lambda rate, _: f"{rate:g}")
-    if found.smoothed:  # not the peak at which it diverges
+    if found.smoothed:  # leave out the peak at which the loss diverges
         low, first = min(found.smoothed), found.smoothed[0]
         axis.set_ylim(low - 0.1 * (first - low) - 1e-3, first + 0.6 * (first - low) + 1e-3)
     axis.set_xlabel("learning rate")

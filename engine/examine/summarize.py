@@ -1,4 +1,4 @@
-"""`engine summarize`: a net's layers in one phase, with their options, shapes, parameters and FLOPs."""
+"""`engine summarize`: tabulates a net's layers in one phase, with their options, shapes, parameters and FLOPs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ HEADER = ("layer", "type", "options", "output", "parameters", "lr, decay", "FLOP
 
 
 def net_graph(config: NetConfig, phase: int) -> Graph:
-    """The graph of a net in its state, to look at: its data need not be there, and the code of its Python layers does
-    not run. Notes of the config say what is unknown therefore. Raises ConfigErrors."""
+    """Returns the graph of a net to look at. Its data need not be there, and the code of its Python layers does not
+    run: config.notes gets lines about what is unknown therefore. Raises ConfigErrors."""
     shapes_of = SourceShapes(config.message, phase, config.notes.append)
     graph = build(config, phase, shapes_of=shapes_of, to_look_at=True)
     for layer in graph.unshaped:
@@ -32,7 +32,7 @@ def net_graph(config: NetConfig, phase: int) -> Graph:
 
 
 def summarize(graph: Graph) -> str:
-    """A table with a line for each layer, and totals. FLOPs: of a forward pass over the batch."""
+    """Returns a table with a line for each layer, and totals. FLOPs are those of a forward pass over the batch."""
     costs = {layer: layer_cost(layer) for layer in graph.layers if layer not in graph.unshaped}
     flops = sum(cost.flops for cost in costs.values())
     rows = []
@@ -56,7 +56,7 @@ def summarize(graph: Graph) -> str:
 
 
 def _multipliers(layer: Layer) -> Iterator[str]:
-    """lr_mult, decay_mult of each parameter blob that is not at its default."""
+    """Yields "lr_mult, decay_mult" of each parameter of a layer, if one of them is not at its default."""
     params = [param for param in layer.params if not param.statistics]
     if any((param.lr_mult, param.decay_mult) != (1, 1) for param in params):
         for param in params:

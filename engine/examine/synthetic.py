@@ -1,4 +1,4 @@
-"""Random input that is valid for the layers that read it, for `engine time` and `engine check --run`."""
+"""Makes random input that is valid for the layers that read it, for `engine time` and `engine check --run`."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ if TYPE_CHECKING:
     from engine.layers.roi_pooling import RegionPooling
     from engine.net import Net
 
-PIXELS = 50.0  # standard deviation of synthetic pictures, about that of a picture less its mean
-COLOURS = 4  # channels of a picture, at most
+PIXELS = 50.0  # standard deviation of synthetic pictures, about that of real ones with their mean subtracted
+COLOURS = 4  # channels, up to which a blob may be pictures
 _EXPONENTIAL = ("YoloDetectionOutput", "Yolov3DetectionOutput")  # width and height are anchors times exp(x)
 
-# (the layer that reads the blob, the blob's shape, generator) -> values
+# A function of the layer that reads a blob, the blob's shape and a generator; returns values.
 Maker = Callable[[Layer, Shape, np.random.Generator], np.ndarray]
 
 
 class SyntheticFeeder(Feeder):
     """Feeds random values in place of data, in batches of `batch_size`, or of the layers' own size if it is 0.
 
-    Nets fed by it begin with blobs of that many samples, too, where layers say themselves how many (Input, DummyData);
-    and nothing is written.
+    The blobs of Input and DummyData layers, whose sizes the net itself gives, get as many samples. It writes nothing.
     """
 
     def __init__(
@@ -81,8 +80,8 @@ class SyntheticFeeder(Feeder):
 
 
 def shrink(message: proto.NetParameter, size: int) -> None:
-    """At most `size` samples in the blobs of a net's Input and DummyData layers, in the indicators of sequences, and in
-    BatchNorm's slices."""
+    """Limits to `size` the samples in the blobs of a net's Input and DummyData layers, in ContinuationIndicator layers,
+    and in those that BatchNorm takes its statistics over."""
     for layer in message.layer:
         for shape in (*layer.input_param.shape, *layer.dummy_data_param.shape):
             if shape.dim:
@@ -98,7 +97,7 @@ def shrink(message: proto.NetParameter, size: int) -> None:
 
 
 def feed_synthetic(net: Net, seed: int = 1) -> None:
-    """Random values for every input of a net."""
+    """Gives random values to every input of a net."""
     _feed(net, np.random.default_rng(seed))
 
 
@@ -110,9 +109,11 @@ def _feed(net: Net, generator: np.random.Generator) -> None:
 
 
 def values(graph: Graph, blob: Blob, generator: np.random.Generator) -> np.ndarray:
-    """By what reads the blob: labels that a loss knows, boxes, regions in the picture, else numbers around 0: as
-    large as a picture's where the blob can be one, else as features and scores are, also where a net that is not
-    trained would make boxes of them that are too large for float32."""
+    """Returns random values for a blob, in its shape, that are valid for the layer that reads it.
+
+    These are labels that a loss knows, boxes, regions of a picture; else numbers around 0, as large as a picture's if
+    the blob may be pictures, else about 1. They are also about 1 if the net has a layer that would make boxes too large
+    for float32 of them, as long as it is not trained."""
     found = _reader(graph, blob)
     if found is None:
         is_picture = len(blob.shape) >= 4 and blob.shape[1] <= COLOURS
@@ -123,7 +124,8 @@ def values(graph: Graph, blob: Blob, generator: np.random.Generator) -> np.ndarr
 
 
 def _reader(graph: Graph, blob: Blob) -> tuple[Layer, Maker] | None:
-    """The first layer that needs particular values in a blob, directly or through layers that pass values on."""
+    """Returns the first layer that needs particular values in a blob, which it reads directly or through layers that
+    pass values on, and what makes these values; None if there is none."""
     for layer in graph.layers:
         for i, bottom in enumerate(layer.bottoms):
             if bottom is not blob:
@@ -142,6 +144,7 @@ _HAND_ON = frozenset({"Split", "Slice", "Reshape", "Flatten", "Permute", "Concat
 
 
 def _maker(layer: Layer, i: int) -> Maker | None:
+    """Returns what makes the values that a layer needs in its bottom i; None if any values will do."""
     if (layer.type, i) in _MAKERS:
         return _MAKERS[layer.type, i]
     scores = layer.bottoms[0].shape
@@ -154,13 +157,13 @@ def _maker(layer: Layer, i: int) -> Maker | None:
 
 
 def _distributions(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.ndarray:
-    """Of labels that are as large as the scores: weights of the classes."""
+    """Makes labels that are distributions over the classes, in the shape of the scores."""
     weights = generator.random(shape)
     return weights / weights.sum(axis=_class_axis(layer), keepdims=True)
 
 
 def _classes(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.ndarray:
-    """As many classes as the layer's first bottom has channels, or positions on another axis of classes."""
+    """Makes labels from 0 to the number of classes, which is the size of the class axis of the layer's first bottom."""
     return generator.integers(0, layer.bottoms[0].shape[_class_axis(layer)], shape)
 
 
@@ -185,20 +188,20 @@ def _samples(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.n
 
 
 def _sequences(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.ndarray:
-    """(time, sample): 0 where a sequence begins, 1 where it goes on."""
+    """Makes indicators (time, sample): 0 where a sequence begins, 1 where it goes on."""
     return np.broadcast_to((np.arange(shape[0]) > 0).reshape(-1, *[1] * (len(shape) - 1)), shape)
 
 
 def _corners(count: int, generator: np.random.Generator) -> np.ndarray:
-    """(count, 4) x1, y1, x2, y2 in fractions of a picture's sides."""
+    """Returns boxes (count, 4): x1, y1, x2, y2 in fractions of a picture's sides."""
     sides = generator.uniform(0.2, 0.5, (count, 2))
     begin = generator.uniform(0, 1 - sides)
     return np.hstack([begin, begin + sides])
 
 
 def _boxes(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.ndarray:
-    """(1, 1, boxes, 8): sample, class, instance, four corners, difficult. One box in each sample, then none (-1). Or
-    (N, 1, boxes, 5): class, center, width and height, then none (0)."""
+    """Makes one box for each sample. The blob is (1, 1, boxes, 8): sample, class, instance, x1, y1, x2, y2, difficult,
+    with -1 in unused rows; or (N, 1, boxes, 5): class, centre, width, height, with 0 in unused rows."""
     if shape[3] == 5:
         rows = np.zeros(shape)
         corners = _corners(shape[0], generator)
@@ -214,12 +217,13 @@ def _boxes(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.nda
 
 
 def _sample_count(layer: Layer) -> int:
-    """Of a layer that reads boxes; DetectionEvaluate's first bottom is a list of detections, of any sample."""
+    """Returns the number of samples of a layer that reads boxes: its first bottom's first axis. (DetectionEvaluate's
+    first bottom is a list of detections of any sample.)"""
     return layer.bottoms[0].shape[0]
 
 
 def _regions(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.ndarray:
-    """(regions, 5, ...): sample, x1, y1, x2, y2 in pixels of the picture that the features come from."""
+    """Makes regions (regions, 5, ...): sample, x1, y1, x2, y2 in pixels of the picture that the features come from."""
     samples, _, height, width = layer.bottoms[0].shape
     scale = cast("RegionPooling", layer).param.spatial_scale
     corners = _corners(shape[0], generator) * np.array([width, height] * 2) / scale
@@ -228,12 +232,13 @@ def _regions(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.n
 
 
 def _of_ctc(i: int) -> Maker:
-    """Bottom i of a CTC loss: labels, which come last, indicators, or lengths and numbers of labels."""
+    """Returns what makes bottom i of a CTC loss: labels, which come last, indicators, or lengths and numbers of
+    labels."""
 
     def make(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.ndarray:
         bottoms, (steps, _, classes) = layer.bottoms, layer.bottoms[0].shape[:3]
         loss = cast("CTCLoss", layer)
-        most = max(1, loss.time // 2)  # labels, or no step is left for the blanks between them
+        most = max(1, loss.time // 2)  # labels of a sequence: there must be steps for the blanks between them
         if i == len(bottoms) - 1:
             labels = generator.integers(0, classes - loss.shift, shape)
             if len(bottoms) == 3:
@@ -249,7 +254,7 @@ def _of_ctc(i: int) -> Maker:
 
 
 def _picture_size(layer: Layer, shape: Shape, generator: np.random.Generator) -> np.ndarray:
-    """(1, 3): height, width and scale of the picture that a Proposal layer's scores come from."""
+    """Makes (1, 3): height, width and scale of the picture that a Proposal layer's scores come from."""
     _, _, height, width = layer.bottoms[0].shape
     stride = layer.message.proposal_param.feat_stride
     return np.array([height * stride, width * stride, 1.0][: shape[-1]] * shape[0]).reshape(shape)

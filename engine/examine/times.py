@@ -1,4 +1,4 @@
-"""What `engine time` has measured, as a text for people and as JSON."""
+"""Holds what `engine time` has measured, and writes it as text for people and as JSON."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from dataclasses import asdict, dataclass, field
 from engine.errors import printable
 from engine.report.table import human, table
 
-SHOWN = 10  # reorders, of those that take longest
-FUSED_SHOWN = 3  # layers that compute others, by name; the rest are counted
+SHOWN = 10  # reorders that are shown, those that take longest
+FUSED_SHOWN = 3  # layers with fused ones that are named; the rest are counted
 
 
 @dataclass
 class Reorder:
-    """A change of layout or precision that the plan could not avoid, inside an op or as one of its own ("Plain").
-    Milliseconds: the median over the iterations."""
+    """A change of layout or precision that the plan could not avoid, inside an op or as one of its own ("Plain")."""
 
     backward: bool
     change: str  # "layout -> layout"
     megabytes: float  # of the result
-    ms: float = 0.0
+    ms: float = 0.0  # median over the iterations
 
 
 @dataclass
 class Fused:
-    """A layer whose work another one does within its own op: it has no time of its own."""
+    """A layer that another layer's op computes, too: it has no time of its own."""
 
     name: str
     type: str
@@ -33,7 +32,7 @@ class Fused:
 
 @dataclass
 class LayerTime:
-    """Medians over the iterations, in milliseconds. A fused layer's time is that of the layer that does its work."""
+    """The times of a layer: medians over the iterations, in milliseconds, with those of the layers fused into it."""
 
     name: str
     type: str
@@ -49,12 +48,12 @@ class LayerTime:
 
 @dataclass
 class KernelTime:
-    """A pass of a layer whose kernels were measured: the chosen one, and the milliseconds of each when it ran alone."""
+    """The kernels that were measured for a pass of a layer."""
 
     layer: str
     name: str  # of the pass
-    kernel: str
-    ms: dict[str, float]
+    kernel: str  # the chosen one
+    ms: dict[str, float]  # kernel -> milliseconds when the op ran alone
 
 
 @dataclass
@@ -95,7 +94,7 @@ def to_json(times: Times) -> dict[str, object]:
 
 
 def to_text(times: Times) -> str:
-    """For people: the layers in order, then the whole."""
+    """Returns text for people: the layers in order, then the whole."""
     rows = [
         (
             layer.name,
@@ -124,12 +123,12 @@ def to_text(times: Times) -> str:
 
 
 def _types(fused: list[Fused]) -> list[str]:
-    """A Split between readers is the engine's own, and costs nothing within another op."""
+    """Returns the types of fused layers, except Split: the engine inserts these, and fused they cost nothing."""
     return [each.type for each in fused if each.type != "Split"]
 
 
 def _fused(layers: list[LayerTime]) -> Iterator[str]:
-    """What stands in the table as "Convolution+ReLU": the first ones by name, all in number."""
+    """Yields a line about what the table shows as "Convolution+ReLU": it names the first ones, and counts all."""
     found = [layer for layer in layers if _types(layer.fused)]
     if not found:
         return
@@ -143,7 +142,7 @@ def _fused(layers: list[LayerTime]) -> Iterator[str]:
 
 
 def _reorders(times: Times) -> Iterator[str]:
-    """The costliest one by one, all in sum."""
+    """Yields the sum of all reorders, and a table of the costliest."""
     found = [(layer.name, each) for layer in times.layers for each in layer.reorders]
     if not found:
         yield "Reorders: none"
@@ -160,7 +159,7 @@ def _reorders(times: Times) -> Iterator[str]:
 
 
 def _kernels(found: list[KernelTime]) -> Iterator[str]:
-    """Chosen kernels and runners-up, by layer and pass."""
+    """Yields a table of chosen kernels and runners-up, by layer and pass."""
     if not found:
         return
     yield "Kernels that were measured (ms, of the op alone):"

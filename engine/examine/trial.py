@@ -1,4 +1,4 @@
-"""One step of one net on synthetic data: what `engine check --run` starts in a separate process."""
+"""Takes one step of one net on synthetic data, in a separate process that `engine check --run` starts."""
 
 from __future__ import annotations
 
@@ -30,39 +30,38 @@ from engine.solver.adversarial import solver_of
 from engine.solver.validate import leave_tests_out
 
 BATCH = 2  # samples; one would leave BatchNorm nothing to average over
-_MEMORY_SHARE = 0.8  # of what is free when the trial begins
+_MEMORY_FRACTION = 0.8  # of the memory that is available when the trial begins
 
 
 @dataclass(frozen=True)
 class Trial:
-    """file: a solver (phase TRAIN), or a net in phase TRAIN or TEST. python_layers: their modules may be imported.
-    picture, labels: of a Supposition."""
+    """What to try."""
 
     file: str
-    kind: str
-    phase: str
+    kind: str  # "solver" or "net"
+    phase: str  # TRAIN or TEST; TRAIN for a solver
     level: int | None = None
     stages: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
-    python_layers: bool = False
-    picture: Sequence[int] | None = None
-    labels: str = "number"
+    python_layers: bool = False  # whether the modules of Python layers may be imported
+    picture: Sequence[int] | None = None  # see Supposition
+    labels: str = "number"  # see Supposition
 
 
 @dataclass
 class Outcome:
-    """reason: "" for a trial that ran, else in a word why not, and message tells more."""
+    """What a trial came to."""
 
-    reason: str = ""
-    message: str = ""
+    reason: str = ""  # "" if it ran, else a word that says why not
+    message: str = ""  # more about the reason
     seconds: float = 0.0
-    batch: int = 0  # 0: the net's own, because the net does not build with BATCH
+    batch: int = 0  # samples; 0: the net's own batch, as the net does not build with BATCH
     peak_bytes: int = 0
-    outputs: dict[str, list[float]] = field(default_factory=dict)  # the first numbers of each
+    outputs: dict[str, list[float]] = field(default_factory=dict)  # the first numbers of each output
 
 
 def run(trial: Trial) -> Outcome:
-    """Takes the step. What goes wrong is in the outcome."""
+    """Takes the step. It raises nothing: the outcome says what went wrong."""
     begin = time.perf_counter()
     outcome = Outcome()
     try:
@@ -93,7 +92,7 @@ def run(trial: Trial) -> Outcome:
 
 
 def _train(trial: Trial, make_feeder: Callable[..., Feeder]) -> dict[str, np.ndarray]:
-    """One iteration of the solver; of a plain SGD for a net."""
+    """Takes one iteration of a solver, or of SGD for a net, and returns the net's outputs."""
     if trial.kind == "solver":
         config = read_solver(trial.file, trial.overrides)
         add_state(config.message.train_state, trial.level, trial.stages)
@@ -113,7 +112,7 @@ def _train(trial: Trial, make_feeder: Callable[..., Feeder]) -> dict[str, np.nda
 
 
 def _one_iteration(config: SolverConfig) -> None:
-    """On one rank, without tests and without files."""
+    """Makes a solver take one iteration, on one rank, without tests and files."""
     param = config.message
     param.comm_param.ClearField("elastic")
     for name in ("weights", "snapshot_epoch", "display_epoch", "max_epoch", "display", "eval_type"):
@@ -125,7 +124,7 @@ def _one_iteration(config: SolverConfig) -> None:
 
 
 def _test(trial: Trial, make_feeder: Callable[..., Feeder]) -> dict[str, np.ndarray]:
-    """One batch."""
+    """Tests one batch, and returns the net's outputs."""
     config = read_net(trial.file, trial.overrides)
     config.message.state.phase = proto.TEST
     add_state(config.message.state, trial.level, trial.stages)
@@ -135,8 +134,8 @@ def _test(trial: Trial, make_feeder: Callable[..., Feeder]) -> dict[str, np.ndar
 
 
 def _give_statistics(net: Net) -> None:
-    """Before any training BatchNorm's variances are 0, and what it divides by is tiny: layer after layer, numbers grow
-    out of range. 1 instead."""
+    """Sets the variances of BatchNorm layers to 1. In a net that was never trained they are 0, so that layer after
+    layer divides by a tiny number, and numbers grow out of range."""
     for blobs in net.params.values():
         if len(blobs) >= 3 and blobs[2].shape == (1,) and not blobs[2].get().any() and not blobs[1].get().any():
             for blob in blobs[1:3]:
@@ -144,22 +143,22 @@ def _give_statistics(net: Net) -> None:
 
 
 def _limit_memory() -> None:
-    """So that a net which is too large ends itself and nobody else."""
-    limit_data(int(_MEMORY_SHARE * available_memory()))
-    with open("/proc/self/oom_score_adj", "w") as file:  # the first that the system ends when memory is short
+    """Limits the memory of this process, so that a net which is too large ends no other process."""
+    limit_data(int(_MEMORY_FRACTION * available_memory()))
+    with open("/proc/self/oom_score_adj", "w") as file:  # the system ends this process first when memory is short
         file.write("1000")
 
 
 def main() -> None:
-    """Reads a Trial as JSON from standard input, writes its Outcome as the last line of standard output."""
+    """Reads a Trial as JSON from stdin, and writes its Outcome as the last line of stdout."""
     request = json.load(sys.stdin)
-    # Libraries print; what they say must not get between the lines.
+    # What libraries print goes to stderr, so that it does not mix with the outcome.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     _limit_memory()
     trial = Trial(**{**request, "stages": tuple(request["stages"]), "overrides": tuple(request["overrides"])})
     if trial.python_layers:
-        import engine.caffe  # which they import  # noqa: F401
+        import engine.caffe  # the modules import it  # noqa: F401
 
         allow_modules()
     json.dump(asdict(run(trial)), answers)

@@ -1,11 +1,11 @@
 """`engine verify`: trains on 1 rank and on all ranks side by side, and compares every gradient and every weight.
 
-Both runs see the same samples: the one rank, which is rank 0 by itself, takes the batches of all ranks one after the
-other and adds up their gradients; with synchronised BatchNorm and in adversarial training, which need them at once, and
-with layers that go on from batch to batch, each sequence from its own states, as one large batch. After each update
-rank 0 compares the two, parameter by parameter, in the order in which backward computes them; then the one rank takes
-the weights of the many. So both compute on the same bits: where weights differ by rounding, some ReLU is at zero, or
-two pixels of a maximum are equal, and gradients would differ by far more.
+"One" is rank 0 by itself, "many" are all ranks. Both see the same samples: the one takes the batches of all ranks one
+after the other and adds up their gradients. It takes them as one large batch with synchronised BatchNorm and in
+adversarial training, which need all samples at once, and with recurrent layers, which go on from batch to batch. After
+each update rank 0 compares the two, parameter by parameter, in the order in which backward computes them; then the one
+takes the weights of the many, so that both compute on the same bits. If weights differed by rounding, a ReLU at zero or
+two equal pixels of a maximum would make gradients differ by far more.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ if TYPE_CHECKING:
     from engine.net import Counters, Net, Placed
     from engine.solver.optimizer import Optimizer
 
-Whole = Mapping["Parameter", np.ndarray]
+Whole = Mapping["Parameter", np.ndarray]  # of the layers that ranks hold in parts, put together
 Values = dict[str, np.ndarray]  # of parameters, by name
 # Largest difference of two float32 runs, and of runs that round to bfloat16 on the way, in units of a parameter's
 # largest element. Additions in another order make about 1e-6 of it (bfloat16: 1e-2), more where many numbers cancel.
 TOLERANCE, TOLERANCE_BF16 = 1e-4, 0.2
-# No parameter counts as smaller than this part of the net's largest: gradients that are zero but for rounding, such as
-# those of a bias before BatchNorm, have no digits to compare, only some 1e-7 to 1e-6 of what they are a sum of.
+# The least scale of a difference, as a fraction of the net's largest element: gradients that are zero but for rounding,
+# as of a bias before BatchNorm, have no digits to compare, only 1e-7 to 1e-6 of the terms that they are a sum of.
 FLOOR = 1e-2
-# These divide by the size of the gradient: where it is zero but for rounding, the step is of any size and sign.
+# Rules that divide by the size of the gradient: if that is zero but for rounding, the step may have any size and sign.
 ADAPTIVE = ("AdaGrad", "RMSProp", "AdaDelta", "Adam")
 DROPOUT = ("Dropout", "SpatialDropout")
 
 
 @dataclass(frozen=True)
 class LargestDifference:
-    """The largest one of some parameters, in units of the parameter's largest element; where: "conv1[0]"."""
+    """The largest difference of some parameters."""
 
-    size: float = 0.0
-    where: str = ""
+    size: float = 0.0  # in units of the parameter's largest element
+    where: str = ""  # the parameter, as "conv1[0]"
 
     def __str__(self) -> str:
         return f"{self.size:.1e} {self.where}".rstrip()
@@ -63,20 +63,20 @@ class LargestDifference:
 
 @dataclass(frozen=True)
 class Row:
-    """What one iteration gave: the losses of 1 rank and of all, and the largest differences."""
+    """What one iteration gave."""
 
     iteration: int
-    losses: tuple[float, float]
+    losses: tuple[float, float]  # of the one and of the many
     gradient: LargestDifference
     weight: LargestDifference
 
 
 class KeepingFeeder(Feeder):
-    """Remembers of which samples the micro-batches of an iteration were."""
+    """A Feeder that remembers which samples the micro-batches of an iteration had."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self.batches: list[list[str]] = []  # keys; whoever compares them empties it
+        self.batches: list[list[str]] = []  # keys of the samples; _taken() empties it
 
     def feed(self, net: Net, batch: Batch) -> int:
         self.batches.append(list(batch.keys))
@@ -86,9 +86,13 @@ class KeepingFeeder(Feeder):
 def verify(read: Callable[[], SolverConfig], world: World, iterations: int, tolerance: float = 0.0, show=print) -> None:
     """Collective. Compares `iterations` iterations of 1 rank and of the world's; `show` gets the table on rank 0.
 
-    read: gives the solver afresh at each call. tolerance: 0 for the default. Raises CommError on rank 0 that
-    names the iteration and the first parameter that differs by more, ConfigError for data that one rank cannot read
-    alone, or none.
+    Raises CommError on rank 0, which names the iteration and the first parameter that differs by more; ConfigError if
+    there are no data, or one rank alone cannot read them, or cannot compute what several do.
+
+    Args:
+        read: returns a new copy of the solver at each call.
+        tolerance: the largest difference that is allowed; 0: TOLERANCE or TOLERANCE_BF16.
+        show: prints text.
     """
     config = read()
     require_sync(config, "trains otherwise than one rank does: there is nothing to compare")
@@ -137,7 +141,12 @@ def verify(read: Callable[[], SolverConfig], world: World, iterations: int, tole
 
 
 def _solver(config: SolverConfig, world: World, ranks: int = 1, at_once: bool = False) -> Solver:
-    """Ready for its first step, silent, without tests. ranks: whose batches it takes, as one or as micro-batches."""
+    """Returns a solver that is ready for its first step, logs nothing and has no tests.
+
+    Args:
+        ranks: how many ranks' batches it takes.
+        at_once: as one large batch; else as micro-batches.
+    """
     param = config.message
     for field in ("display", "display_epoch"):
         param.ClearField(field)
@@ -158,20 +167,21 @@ def _solver(config: SolverConfig, world: World, ranks: int = 1, at_once: bool = 
 
 
 def _step(solver: Solver) -> None:
+    """Takes a step, and waits until it has updated all weights."""
     solver.step()
     for optimizer in solver.optimizers:
         optimizer.wait()
 
 
 def _taken(solver: Solver) -> list[list[str]]:
-    """Takes out what its KeepingFeeder has noted."""
+    """Returns the keys of the samples since the last call, by micro-batch."""
     feeder = cast(KeepingFeeder, solver.feeder)
     batches, feeder.batches = feeder.batches, []
     return batches
 
 
 def _refuse_own_sources(many: Solver) -> None:
-    """Raises ConfigError where a source does not hold the items of all ranks."""
+    """Raises ConfigError if a source does not hold the items of all ranks."""
     readers = many.feeder.readers
     for layer in many.net.graph.layers:
         owners = readers[layer.name].owners if layer.name in readers else None
@@ -183,15 +193,16 @@ def _refuse_own_sources(many: Solver) -> None:
 
 
 def _compute_directly(net: proto.NetParameter, layers: set[str]) -> None:
-    """As layers in parts are: by Winograd's algorithm a zero is rounding, and the ReLU behind it passes some."""
+    """Makes these layers compute by the direct algorithm, as layers in parts do. By Winograd's, what should be zero is
+    rounding, some of which the ReLU behind it passes."""
     for layer in net.layer:
         if layer.name in layers and layer.type == "Convolution":
             layer.convolution_param.conv_algorithm = "direct"
 
 
 def _keep_apart(config: SolverConfig, many: Solver) -> None:
-    """For one rank that takes the batches of all at once: BatchNorm takes its statistics rank by rank, as the ranks do,
-    where it has no others to take."""
+    """Makes BatchNorm of the one, which has the samples of all ranks in one batch, take its statistics over the samples
+    of each rank, as the many do, unless the text says how."""
     nets, rows = nets_of_solver(config), {name: layer.shapes[0][0] for name, layer in _normalising(many).items()}
     for net in filter(None, (nets.train, nets.discriminator)):
         for layer in net.message.layer:
@@ -203,7 +214,7 @@ def _keep_apart(config: SolverConfig, many: Solver) -> None:
 
 
 def _misfit(error: ConfigError, ranks: int) -> ConfigError:
-    """Of a net that holds its batch, or its number of sequences, fixed: nothing is wrong with it on the ranks."""
+    """Returns an error for a net that builds with a rank's batch, but not with that of all ranks."""
     first = error.errors[0]
     return ConfigError(
         f"{first}. That is with the batch of all {ranks} ranks at once, which one rank takes beside recurrent layers, "
@@ -212,9 +223,10 @@ def _misfit(error: ConfigError, ranks: int) -> ConfigError:
 
 
 def _refuse_other_rows(one: Solver, many: Solver) -> None:
-    """Raises ConfigError for layers that do otherwise with one large batch than with those of the ranks: BatchNorm that
-    cannot take its statistics rank by rank, and dropout, where all ranks' samples are in each of its rows; recurrent
-    layers of which a larger batch has no more sequences; losses that are sums."""
+    """Raises ConfigError for layers that compute something else with one large batch than with those of the ranks.
+
+    These are BatchNorm and dropout whose first axis does not grow with the batch; recurrent layers whose number of
+    sequences does not; and losses that are sums over the batch."""
     shapes = {layer.name: layer.shapes[0] for layer in many.net.graph.layers if layer.shapes}
     for layer in one.net.graph.layers:
         if layer.type in DROPOUT and layer.attributes()["ratio"] and layer.shapes[0][0] == shapes[layer.name][0]:
@@ -244,13 +256,13 @@ def _refuse_other_rows(one: Solver, many: Solver) -> None:
 
 
 def _normalising(solver: Solver) -> dict[str, BatchNorm]:
-    """The BatchNorm layers of all its nets."""
+    """Returns the BatchNorm layers of all nets that a solver trains, by name."""
     layers = [layer for optimizer in solver.optimizers for layer in optimizer.net.graph.layers]
     return {layer.name: cast("BatchNorm", layer) for layer in layers if layer.type == "BatchNorm"}
 
 
 class _TellingSolver(AdversarialSolver):
-    """Tells of each of the discriminator's updates, of which a step may have several."""
+    """An AdversarialSolver that calls `taught` after each update of the discriminator; a step may have several."""
 
     taught: Callable[[], None] | None = None
 
@@ -262,19 +274,21 @@ class _TellingSolver(AdversarialSolver):
 
 
 class Compared:
-    """What one optimizer's net learns on one rank and on many: update after update, keep() what the many have come to,
-    then compare() it with the one rank. found: gradients and weights of each update, until somebody takes them out."""
+    """Compares what one optimizer's net learns on one rank and on many. After each update of the many call keep(),
+    then, after the same update of the one, compare(), which adds the differences of gradients and weights to
+    `found`."""
 
     def __init__(self, one: Optimizer, many: Optimizer, tolerance: float):
         self._one, self._many, self._tolerance = one, many, tolerance
         self._mine = {placed.name: placed for placed in one.net.parameters}
         self._before = {name: placed.tensor.get() for name, placed in self._mine.items()}
+        # False for weights that are not compared any more; see _leave_out().
         self._steady = {name: np.ones(values.shape, bool) for name, values in self._before.items()}
         self._kept: deque[tuple[Values, Values]] = deque()
         self.found: list[tuple[list[LargestDifference], list[LargestDifference]]] = []
 
     def keep(self, gradients: Whole = MappingProxyType({}), weights: Whole = MappingProxyType({})) -> None:
-        """After an update of the many. gradients, weights: of the layers that ranks hold in parts."""
+        """Keeps the gradients and weights of the many after an update. gradients, weights: of layers in parts."""
         self._kept.append(
             (
                 self._of_many(gradients, lambda placed: _gradient(self._many, placed)),
@@ -283,7 +297,8 @@ class Compared:
         )
 
     def _of_many(self, whole: Whole, own: Callable[[Placed], np.ndarray]) -> Values:
-        """In backward's order."""
+        """Returns the values of all parameters, in backward's order: from `whole` where it has them, else from
+        own()."""
         found = {}
         for placed in self._many.net.parameters:
             values = whole.get(placed.parameter)
@@ -291,13 +306,14 @@ class Compared:
         return found
 
     def compare(self) -> None:
-        """After the same update of the one rank, which goes on from the weights of the many."""
+        """Compares the one, after an update, with what keep() has kept of the many; gives the one the weights of the
+        many."""
         gradients, weights = self._kept.popleft()
         one = {name: _gradient(self._one, self._mine[name]) for name in gradients}  # before clipping and decay
         floor = FLOOR * _most(one)
         found = [_difference(name, one[name], many, floor) for name, many in gradients.items()]
         if self._one.param.type in ADAPTIVE:
-            self._see(one, floor)
+            self._leave_out(one, floor)
         one = {name: self._mine[name].tensor.get() for name in weights}
         floor = FLOOR * _most(one)
         steady = {name: np.where(self._steady[name], many, one[name]) for name, many in weights.items()}
@@ -317,9 +333,9 @@ class Compared:
             f"{self._one.param.type} divides by their size."
         )
 
-    def _see(self, gradients: Values, floor: float) -> None:
-        """From now on leaves out the weights whose gradient, as an adaptive rule sees it, is zero within the
-        tolerance."""
+    def _leave_out(self, gradients: Values, floor: float) -> None:
+        """Leaves out, from now on, the weights whose gradient is zero within the tolerance when an adaptive rule gets
+        it, after clipping and decay."""
         param = self._one.param
         norm = self._one.iter_size * np.sqrt(
             sum(float(np.square(g, dtype=np.float64).sum()) for g in gradients.values())
@@ -334,7 +350,7 @@ class Compared:
 
 
 class OneAndMany:
-    """Of a solver of one rank and one of many, iteration after iteration; on rank 0."""
+    """Compares a solver of one rank and one of many, iteration after iteration, on rank 0."""
 
     def __init__(self, one: Solver, many: Solver, tolerance: float = 0.0):
         self.one, self.many = one, many
@@ -347,9 +363,14 @@ class OneAndMany:
             many.taught, one.taught = self._nets[0].keep, self._nets[0].compare
 
     def iteration(self, keys: list[list[list[str]]], losses: list[float], gradients: Whole, weights: Whole) -> None:
-        """Compares what the last step of the many, and then that of the one, has left, and goes on from the weights of
-        many. keys: of the ranks, of their micro-batches; losses: of the ranks. gradients, weights: of the layers that
-        they hold in parts. Raises CommError."""
+        """Compares the two after a step of each, and gives the one the weights of the many. Raises CommError if they
+        differ, or have read other samples.
+
+        Args:
+            keys: of each rank, of its micro-batches, of their samples.
+            losses: of each rank.
+            gradients, weights: of the layers that ranks hold in parts.
+        """
         number = self.one.iteration - 1
         self._same_samples(number, keys)
         self._nets[-1].keep(gradients, weights)
@@ -367,7 +388,7 @@ class OneAndMany:
                     raise CommError(self._message(row, what, bad))
 
     def _same_samples(self, number: int, keys: list[list[list[str]]]) -> None:
-        """The one rank takes, in each turn, what the ranks take in it. Raises CommError."""
+        """Raises CommError unless the one has read the samples that the ranks have read, micro-batch by micro-batch."""
         together = [key for batches in zip(*keys, strict=True) for batch in batches for key in batch]
         if together != [key for batch in _taken(self.one) for key in batch]:
             ranks = self.many.world.size
@@ -393,7 +414,8 @@ class OneAndMany:
 
 
 def _gradient(optimizer: Optimizer, placed: Placed) -> np.ndarray:
-    """The reduction leaves sums over ranks and micro-batches; the update averages."""
+    """Returns a gradient as a mean: the reduction leaves the sum over ranks and micro-batches, which the update
+    divides."""
     return placed.tensor.diff.get() / (optimizer.world.size * optimizer.iter_size)
 
 
