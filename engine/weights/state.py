@@ -30,9 +30,7 @@ class SolverState:
     last_rate: float | None = None  # learning rate of the last update
     global_batch: int | None = None  # samples in an iteration of all ranks
     digest: str | None = None  # of the files: see engine.solver.snapshot_files.digest
-    test_samples: list[int] = field(
-        default_factory=list
-    )  # of each test net, that its tests of test_iter batches have read
+    test_samples: list[int] = field(default_factory=list)  # that tests of test_iter batches have read, by test net
     ema: float | None = None  # decay of the averaged weights, which are then the last set of `history`
     begun_from: str | None = None  # the weights a stage has begun from: see engine.solver.stages.digest_of
     max_iter: int | None = None  # of the run that wrote it
