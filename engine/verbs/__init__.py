@@ -4,7 +4,7 @@ Every module of this package is a verb of its own name, except those named in SH
 
     its docstring               what `engine VERB --help` says first
     SUMMARY                     its line in `engine --help`
-    EXAMPLES                    commands for the end of its --help
+    EXAMPLES                    commands that its --help ends with
     RANKS                       True if several ranks may run it; without it, the verb refuses more than one
     ORDER                       its place in `engine --help`; without it, the verb comes last
     add_arguments(parser)       adds its arguments to an argparse.ArgumentParser
@@ -14,4 +14,4 @@ Every module of this package is a verb of its own name, except those named in SH
 everything else when it runs.
 """
 
-SHARED = {"command_line", "options", "runtime"}  # the parser, and what verbs share: arguments, helpers of run()
+SHARED = {"command_line", "options", "runtime"}  # the parser; arguments and helpers of run() that verbs share

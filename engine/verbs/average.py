@@ -53,7 +53,7 @@ def run(options: Namespace) -> int:
     if len(options.files) < 2:
         raise ConfigError(f"expected two files or more to average, then OUT; got {len(options.files) + 1} names")
     world = start()
-    if world.rank == 0:  # which writes it, perhaps before others come here
+    if world.rank == 0:  # only here: rank 0 may have written it before other ranks look
         if os.path.lexists(options.out):
             raise WeightsError("OUT exists already; remove it, or choose another name", options.out)
         check_writable(options.out)
@@ -76,7 +76,7 @@ def run(options: Namespace) -> int:
 
 
 def _recompute(options: Namespace, blobs: Blobs, world: World):
-    """(NetParameter, blobs) with BatchNorm's statistics from data."""
+    """Returns the net and its blobs, with BatchNorm's statistics computed on data."""
     from functools import partial
 
     from engine.comm.precision import asked_precision, usable_precision

@@ -1,8 +1,8 @@
 """Reads nets or solvers, builds their graphs for training and testing without their data, and prints layers, shapes,
-parameters, FLOPs and memory. Of a source of data (an LMDB, a folder or archive of images, ...) every item is decoded,
-and what is broken is listed. All errors of all files are reported; the exit status is then 1. User code and files that
-are not on this machine are listed, and are errors with --strict only. Where a data source is absent, the shape of the
-images is taken from crop_size and the mean values.
+parameters, FLOPs and memory. Decodes every item of a source of data (an LMDB, a folder or archive of images, ...), and
+lists what is broken. All errors of all files are reported; the exit status is then 1. User code and files that are not
+on this machine are listed, and are errors with --strict only. Where a data source is absent, the shape of the images is
+taken from crop_size and the mean values.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ EXAMPLES = [
     "engine check --run models/",
     "engine check train_lmdb",
 ]
+# Arguments that have no effect on data.
 OF_NETS = ("--run", "--strict", "--ranks", "--plot", "--python_layers", "--level", "--stage", "--set")
 
 
@@ -94,7 +95,7 @@ def run(options: Namespace) -> int:
 
 
 def _decode_all(paths: list[str], silent: bool) -> tuple[list[object], bool]:
-    """What there is in each, for JSON, and whether anything is broken."""
+    """Decodes sources of data. Returns what there is in each, for JSON, and whether anything is broken."""
     from engine.examine.check_data import check_data
     from engine.report.progress import Progress
     from engine.verbs.runtime import show
@@ -111,7 +112,7 @@ def _decode_all(paths: list[str], silent: bool) -> tuple[list[object], bool]:
 
 
 def _take_steps(options: Namespace, paths: list[str], found: dict[str, object]) -> bool:
-    """Whether one fails. found: what JSON also tells."""
+    """Takes a step of each net; returns whether one fails. found: what the JSON has besides."""
     from dataclasses import asdict
 
     from engine.examine.check_run import check_and_run, line_of, summary

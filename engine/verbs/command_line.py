@@ -1,5 +1,4 @@
-"""Reads a command line: finds the verb, parses what follows, and answers what is unknown with the nearest known; and
-runs the verb."""
+"""Reads a command line and runs its verb. What is unknown is answered with the nearest known name."""
 
 from __future__ import annotations
 
@@ -16,9 +15,12 @@ from engine.errors import ConfigError, printable, shortened
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Returns the options of a command line, `verb` among them. Exits with status 2 where it is wrong, 0 after --help
-    and --version."""
-    flags = list(arguments).index("--") if "--" in arguments else len(arguments)  # the rest are names
+    """Returns the options of a command line. Raises SystemExit: status 2 for wrong usage, 0 after --help and --version.
+
+    Beside the verb's own the options have `verb`, its name; `arguments`, the command line; `given`, see
+    _Parser.given().
+    """
+    flags = list(arguments).index("--") if "--" in arguments else len(arguments)  # behind it are names only
     words = [*map(_two_dashes, arguments[:flags]), *arguments[flags:]]
     names = verb_names()
     if words and words[0] in names:
@@ -42,9 +44,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the verb of a command line; returns its exit status. Raises EngineErrors, also for several ranks of a verb
-    that runs on one: each would write the same files."""
-    from engine.host.launch import detect  # which takes a while to load
+    """Runs the verb of a command line; returns its exit status. Raises EngineErrors, ConfigError also if several ranks
+    run a verb of one rank: each would write the same files."""
+    from engine.host.launch import detect  # here, for it takes a while to load
 
     verb, launch = _module_of(options.verb), detect()
     if launch and launch.size > 1 and not getattr(verb, "RANKS", False):
@@ -52,13 +54,13 @@ def run(options: argparse.Namespace) -> int:
     if launch and launch.size < launch.job_size:
         from engine.verbs.runtime import start
 
-        start()  # also where the verb needs no others: MPI starts and ends with all ranks of the job
+        start()  # even if the verb needs no MPI: MPI starts and ends with all ranks of the job
     return verb.run(options)
 
 
 def verb_names() -> list[str]:
     """Returns the names of the modules of engine.verbs that are verbs."""
-    # pkgutil would load inspect for this: half as long again as everything else
+    # Not by pkgutil, which loads inspect: that takes half as long as everything else together.
     files = [file for folder in verbs.__path__ for file in os.listdir(folder)]
     return sorted({file[:-3] for file in files if file.endswith(".py")} - {"__init__", *verbs.SHARED})
 
@@ -68,7 +70,7 @@ def _module_of(verb: str):
 
 
 def _two_dashes(argument: str) -> str:
-    """Caffe takes -solver as well as --solver."""
+    """Returns --solver for -solver, which Caffe takes as well."""
     return f"-{argument}" if re.match(r"-[a-z_]{2,}(=|$)", argument) else argument
 
 
@@ -83,13 +85,13 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _is_spokesman() -> bool:
-    from engine.host.launch import is_spokesman  # which takes a while to load
+    from engine.host.launch import is_spokesman  # here, for it takes a while to load
 
     return is_spokesman()
 
 
 class _Parser(argparse.ArgumentParser):
-    """Of all ranks that a launcher has started, the first says what is wrong."""
+    """A parser of which only one rank, of all that a launcher has started, says what is wrong."""
 
     def error(self, message: str):
         if _is_spokesman():
@@ -97,7 +99,8 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2)
 
     def _print_message(self, message, file=None):
-        """What stderr cannot take changes no status, whatever Python's version makes of it."""
+        """Prints. That stderr cannot be written does not change the exit status, as it would in some versions of
+        Python."""
         try:
             super()._print_message(message, file)
         except OSError:
@@ -105,17 +108,18 @@ class _Parser(argparse.ArgumentParser):
                 raise
 
     def end_with_help(self):
-        """Shows the help where nothing was asked for: wrong usage, too."""
+        """Prints the help to stderr, and exits with the status of wrong usage: nothing was asked for."""
         if _is_spokesman():
             self.print_help(sys.stderr)
         self.exit(2)
 
     def without_booleans(self, words: Sequence[str]) -> list[str]:
-        """Caffe's switches may say --shuffle=true, --shuffle=false and --noshuffle, too."""
+        """Returns a command line in which switches have no value: Caffe's may also be --shuffle=true, --shuffle=false
+        and --noshuffle."""
         switches = {name for name, action in self._option_string_actions.items() if action.const is True}
         result = []
         for number, word in enumerate(words):
-            if word == "--" or (self._passes_on and not word.startswith("-")):  # the rest are names, or other verbs'
+            if word == "--" or (self._passes_on and not word.startswith("-")):  # names follow, or another verb's words
                 return result + list(words[number:])
             flag, _, value = word.partition("=")
             denied = word.startswith("--no") and f"--{word[4:]}" in switches
@@ -124,7 +128,7 @@ class _Parser(argparse.ArgumentParser):
         return result
 
     def given(self, words: Sequence[str]) -> set[str]:
-        """The flags of a command line, by their first names, whatever values they have."""
+        """Returns the flags that a command line has, by their first names."""
         known = self._option_string_actions
         ahead = words[: words.index("--")] if "--" in words else words
         flags = (word.partition("=")[0] for word in ahead)
@@ -132,17 +136,18 @@ class _Parser(argparse.ArgumentParser):
 
     @property
     def _passes_on(self) -> bool:
-        """Whether what follows the first name is for another verb."""
+        """Whether what follows the first word without a dash is for another verb."""
         return any(action.nargs == argparse.REMAINDER for action in self._actions)
 
     def check_flags(self, words: Sequence[str]) -> None:
-        """Ends with the nearest flag at one that is unknown; argparse would first ask for what it stands for."""
+        """Exits at an unknown flag, with the nearest known one. argparse would first complain of arguments that are
+        missing, maybe the very one whose flag is misspelt."""
         known = self._option_string_actions
         for word in words:
-            if self._passes_on and not word.startswith("-"):  # from here on, flags are other verbs'
+            if self._passes_on and not word.startswith("-"):  # another verb's words follow
                 return
             flag = word.partition("=")[0]
-            if word == "--":  # the rest are names
+            if word == "--":  # names follow
                 return
             if flag in ("--gpu", "--gpus"):
                 self.error(f"{flag}: this engine computes on processors, with all cores that it may use; leave it out")
@@ -156,7 +161,7 @@ class _Parser(argparse.ArgumentParser):
             self.error(f"'{words[0]}' has no flag{near}")
 
     def _without_flags(self) -> str:
-        """A tail for a message, such as "; FILE has no flag", or ""."""
+        """Returns a tail for a message, such as "; FILE has no flag", or ""."""
         names = [str(action.metavar or action.dest) for action in self._actions if not action.option_strings]
         return f"; {' and '.join(names)} {'have' if names[1:] else 'has'} no flag" if names else ""
 
@@ -169,7 +174,7 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 class _Version(argparse.Action):
-    """Prints the version, and ends."""
+    """Prints the version, and exits."""
 
     def __call__(self, parser, *_):
         print(f"engine {engine.__version__}")

@@ -16,6 +16,7 @@ EXAMPLES = [
     "engine compare a.caffemodel b.caffemodel --model net.prototxt --tolerance 1e-5",
     "engine compare x.caffemodel x.caffemodel --model net.prototxt --precision bf16 --tolerance 0.02",
 ]
+# Arguments that have no effect without --model.
 OF_NETS = ("--other_model", "--precision", "--phase", "--python_layers", "--level", "--stage", "--set")
 
 

@@ -1,5 +1,5 @@
-"""Prints what makes bash or zsh complete verbs, flags and the values of flags. In ~/.bashrc, or in ~/.zshrc after
-compinit: eval "$(engine completion bash)", or zsh.
+"""Prints a script by which bash or zsh completes verbs, flags and the values of flags. Put into ~/.bashrc:
+eval "$(engine completion bash)", or into ~/.zshrc, after compinit: eval "$(engine completion zsh)".
 """
 
 from __future__ import annotations
@@ -7,14 +7,14 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 ORDER = 210
-SUMMARY = "print what completes command lines in bash or zsh"
+SUMMARY = "print a script by which bash or zsh completes command lines"
 EXAMPLES = [
     "engine completion bash > ~/.local/share/bash-completion/completions/engine",
     'eval "$(engine completion bash)"',
     'eval "$(engine completion zsh)"',
 ]
 
-# Of verbs, flags and values only the words of this version: nothing is started when a key is pressed.
+# It holds the verbs, flags and values of this version, so that no program is started when a key is pressed.
 SCRIPT = """_engine() {
     local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" verb="${COMP_WORDS[1]}" words=""
     if [ "$COMP_CWORD" -eq 1 ]; then

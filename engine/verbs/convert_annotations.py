@@ -1,8 +1,8 @@
 """Writes pictures and the objects in them to a new LMDB: boxes, for AnnotatedData layers, or, with --masks, a class for
 each pixel, for Data layers. ANNOTATIONS is COCO's instances_*.json, ROOT the folder of its pictures; or ANNOTATIONS is
 an image set of Pascal VOC, ImageSets/*/*.txt, ROOT the folder that has Annotations, JPEGImages and SegmentationClass.
-ROOT may be a .zip or .tar, or a folder in one. COCO's crowds become difficult boxes, of masks pixels that do not count
-(255), as VOC's borders are. Boxes are cut at the edges of their pictures, and those without an area are left out.
+ROOT may be a .zip or .tar, or a folder in one. COCO's crowds become difficult boxes, or in masks pixels that do not
+count (255), as VOC's borders do. Boxes are cut at the edges of their pictures, and those without an area are left out.
 """
 
 from __future__ import annotations

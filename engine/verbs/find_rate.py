@@ -1,7 +1,7 @@
 """Trains for some iterations while the learning rate grows from step to step, until the loss diverges (a range test:
 Smith 2017, arXiv 1506.01186), and suggests a base_lr: where the loss falls fastest. Everything else is as the solver
-has it, without warm-up, tests and lr_scaling; nothing is saved. Under mpiexec the rate is that of the global batch,
-and a suggestion for a solver with lr_scaling is what that makes this rate of.
+has it, without warm-up, tests and lr_scaling; nothing is saved. Under mpiexec the rate is that of the global batch. For
+a solver with lr_scaling, the suggestion is the base_lr which lr_scaling turns into that rate.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def rate(text: str) -> float:
-    """A rate that is neither 0 nor infinite as the solver's float32."""
+    """Returns a rate that is neither 0 nor infinite in the solver's float32."""
     return number(text, "a rate from 1e-30 to 1e30", 1e-30, 1e30)
 
 

@@ -1,7 +1,7 @@
 """Divides the ranks of one job into groups that run side by side, each with a verb of its own: two trainings on two
-halves of an allocation, or a test beside a training. Each group is to itself what `mpiexec -n RANKS engine VERB` would
-be: ranks are counted from 0, gradients are reduced among them, rank 0 writes the log. Cores and memory of a host are
-divided among all. The job ends when the last group has ended; an error in one ends all.
+halves of an allocation, or a test beside a training. Each group runs as `mpiexec -n RANKS engine VERB` would: its ranks
+are counted from 0, gradients are reduced among them, its rank 0 writes the log. All ranks of a host divide its cores
+and memory. The job ends when the last group has ended; an error in one group ends all.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def run(options: Namespace) -> int:
     from engine.watchdog.supervise import run_ranks
 
     counts, programs = divided(options.programs)
-    parsed = [command_line.parse(program) for program in programs]  # all, so that every rank meets the same error
+    parsed = [command_line.parse(program) for program in programs]  # all of them: every rank meets the same error
     launch, mine = detect(), parsed[0]
     if any(each.verb == "groups" for each in parsed) or (launch and launch.size < launch.job_size):
         raise ConfigError("groups: a group cannot be divided again")
@@ -46,12 +46,12 @@ def run(options: Namespace) -> int:
         assert launch
         first = [sum(counts[:index]) for index in range(len(counts))]
         mine = parsed[first.index(launch.first)]
-    options.verb = mine.verb  # which errors are of
+    options.verb = mine.verb  # errors are this verb's
     return command_line.run(mine)
 
 
 def divided(words: list[str]) -> tuple[list[int], list[list[str]]]:
-    """(ranks, command line) of each group. Raises ConfigError."""
+    """Returns the numbers of ranks, and the command lines, of the groups. Raises ConfigError."""
     from engine.errors import ConfigError
 
     counts, programs, group = [], [], []

@@ -1,7 +1,6 @@
-"""Makes a net and its weights of another framework's: an ONNX model (.onnx), a state dictionary of torchvision's
+"""Makes a net and its weights of another framework's file: an ONNX model (.onnx), a state dictionary of torchvision's
 ResNet, VGG, DenseNet, GoogLeNet, Inception-v3 or MobileNet-v2 (.pth, .safetensors), or the weights of a Keras model
-(.h5, .keras), for which the net must be there (--onto). The first bytes of a file tell of which kind it is, whatever
-its name ends in.
+(.h5, .keras), for which the net must be there (--onto). The first bytes of a file tell its kind, not its name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Arguments that several verbs share, and types of arguments. Imports nothing heavy."""
+"""Holds arguments that several verbs share, and types of arguments. Imports nothing that takes long."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from engine.errors import printable, shortened
 
-LARGEST = 2**31 - 1  # of the schema's int32
-LARGEST_FLOAT = (2 - 2**-23) * 2.0**127  # of its float
-OF_RUNS = ("--precision", "--python_layers", "--level", "--stage", "--set")  # what add_running() adds
+LARGEST = 2**31 - 1  # the largest int32 of the schema
+LARGEST_FLOAT = (2 - 2**-23) * 2.0**127  # its largest float
+OF_RUNS = ("--precision", "--python_layers", "--level", "--stage", "--set")  # flags that add_running() adds
 
-# Types: each takes the text of an argument, and raises ArgumentTypeError where it does not fit
+# Types of arguments: each returns the value of a text, and raises ArgumentTypeError if it has none.
 
 
 def comma_separated(text: str) -> list[str]:
@@ -26,8 +26,9 @@ def comma_separated(text: str) -> list[str]:
 
 
 def whole(text: str, wanted: str, low: int, high: int = LARGEST) -> int:
-    """Raises ArgumentTypeError, which names what is `wanted`, for a text that is no number from low to high."""
-    from engine.config import numbers  # heavy, and not needed for --help
+    """Returns a whole number from low to high. Raises ArgumentTypeError, which says what is `wanted`, if the text is
+    none."""
+    from engine.config import numbers  # here, for it takes long to load, and --help does without
 
     value = numbers.whole(text, low, high)
     if value is None:
@@ -40,7 +41,7 @@ def positive(text: str) -> int:
 
 
 def up_to_1000(text: str) -> int:
-    """Samples on one sheet, which nobody would see of more."""
+    """Returns a number of samples on a sheet: with more, nobody could see them."""
     return whole(text, "a whole number from 1 to 1000", 1, 1000)
 
 
@@ -53,7 +54,7 @@ def uint32(text: str) -> int:
 
 
 def side(text: str) -> int:
-    """Pixels, or 0."""
+    """Returns pixels, or 0."""
     return whole(text, "pixels from 0 to 65536", 0, 1 << 16)
 
 
@@ -78,7 +79,7 @@ def above_zero(text: str) -> float:
 
 
 def seconds(text: str) -> str:
-    """Checks a number of seconds; returns the text, for the environment."""
+    """Checks a number of seconds. Returns the text itself, for a variable of the environment."""
     number(text, "seconds, 0 or more")
     return text
 
@@ -108,7 +109,7 @@ def two_numbers(text: str) -> tuple[int, int]:
 
 
 def size(text: str) -> int:
-    """Bytes, from "1.5GB", "800 MB" or a plain number."""
+    """Returns the bytes of "1.5GB", "800 MB" or a plain number."""
     found = re.fullmatch(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([KMG]?)B?", text.strip().upper())
     count = int(float(found[1]) * {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}[found[2]]) if found else 0
     if count == 0:
@@ -120,7 +121,7 @@ def size(text: str) -> int:
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
-    """Options of every verb that builds nets."""
+    """Adds the arguments of every verb that builds nets."""
     parser.add_argument("--level", type=int32, help="level of the net's state, for layers with min_level or max_level")
     parser.add_argument(
         "--stage",
@@ -139,7 +140,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def add_running(parser: argparse.ArgumentParser) -> None:
-    """Options of every verb that runs nets."""
+    """Adds the arguments of every verb that runs nets; OF_RUNS has their names."""
     parser.add_argument(
         "--precision",
         choices=["fp32", "bf16"],
@@ -160,14 +161,14 @@ def add_consent(parser: argparse.ArgumentParser) -> None:
 
 
 def kernels(text: str) -> str:
-    """default, measure, or the path of a table that is there."""
+    """Returns "default", "measure", or the path of a table, which must exist."""
     if text not in ("default", "measure") and not os.path.exists(text):
         raise argparse.ArgumentTypeError(f"expected default, measure or the file of a table, got {text!r}")
     return text
 
 
 def add_kernels(parser: argparse.ArgumentParser, snapshot: str = "") -> None:
-    """snapshot: what else the default is, for verbs that go on from one."""
+    """Adds --kernels. snapshot: words before the default, for verbs that may go on from a snapshot."""
     parser.add_argument(
         "--kernels",
         type=kernels,
@@ -200,7 +201,7 @@ def add_phase(parser: argparse.ArgumentParser, default: str = "TRAIN") -> None:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Of verbs that show a result for people, too."""
+    """Adds --json FILE, for verbs that print a result for people, too."""
     parser.add_argument(
         "--json",
         metavar="FILE",
@@ -209,13 +210,13 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_in_out(parser: argparse.ArgumentParser, what: str) -> None:
-    """Arguments of the verbs that write a file in the current format. what: is in the file that they read."""
+    """Adds the arguments of verbs that write a file in the current format. what: the file that they read."""
     parser.add_argument("source", metavar="IN", help=what)
     parser.add_argument("target", metavar="OUT", help="the file to write")
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
-    """What pictures become that are written to a database."""
+    """Adds the arguments that say how pictures are written to a database."""
     add_sizes(parser)
     parser.add_argument("--encoded", action="store_true", help="store image files (JPEG, PNG) instead of pixels")
     parser.add_argument(
@@ -227,7 +228,7 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def add_backend(parser: argparse.ArgumentParser, kinds: Sequence[str]) -> None:
-    """Caffe's flag for the kind of DB, of which the name or the content of DB tells enough."""
+    """Adds Caffe's flag for the kind of DB. It has no effect: the name or the content of DB tells its kind."""
 
     def backend(text: str) -> str:
         if text not in kinds:
@@ -238,7 +239,7 @@ def add_backend(parser: argparse.ArgumentParser, kinds: Sequence[str]) -> None:
 
 
 def add_sizes(parser: argparse.ArgumentParser) -> None:
-    """Sizes and channels of pictures that are written, and how well JPEGs of them are."""
+    """Adds the arguments for the size and the channels of pictures that are written, and the quality of JPEGs."""
     parser.add_argument(
         "--resize_height", type=side, default=0, metavar="N", help="0: keep each image's height (default)"
     )

@@ -26,7 +26,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def delimiter(text: str) -> str:
-    """One character that csv can write between columns; a shell makes tabs hard to type."""
+    """Returns one character that csv can write between columns; for \\t, a tab, which is hard to type in a shell."""
     character = "\t" if text == r"\t" else text
     if len(character) != 1 or character in '"\r\n':
         raise ArgumentTypeError(f"expected one character, neither a quote nor a line's end, got {text!r}")

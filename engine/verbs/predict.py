@@ -12,7 +12,7 @@ from engine.verbs.options import OF_RUNS, add_json, add_running, number, positiv
 
 ORDER = 50
 RANKS = True
-MOST = 1e12  # that a figure may be; its inverse is the least of those above 0: tables are to be readable
+MOST = 1e12  # the largest figure, and its inverse the smallest above 0: others would make tables unreadable
 SUMMARY = "predict how fast a net would train on more ranks, or on another network"
 EXAMPLES = [
     "engine predict --model nets/resnet50.prototxt --ranks 2,4,8,16 --latency 1.5 --bandwidth 100",
@@ -68,7 +68,7 @@ def from_zero(text: str) -> float:
 
 
 def variation(text: str) -> float | None:
-    """Percent; None for "measured"."""
+    """Returns percent; None for "measured"."""
     return None if text == "measured" else number(text, f"a percentage from 0 to {MOST:g}, or 'measured'", 0.0, MOST)
 
 
@@ -114,7 +114,7 @@ def run(options: Namespace) -> int:
 
 
 def _profile(options: Namespace, world):
-    """The profile that the prediction starts from: read, measured, or scaled from FLOPs."""
+    """Returns the profile that the prediction starts from: read, measured, or made of FLOPs."""
     from engine.comm.precision import usable_precision
     from engine.predict import predict
     from engine.verbs.runtime import asked_model, phase_of

@@ -1,4 +1,5 @@
-"""What several verbs share when they run: the ranks, solvers and nets as the options change them, and what they print.
+"""Helpers that several verbs share when they run: they start the ranks, read nets and solvers as the options change
+them, and print.
 
 A verb imports this module in its run(), not before."""
 
@@ -20,18 +21,20 @@ if TYPE_CHECKING:
     from engine.data.convert_imageset import Output
 
 _OF_STAGE = re.compile(r"([0-9]{1,6}):(.*)", re.DOTALL)
-_READ = ("solver", "model", "data", "profile", "weights", "snapshot", "kernels")  # arguments that name files
-_WRITTEN = ("json", "timeline", "output", "target")  # and those that name files to write
+_READ = ("solver", "model", "data", "profile", "weights", "snapshot", "kernels")  # arguments that name files to read
+_WRITTEN = ("json", "timeline", "output", "target")  # arguments that name files to write
 
 
 def start(watched: bool = False, output: str | None = None, reading: Namespace | None = None) -> World:
-    """Sets up the ranks, each with its share of the cores, and the log on rank 0.
+    """Sets up the ranks, divides cores and memory of a host among them, and sends the log to stderr. Returns the world.
 
     Args:
-        watched: start the watchdog.
-        output: a file that rank 0 will write at the end ("-": standard output).
+        watched: whether to start the watchdog.
+        output: a file that rank 0 will write at the end ("-": stdout).
         reading: arguments that name files which the verb reads.
-    Raises EngineError if `output` cannot be written, or is one of those.
+
+    Raises:
+        EngineError: `output` cannot be written, or is a file that the verb reads.
     """
     from engine.comm.settings import watchdog_seconds
     from engine.comm.world import world
@@ -55,7 +58,7 @@ def start(watched: bool = False, output: str | None = None, reading: Namespace |
 
 
 def _files_named(options: Namespace | None) -> list[str]:
-    """By the arguments of _READ; where one may be a list, by the parts of it, too."""
+    """Returns the files that the arguments of _READ name: each argument as a whole and, if it has commas, each item."""
     found: list[str] = []
     for value in (getattr(options, name, None) or [] for name in _READ):
         found += [value, *value.split(",")] if isinstance(value, str) else value
@@ -63,22 +66,27 @@ def _files_named(options: Namespace | None) -> list[str]:
 
 
 def check_outputs(options: Namespace, config: NetConfig | SolverConfig, also: Iterable[str | Path] = ()) -> None:
-    """Raises EngineError where a file to write is one that the options name, or that a net or a solver reads; the
-    pictures of a folder are not looked at. also: files to write that no option names."""
+    """Raises EngineError if a file to write is one that the options name for reading, or that a net or a solver reads.
+    It does not look at the pictures of a folder.
+
+    Args:
+        config: the net or solver.
+        also: files to write that no option names.
+    """
     from engine.config import files_read_by
     from engine.data.registry import files_of, recognised
     from engine.errors import DataError
     from engine.files import check_apart
 
     outputs = [path for name in _WRITTEN if (path := getattr(options, name, None)) not in (None, "-")]
-    there = [path for path in (*outputs, *also) if os.path.lexists(path)]  # of the others none is read
+    there = [path for path in (*outputs, *also) if os.path.lexists(path)]  # what is not there is not read
     if not there:
         return
     read = _files_named(options)
     for path in files_read_by(config):
         read.append(path)
         if recognised(path) not in ("", "FOLDER"):
-            with contextlib.suppress(DataError):  # of sources that are not here, which not every verb needs
+            with contextlib.suppress(DataError):  # the source is not here; not every verb needs it
                 read += files_of(path)
     for path in there:
         check_apart(path, *read)
@@ -91,9 +99,11 @@ def _install_caffe() -> None:
 
 
 def allow_python_layers(options: Namespace) -> bool:
-    """Lets Python layers import their modules if the user of a verb that runs nets has said so; returns whether. Verbs
-    that only look at nets have no such option. Modules `import caffe`: that is there for the first of them. Raises
-    ConfigError."""
+    """Lets Python layers import their modules if the user has allowed it, by --python_layers or ENGINE_PYTHON_LAYERS=1;
+    returns whether. Verbs that only look at nets have no such option, and never do.
+
+    Modules `import caffe`, which is installed before the first of them is imported. Raises ConfigError if
+    ENGINE_PYTHON_LAYERS is neither 0 nor 1."""
     from engine.errors import ConfigError
     from engine.layers.python import allow_modules, before_import
 
@@ -109,8 +119,8 @@ def allow_python_layers(options: Namespace) -> bool:
 
 
 def asked_solvers(options: Namespace) -> list[SolverConfig]:
-    """The solvers of --solver, separated by commas, as the options change them: --set NUMBER:PATH=VALUE the one of this
-    number, from 1. Raises ConfigError for a number beyond them."""
+    """Returns the solvers of --solver, which commas separate, as the options change them. --set NUMBER:PATH=VALUE
+    changes the solver of this number, from 1. Raises ConfigError, also for a number without a solver."""
     from engine.errors import ConfigError
     from engine.solver.stages import follow_prefixes, shorten_stages
 
@@ -125,7 +135,7 @@ def asked_solvers(options: Namespace) -> list[SolverConfig]:
         mine = [match[2] if match else text for text, match in texts if not match or int(match[1]) == number]
         found.append(asked_solver(options, path, mine))
     follow_prefixes(found)
-    if divisor := getattr(options, "shorten", None):  # which not every verb has
+    if divisor := getattr(options, "shorten", None):  # not every verb has this option
         shorten_stages(found, divisor)
     return found
 
@@ -141,8 +151,13 @@ def _place(config: NetConfig | SolverConfig) -> None:
 def asked_solver(
     options: Namespace, path: str = "", overrides: Sequence[str] | None = None, also: Iterable[str] = ()
 ) -> SolverConfig:
-    """The solver of --solver as the options change it. path, overrides: in place of --solver and --set. also: as
-    check_outputs() has it. Raises ConfigError, also where --solver names several, and this verb takes one."""
+    """Returns the solver of --solver as the options change it. Raises ConfigErrors, also if --solver names
+    several, and EngineError.
+
+    Args:
+        path, overrides: in place of --solver and --set.
+        also: see check_outputs().
+    """
     from engine.config import add_state, read_solver
     from engine.errors import ConfigError
 
@@ -163,7 +178,7 @@ def asked_solver(
 
 
 def asked_net(options: Namespace, path: str) -> NetConfig:
-    """A net in the state that the options give it. Raises ConfigError also for one without layers."""
+    """Returns a net in the state that the options give it. Raises ConfigErrors, also for a net without layers."""
     from engine.config import add_state, read_net
     from engine.config.phases import unknown_stages
     from engine.errors import ConfigError
@@ -182,14 +197,15 @@ def asked_net(options: Namespace, path: str) -> NetConfig:
 
 
 def asked_model(options: Namespace, phase: int) -> NetConfig:
-    """The net of --model, in a phase."""
+    """Returns the net of --model in a phase. See asked_net()."""
     config = asked_net(options, options.model)
     config.message.state.phase = phase
     return config
 
 
 def refuse_idle(options: Namespace, flags: Sequence[str], where: str) -> None:
-    """Raises ConfigError for those of the flags that were given, for they have no effect `where` this is so."""
+    """Raises ConfigError if one of these flags was given, which has no effect here. where: words that say when it has
+    none, such as "without --model"."""
     from engine.errors import ConfigError
 
     if idle := [flag for flag in flags if flag in options.given]:
@@ -203,16 +219,18 @@ def phase_of(name: str) -> int:
 
 
 def show(text: str, output: str | None = None) -> None:
-    """Prints a result. Names in it are somebody's: what a terminal would obey is escaped.
+    """Prints a result. Control characters are escaped, for names in it may hold anything.
 
-    output: of add_json(). Where that is "-", stdout is for the JSON alone, and the result goes to stderr."""
+    Args:
+        output: the file of --json. If it is "-", stdout is for the JSON alone, and the result goes to stderr.
+    """
     from engine.errors import printable
 
     print(printable(text, lines=True), file=sys.stderr if output == "-" else sys.stdout, flush=True)
 
 
 def write_json(value: object, path: str) -> None:
-    """To a file, or to the standard output for "-". Numbers that are not finite are null."""
+    """Writes JSON to a file, or to stdout for "-". Numbers that are not finite become null."""
     from engine.report.json_text import json_text
 
     text = json_text(value)
@@ -236,7 +254,9 @@ def log_skipped(skipped: Sequence[str]) -> None:
 def upgrade(options: Namespace, write: Callable[[str, str], list[str]], kind: str) -> int:
     """Runs a verb that writes options.source in the current format to options.target; returns the exit status.
 
-    write: takes both paths, returns a line for each older format met. kind: Caffe's words for what is written.
+    Args:
+        write: takes both paths; returns a line for each older format that it has met.
+        kind: Caffe's words for what is written.
     """
     from engine.files import check_apart
     from engine.layers.registry import layer_types
@@ -244,7 +264,7 @@ def upgrade(options: Namespace, write: Callable[[str, str], list[str]], kind: st
 
     set_up()
     check_apart(options.target, options.source)
-    layer_types()  # so that an unknown type in a text is told as one
+    layer_types()  # loads them: else `write` could not tell an unknown type
     for note in write(options.source, options.target) or [f"File already in latest proto format: {options.source}"]:
         log(note)
     log(f"Wrote upgraded {kind} to {options.target}")
@@ -252,8 +272,12 @@ def upgrade(options: Namespace, write: Callable[[str, str], list[str]], kind: st
 
 
 def asked_output(options: Namespace, database: bool = False) -> Output:
-    """What pictures become, by the arguments of add_output() or add_sizes(). database: they are written to one that
-    holds pixels, unless image files are asked for. Raises ConfigError for a quality of no JPEG."""
+    """Returns how pictures are written, by the arguments of add_output() or add_sizes(). Raises ConfigError if
+    --quality is given where no JPEG is written.
+
+    Args:
+        database: whether they go to a database, which holds pixels unless image files are asked for.
+    """
     from engine.data.convert_imageset import Output
 
     if options.encode_type in ("png", "bmp"):

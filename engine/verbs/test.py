@@ -104,7 +104,7 @@ def run(options: Namespace) -> int:
     evaluator = _evaluator(options, config, world)
     judges = _judges(evaluator, config) if options.report else None
     size = evaluator.feeder.size_of_all()
-    if options.iterations or size:  # else the run says what it lacks
+    if options.iterations or size:  # else run() raises an error
         log(f"Running for {options.iterations} iterations." if options.iterations else f"Testing all {size} samples.")
 
     def on_batch(k: int, outputs: Outputs) -> None:
@@ -140,7 +140,8 @@ def run(options: Namespace) -> int:
 
 
 def _judges(evaluator: Evaluator, config: NetConfig) -> Judges:
-    """What takes in every sample for the report."""
+    """Returns the judges, which see every sample of the test, for the report. Raises ConfigError if nothing can be
+    reported."""
     from engine.inference.judges import Judges, require_judges
     from engine.report.log import log
 
@@ -151,7 +152,7 @@ def _judges(evaluator: Evaluator, config: NetConfig) -> Judges:
 
 
 def _evaluator(options: Namespace, config: NetConfig, world: World) -> Evaluator:
-    """The net with its weights, or an ensemble where something is to be averaged."""
+    """Returns an Evaluator of the net with its weights, or an Ensemble if members or views are to be averaged."""
     from functools import partial
 
     from engine.comm.precision import usable_precision

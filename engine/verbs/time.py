@@ -57,6 +57,7 @@ def run(options: Namespace) -> int:
 
 
 def _time_data(options: Namespace) -> int:
+    """Runs `engine time --data`."""
     from engine.errors import ConfigError
     from engine.verbs.runtime import asked_solver, show, start, write_json
 

@@ -89,7 +89,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def _add_start(parser: ArgumentParser) -> None:
-    """Where training starts from, and who starts it."""
+    """Adds the arguments that say where training starts from, and how many ranks to start."""
     parser.add_argument(
         "--resume",
         type=automatic,
@@ -150,14 +150,14 @@ def run(options: Namespace) -> int:
         left = _train(options, configs, position, world, signals)
         if left is None or position.index == len(configs) - 1:
             return 0
-        world.board.enter(SET_UP)  # of the next stage, which may take as long as that of the first
-        options.timeline = None  # of the first stage
-        gc.collect()  # data sources are closed with their last reader
+        world.board.enter(SET_UP)  # the next stage's may take as long as the first one's
+        options.timeline = None  # it shows the first stage only
+        gc.collect()  # closes data sources that nobody reads any more
         position = world.broadcast_object(next_position(configs, position, *left) if world.rank == 0 else position)
 
 
 def _position(options: Namespace, configs: list[SolverConfig], world: World) -> Position:
-    """Checks all solvers before the first of them begins; where in their row to begin, or to go on."""
+    """Checks all solvers before the first of them begins. Returns which one to begin, or to go on with."""
     from engine.comm.preflight import preflight
     from engine.errors import ConfigError
     from engine.solver.resume import note_known, take_prefix
@@ -168,7 +168,7 @@ def _position(options: Namespace, configs: list[SolverConfig], world: World) -> 
     if options.snapshot and len(configs) > 1:
         raise ConfigError("--snapshot continues one solver; --resume auto finds the stage of several, and its snapshot")
     check_stages(configs, world, options.skip_bad_images)
-    if world.rank == 0:  # which writes
+    if world.rank == 0:  # it writes the snapshots
         for config in configs:
             check_snapshots(config.message, config.path, config.where(path="snapshot_prefix"))
         note_known([snapshot_prefix(config, world) for config in configs if saves(config.message)])
@@ -182,7 +182,7 @@ def _position(options: Namespace, configs: list[SolverConfig], world: World) -> 
 
 
 def _watch(config: SolverConfig, world: World) -> None:
-    """As long as a solver says."""
+    """Sets how long a rank may make no progress to what a solver says."""
     from engine.comm.settings import watchdog_seconds
 
     world.watch(watchdog_seconds(config.message.comm_param, where=config.where(path="comm_param")))
@@ -219,7 +219,7 @@ def _train(
         solver.restore(snapshot)
     elif position.weights:
         solver.load_weights(position.weights)
-    if world.rank == 0 and position.index == 0 and not options.resume:  # of later stages only their own snapshots count
+    if world.rank == 0 and position.index == 0 and not options.resume:  # later stages count only their own snapshots
         warn_of_later(config, world, solver.iteration)
     finished = solver.solve()
     if not finished and config.message.snapshot_after_train:
@@ -230,7 +230,7 @@ def _train(
 
 
 def _observers(options: Namespace, configs: list[SolverConfig], position: Position, world: World) -> list[Observer]:
-    """What watches a stage."""
+    """Returns the observers of a stage."""
     from pathlib import Path
 
     from engine.report.display import TrainingBar
@@ -247,7 +247,7 @@ def _observers(options: Namespace, configs: list[SolverConfig], position: Positi
         from engine.report.tensorboard import TensorBoard
 
         stems = [Path(each.path).stem for each in configs]
-        stage = stems[position.index] if len(configs) > 1 else ""  # each counts its iterations from 0
+        stage = stems[position.index] if len(configs) > 1 else ""  # a folder each, for each counts iterations from 0
         if stems.count(stage) > 1:
             stage = f"{position.index + 1}_{stage}"
         folder = str(Path(options.tensorboard) / stage)
@@ -256,7 +256,7 @@ def _observers(options: Namespace, configs: list[SolverConfig], position: Positi
 
 
 def _kernels(options: Namespace, snapshot: str | None, world: World) -> Kernels:
-    """Those of the snapshot, so that its bits go on, unless the user has named others."""
+    """Returns the kernels of the snapshot, by which training goes on bit by bit, unless the user has named others."""
     from engine.net.kernel_table import Kernels
     from engine.report.log import log
     from engine.weights import read_solverstate
