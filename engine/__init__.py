@@ -8,7 +8,7 @@ _INTERFACE = frozenset(
     layer_type_list log net_spec params pycaffe set_device set_mode_cpu set_mode_gpu set_multiprocess set_random_seed
     set_solver_count set_solver_rank solver_count solver_rank to_proto""".split()
 )
-_PACKAGES = frozenset({"caffe", "layers", "proto"})  # engine.layers.Convolution is L.Convolution, too
+_PACKAGES = frozenset({"caffe", "layers", "proto"})  # engine.layers is Caffe's `layers` of NetSpec, too
 
 
 def __dir__() -> list[str]:
@@ -19,7 +19,7 @@ def __getattr__(name: str):
     import importlib
 
     if name == "layers":
-        importlib.import_module("engine.caffe")  # which makes engine.layers.Convolution a call for a NetSpec
+        importlib.import_module("engine.caffe")  # it makes engine.layers.Convolution() add a layer to a NetSpec
     if name in _PACKAGES:
         return importlib.import_module(f"engine.{name}")
     if name in _INTERFACE or name == "_caffe":

@@ -1,7 +1,7 @@
-"""`python -m engine VERB ...` is `engine VERB ...`; engine starts itself by the path of this file: see launch.py.
+"""Runs `python -m engine VERB ...` as `engine VERB ...`. engine starts itself by the path of this file: see launch.py.
 
-Python then begins its import path with the current folder or with this file's, from where nothing shall be imported: a
-./numpy.py may lie beside the data.
+In both cases Python puts a folder first on its import path, the current one or this file's. It is removed: a ./numpy.py
+beside the data must not be imported.
 """
 
 import sys
@@ -9,7 +9,7 @@ import sys
 if not getattr(sys.flags, "safe_path", sys.flags.isolated):  # python -P leaves the folder out, from Python 3.11 on
     del sys.path[0]
 
-if __spec__ is None:  # by path: this engine, whichever others Python may find
+if __spec__ is None:  # started by path: load this engine, even if Python would find another first
     import os.path
     from importlib.util import module_from_spec, spec_from_file_location
 
@@ -22,7 +22,7 @@ if __spec__ is None:  # by path: this engine, whichever others Python may find
 if __name__ == "__main__":
     import signal
 
-    # Until main() takes them over there is nothing to bring to an end: interrupts end Python as they end any program.
+    # Until main() handles interrupts there is nothing to bring to an end: they end Python as they end any program.
     caught = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if caught:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,8 +1,7 @@
-"""The command line: runs a verb, and reports. The only place that exits or prints errors.
+"""The entry of the command line: runs a verb, and is the only place that exits or prints errors.
 
-What a verb is, engine/verbs/__init__.py says; how a command line is read, engine/verbs/command_line.py. Little is
-imported here: everything heavy is imported by the verb that needs it, when it runs, so that --help stays quick, and an
-interrupt finds main() at work.
+engine/verbs/__init__.py says what a verb is, engine/verbs/command_line.py reads the command line. This module imports
+little: a verb imports what takes long when it runs, so that --help is quick, and interrupts soon meet main().
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from collections.abc import Sequence
 from engine.errors import CommError, ConfigError, EngineError, printable, shortened
 from engine.host.startup import Interrupts, ReaderGone, allow_files, collect_late, open_streams
 
-RANKS_FAILED = 3  # another attempt may succeed
+RANKS_FAILED = 3  # the exit status where another attempt may succeed
 INTERRUPTED = 130  # the shell's status of a process that SIGINT ended
 
-# What the system refuses, whatever a program does: nothing to report as a defect.
+# Errors of the system that no program can avoid, and that are therefore no defects of engine.
 REFUSALS = frozenset(
     (
         *(errno.EACCES, errno.EAGAIN, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ELOOP, errno.EMFILE),
@@ -34,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `engine VERB ...`; returns its exit status: 0, 1 for an error, 2 for wrong usage, 3 where ranks or their
     communication fail in training, 130 when interrupted.
 
-    arguments: by default those of this process, which is then taken to be engine's own: its streams and signals, too.
+    Args:
+        arguments: None: those of this process, whose streams and signals main() then sets up, too.
     """
     interrupts, options = Interrupts(), Namespace(verb="")
     try:
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         try:
             options = parse(sys.argv[1:] if arguments is None else arguments)
-        except SystemExit as left:  # after --help, and where the usage is wrong
+        except SystemExit as left:  # after --help, and for wrong usage
             sys.stdout.flush()
             return _fail("", int(left.code)) if left.code else 0
         status = run(options)
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _settle_stderr() -> None:
-    """Python would end with a status of its own where it fails to write what stderr still holds."""
+    """Writes what stderr still holds, or throws it away: at its exit Python would change the status if it cannot."""
     try:
         sys.stderr.flush()
     except (OSError, ValueError):
@@ -73,7 +73,7 @@ def _settle_stderr() -> None:
 
 
 def _report(error: BaseException, verb: str) -> int:
-    """Says what has ended a verb, in one line unless it is a defect; returns the exit status."""
+    """Prints what has ended a verb, in one line unless it is a defect; returns the exit status."""
     if isinstance(error, KeyboardInterrupt):
         status = _fail("interrupted", INTERRUPTED)
         _leave_by_signal()
@@ -83,7 +83,7 @@ def _report(error: BaseException, verb: str) -> int:
     if isinstance(error, EngineError):
         of_all = isinstance(error, ConfigError)
         own = "" if of_all else _rank_note()
-        met = verb == "train" and isinstance(error, CommError) and _ranks() is not None  # the ranks did meet
+        met = verb == "train" and isinstance(error, CommError) and _ranks() is not None  # not if MPI did not come up
         lines = [f"engine: {own}{line}" for line in str(error).splitlines()]
         return _fail("\n".join(lines), RANKS_FAILED if met else 1, of_all)
     if isinstance(error, MemoryError):
@@ -99,8 +99,8 @@ def _report(error: BaseException, verb: str) -> int:
 
 
 def _leave_by_signal() -> None:
-    """Ends a rank that the others do not know yet as the interrupt would have. A launcher misses no rank that leaves
-    before MPI_Init with a status of its own, and the others would wait there."""
+    """Ends a rank by SIGINT, if it is one of several and has not called MPI_Init. A launcher does not act on a rank
+    that exits before that with a status, and the others would wait there."""
     from engine.host.launch import detect
 
     launch = detect()
@@ -120,6 +120,7 @@ def _ranks():
 
 
 def _rank_note() -> str:
+    """Returns "[rank 3] " if there are several ranks, else ""."""
     world = _ranks()
     return f"[rank {world.rank}] " if world and world.is_shared else ""
 
@@ -131,10 +132,12 @@ def _close_world() -> None:
 
 
 def _fail(message: str, status: int = 1, of_all: bool = False) -> int:
-    """Prints the message once, unless it is empty, and ends every rank. Of several it ends with the status, which a
-    launcher may not pass on.
+    """Prints a message once, unless it is empty, ends every rank, and returns the exit status. With several ranks the
+    message names the status, too, which a launcher may not pass on.
 
-    of_all: all ranks meet this; else, before they know of each other, each host tells what it has met.
+    Args:
+        of_all: whether all ranks meet this error, so that one prints it. If not, and the ranks are not connected yet,
+            one rank of each host prints it.
     """
     import re
     import socket
@@ -145,12 +148,12 @@ def _fail(message: str, status: int = 1, of_all: bool = False) -> int:
     launch = detect()
     if message and launch and launch.job_size > 1:
         message += f" (exit status {status})"
-    Output(sys.stdout).settle()  # first, for both may be the same terminal
+    Output(sys.stdout).settle()  # before stderr is written, for both may be the same terminal
     world = _ranks()
     if world and world.is_shared:
         world.abort(message, status)
     first = is_spokesman()
-    if launch and not first:  # rank 0 has not met this, or its launcher leaves the others running
+    if launch and not first:  # rank 0 has not met this error, or its end does not make the launcher end this rank
         named = f"engine: [rank {launch.rank} on {socket.gethostname()}] "
         message = re.sub("^engine: ", named, message, flags=re.MULTILINE) if speaks_for_host() and not of_all else ""
     stderr = Output(sys.stderr)

@@ -1,4 +1,4 @@
-"""The exceptions a user can meet. Each carries one clear line; only cli.py turns them into an exit status."""
+"""The exceptions that a user can meet, and helpers for their messages. Only cli.py turns them into an exit status."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-LONGEST = 600  # characters of a message; what a file holds may be of any length
-MOST_ERRORS = 100  # that are told of one file
+LONGEST = 600  # characters of a message, which may quote any text of a file
+MOST_ERRORS = 100  # that are printed for one file
 ErrorT = TypeVar("ErrorT", bound="EngineError")
 Complaint = tuple[str, str]  # a field of a solver, and what is wrong with it
-FILE, CODE = "file", "code"  # what can be absent
+FILE, CODE = "file", "code"  # values of EngineError.absent
 
 
 def printable(text: str, lines: bool = False) -> str:
     """Returns the text with everything escaped that a terminal would obey or not show: control characters, line
-    separators, directions of writing, lone surrogates. lines: newlines stay."""
+    separators, directions of writing, lone surrogates. lines: whether to keep newlines."""
     if lines:
         return "\n".join(map(printable, text.split("\n")))
     if text.isprintable():  # most are, and this is quick
@@ -34,19 +34,25 @@ def shortened(text: str, most: int = LONGEST) -> str:
 
 
 class EngineError(RuntimeError):
-    """Base of everything that engine raises on purpose; a RuntimeError, as those of Caffe's Python interface are. str()
-    is one line, the place ("file:line:column") first, without characters that a terminal would obey. details: further
-    lines, such as the traceback of a user's code. absent: FILE or CODE where nothing is wrong but that a file, or a
-    user's code, is not on this machine; else ""."""
+    """The base of all errors that engine raises on purpose; a RuntimeError, as those of Caffe's Python interface are.
+
+    str() is one line, printable() and shortened(), that begins with the place; then the details, if there are any."""
 
     def __init__(self, message: str, where: str | None = None, details: str = "", absent: str = ""):
+        """Makes the error.
+
+        Args:
+            where: the place, such as "file:line:column".
+            details: further lines, such as the traceback of a user's code.
+            absent: FILE or CODE if only a file, or a user's code, is not on this machine; else "".
+        """
         line = shortened(printable(f"{where}: {message}" if where else message))
         super().__init__("\n".join([line, *printable(details, lines=True).splitlines()]))
         self.where, self.absent = where, absent
 
     @property
     def errors(self: ErrorT) -> Sequence[ErrorT]:
-        """Those that it tells of: itself, but for ConfigErrors."""
+        """The errors that it stands for: itself, or several if it is a ConfigErrors."""
         return [self]
 
 
@@ -68,19 +74,19 @@ class ConfigErrors(ConfigError):
 
 
 def together(errors: list[ConfigError]) -> ConfigError:
-    """Returns what to raise for errors that were found in one go, one at least."""
+    """Returns one error to raise for errors that were found in one go, of which there must be one at least."""
     return errors[0] if len(errors) == 1 else ConfigErrors(errors)
 
 
 class DataError(EngineError):
-    """A data source that cannot be opened, or an item in it that cannot be read; names the source and the key. item: of
-    what a net found in its input, the data layer and the place in its batch of the item at fault, if they are known."""
+    """A data source that cannot be opened, or an item in it that cannot be read; names the source and the key."""
 
+    # If a net has found the fault in its input: the data layer, and the place of the item in its batch.
     item: tuple[str, int] | None = None
 
 
 class DamagedItem(DataError):
-    """One item of a source whose bytes are not what was written, where the others can be read. key: the item's."""
+    """One item of a source whose bytes are damaged, while others can be read. key: of the item."""
 
     def __init__(self, message: str, key: str, where: str | None = None):
         super().__init__(message, where)
@@ -100,17 +106,17 @@ class CommError(EngineError):
 
 
 def shape_text(shape: Sequence[int]) -> str:
-    """As messages show it: (64, 3, 7, 7) -> "64 x 3 x 7 x 7", () -> "scalar"."""
+    """Returns a shape for messages: "64 x 3 x 7 x 7" for (64, 3, 7, 7), "scalar" for ()."""
     return " x ".join(map(str, shape)) or "scalar"
 
 
 def numbers_text(numbers: Iterable[float]) -> str:
-    """As a list, without the digits that float32 adds: "[1.08, 2]"."""
+    """Returns numbers as a list, such as "[1.08, 2]", without the digits that float32 adds."""
     return f"[{', '.join(f'{number:g}' for number in numbers)}]"
 
 
 def ranges_text(numbers: Iterable[int]) -> str:
-    """As messages show numbers in order: [0, 1, 2, 5] -> "0-2,5"."""
+    """Returns increasing numbers for messages: "0-2,5" for [0, 1, 2, 5]."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

@@ -1,4 +1,5 @@
-"""Files, whole: read with one kind of error for whatever is wrong, written so that they appear only when complete."""
+"""Reads files with one kind of error for whatever is wrong, and writes files that appear only when they are
+complete."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     import zipfile
     from hashlib import _Hash
 
-# What atomic_path() writes to; by the name that it would take. The random part: another host may have this pid, too.
+# The names that atomic_path() writes to: the final name, the pid, and a random number, as other hosts have this pid,
+# too.
 TEMPORARY = re.compile(r"\.(?P<name>.+?)\.\d+(\.[0-9a-f]{8})?\.tmp")
 _TEMPORARY_BYTES = len("..4194304.01234567.tmp")
 
@@ -30,11 +32,11 @@ def reason(error: Exception) -> str:
         return "it is too large for the memory that is left"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return str(error).splitlines()[0] if str(error) else type(error).__name__  # a NUL in its name, an encoding
+    return str(error).splitlines()[0] if str(error) else type(error).__name__  # as of a NUL in a name, or an encoding
 
 
 def is_regular(path: str | os.PathLike) -> bool:
-    """Returns whether there is a file of this name: no folder, no pipe, no device, no name that cannot be one."""
+    """Returns whether there is a regular file of this name: not a folder, a pipe or a device."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except (OSError, ValueError):
@@ -45,11 +47,15 @@ def is_regular(path: str | os.PathLike) -> bool:
 def opened(
     path: str | os.PathLike, kind: type[EngineError] = EngineError, where: str | None = None
 ) -> Iterator[BinaryIO]:
-    """A file open for reading. where: the place that names it, by default the path.
+    """Opens a file for reading.
+
+    Args:
+        kind: the type of error to raise.
+        where: the place that names the file, for the error; None: its path.
 
     Raises:
-        EngineError: it is of the type `kind`. The file cannot be read, or is no file: a pipe or a device would be read
-            for ever.
+        EngineError: of the type `kind`, if the file cannot be read, or is not a regular one: a pipe or a device might
+            be read for ever.
     """
     place, named = (where, f"{path}: ") if where else (str(path), "")
     try:
@@ -73,15 +79,15 @@ def read_bytes(
 
 
 def check_members(archive: zipfile.ZipFile, size: int) -> None:
-    """Raises ValueError where the members of a zip file of `size` bytes have more than that, and so share bytes: few
-    would then stand for many. Not every release of Python refuses them."""
+    """Raises ValueError if the members of a zip file of `size` bytes have more bytes than that: then they share some,
+    and a few bytes may stand for very many. Not every release of Python refuses such a file."""
     packed = sum(member.compress_size for member in archive.infolist())
     if packed > size:
         raise ValueError(f"its members have {packed} bytes, the file {size}: they lie in each other")
 
 
 def _opener(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # or a pipe without a writer would wait for one
+    return os.open(path, flags | os.O_NONBLOCK)  # else opening a pipe would wait for its writer
 
 
 def read_text(
@@ -89,7 +95,8 @@ def read_text(
 ) -> str:
     """Returns the text of a file in UTF-8; see read_bytes(). Raises its EngineError also for another encoding.
 
-    expected: what is in the file, for the messages about a folder and about what is no text.
+    Args:
+        expected: what should be in the file, for messages.
     """
     place, named = (where, f"{path}: ") if where else (str(path), "")
     try:
@@ -103,9 +110,12 @@ def read_text(
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike, digest: _Hash | None = None) -> Iterator[BinaryIO]:
-    """A file to write that takes its name only when it is whole and on the disk. digest: takes in what was written.
+    """Opens a file to write that takes its name only when it is whole and on the disk.
 
     Raises EngineError with the path and the reason; then nothing new is left behind, and what was there stays.
+
+    Args:
+        digest: a hash that is updated with what was written.
     """
     with atomic_path(path, digest) as temporary, open(temporary, "xb") as file:
         yield file
@@ -113,7 +123,7 @@ def atomic_write(path: str | os.PathLike, digest: _Hash | None = None) -> Iterat
 
 @contextlib.contextmanager
 def atomic_path(path: str | os.PathLike, digest: _Hash | None = None) -> Iterator[Path]:
-    """atomic_write() for writers that open a file themselves: yields the name to write to.
+    """Does as atomic_write(), for writers that open a file themselves: yields the name to write to.
 
     A device or a pipe, such as /dev/null, is not replaced, but gets what was written as a whole.
     """
@@ -123,7 +133,7 @@ def atomic_path(path: str | os.PathLike, digest: _Hash | None = None) -> Iterato
     try:
         yield temporary
         with open(temporary, "rb+") as file:
-            if digest is not None:  # here, for the file of that name may be another run's afterwards
+            if digest is not None:  # before it takes its name, which another run's file may take at once
                 take_in(file, digest)
             if into:
                 file.seek(0)
@@ -136,12 +146,12 @@ def atomic_path(path: str | os.PathLike, digest: _Hash | None = None) -> Iterato
     except (OSError, ValueError) as error:
         raise EngineError(f"cannot be written: {reason(error)}", str(path)) from None
     finally:
-        with contextlib.suppress(OSError, ValueError):  # of a folder that is gone or read-only: told above
+        with contextlib.suppress(OSError, ValueError):  # the folder is gone or read-only, which was raised above
             temporary.unlink(missing_ok=True)
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether a path leads to a device or a pipe, or is a name of an open file, as /dev/stdout is."""
+    """Returns whether a path leads to a device or a pipe, or names an open file, as /dev/stdout does."""
     try:
         mode = path.stat().st_mode
         if path.is_symlink() and f"{os.path.realpath(path.parent)}/".startswith(("/dev/", "/proc/")):
@@ -152,7 +162,7 @@ def _is_stream(path: Path) -> bool:
 
 
 def unfinished(path: Path, kind: str) -> Path:
-    """A name beside `path` that nobody else has: processes of other hosts and containers may have this one's number."""
+    """Returns a name beside `path` that no other process takes, not even one of another host with this one's pid."""
     return path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.{kind}")
 
 
@@ -163,7 +173,8 @@ def take_in(file: BinaryIO, digest: _Hash) -> None:
 
 
 def cache_folder() -> Path | None:
-    """The folder for what can be found again: indexes, measurements; None where the user has no such folder."""
+    """Returns the folder for what can be computed again, such as indexes and measurements; None if the user has
+    none."""
     if named := os.environ.get("ENGINE_CACHE"):
         return Path(named)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -171,7 +182,7 @@ def cache_folder() -> Path | None:
 
 
 def check_writable(path: str | os.PathLike) -> None:
-    """Raises EngineError where atomic_write() would: better before hours of work than after."""
+    """Raises EngineError if atomic_write() would. Call it before hours of work, not after."""
     path = Path(path)
     try:
         if _is_stream(path):
@@ -192,19 +203,19 @@ def check_writable(path: str | os.PathLike) -> None:
 
 
 def check_apart(path: str | os.PathLike, *read: str | os.PathLike) -> None:
-    """Raises EngineError where a file to write is one of those that are read, by whatever name."""
+    """Raises EngineError if a file to write is one of those that are read, even under another name."""
     try:
         there = os.stat(path)
     except (OSError, ValueError):
         return
     for each in read:
-        with contextlib.suppress(OSError, ValueError):  # of names that are not there, which others tell
+        with contextlib.suppress(OSError, ValueError):  # it is not there; who reads it will say so
             if os.path.samestat(there, os.stat(each)):
                 raise EngineError("cannot be written: it is a file that is read; choose another name", str(path))
 
 
 def _sync_folder(folder: Path) -> None:
-    """Puts the new name on the disk, too, where the file system lets folders be synced."""
+    """Writes a folder's new names to the disk, if the file system can."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
