@@ -25,7 +25,7 @@ Blobs = dict[str, list[np.ndarray]]
 
 
 def average_files(paths: Sequence[str]) -> Blobs:
-    """The mean of each blob, added up in float64. Raises WeightsError for files that are not of one net."""
+    """Returns the mean of each blob over files, summed in float64. Raises WeightsError if they are not of one net."""
     first, *others = paths
     total = {layer: [_whole(first, layer, blob) for blob in blobs] for layer, blobs in read_caffemodel(first).items()}
     for path in others:
@@ -53,8 +53,8 @@ def _whole(path: str, layer: str, blob: np.ndarray | None) -> np.ndarray:
 
 
 def has_statistics(blobs: Blobs) -> bool:
-    """Whether some layer looks like a BatchNorm: two vectors of one size, a single number, and perhaps scale and shift
-    (scale_bias)."""
+    """Returns whether some layer looks like a BatchNorm: its blobs are two vectors of one size and a single number, and
+    perhaps scale and shift (scale_bias)."""
     shapes = [[blob.shape for blob in each] for each in blobs.values()]
     return any(len(each) in (3, 5) and each[0] == each[1] and each[2] == (1,) for each in shapes)
 
@@ -71,7 +71,13 @@ class Averaged:
         options: NetOptions,
         make_feeder: Callable[..., Feeder] = Feeder,
     ):
-        """source: of the blobs, for messages."""
+        """Builds the net, and gives it the weights.
+
+        Args:
+            blobs: the averaged weights.
+            source: where they come from, for messages.
+            make_feeder: makes what feeds the net, as Feeder does.
+        """
         self._world = world
         self._feeder = make_feeder(config, proto.TRAIN, options.seed, world)
         options = options.replace(
@@ -87,17 +93,20 @@ class Averaged:
 
     @property
     def has_statistics(self) -> bool:
-        """Whether there are some to recompute."""
+        """Whether there are statistics to recompute."""
         return bool(self._statistics)
 
     def recompute(self, iterations: int | None) -> int:
-        """Collective. Sets BatchNorm's statistics to the mean over `iterations` batches of all ranks together, by
-        default those of one epoch; returns how many batches of all ranks that were. Raises ConfigError where data have
-        no end."""
+        """Collective. Sets BatchNorm's statistics to their mean over batches; returns how many these were on all ranks.
+        Raises ConfigError if `iterations` is None and the data have no end.
+
+        Args:
+            iterations: number of batches on all ranks together; None: those of one epoch.
+        """
         feeder, world = self._feeder, self._world
         batches = iterations or feeder.epoch_batches()
         if not iterations and feeder.own_items:
-            batches *= world.size  # as if others had as many: `mine` are then the batches of this rank's own items
+            batches *= world.size  # so that `mine` has as many batches as this rank has of its own items
         mine = range(world.rank, batches, world.size)
         sums = [np.zeros_like(tensor.get(), np.float64) for tensor in self._statistics]
         feeder.start()
@@ -122,7 +131,8 @@ class Averaged:
 
 
 def _summing(config: NetConfig) -> NetConfig:
-    """The net with statistics that begin at 0 and hold one batch, of this rank, after its forward pass."""
+    """Returns the net with BatchNorm whose statistics, set to 0 before a forward pass, are this rank's batch's after
+    it."""
     net = proto.NetParameter()
     net.CopyFrom(config.message)
     net.bn_sync = False

@@ -1,5 +1,5 @@
-"""Which outputs of a net have a row for each sample of a batch: these are averaged over it, for batches can differ in
-size; a loss, or the accuracies by class, are averages already."""
+"""Finds the outputs of a net that have a row for each sample of a batch, and averages them over it: batches may differ
+in size. A loss, or the accuracies by class, are averages already."""
 
 from __future__ import annotations
 
@@ -20,26 +20,31 @@ if TYPE_CHECKING:
 
 
 class BySample:
-    """Of a net's outputs, by name. What grows with the batch is seen from the net with twice the batch; it is built
-    when an output that is no single number is first asked for."""
+    """Averages outputs of a net. It compares their shapes with those in the net with twice the batch, which it builds
+    when it first meets an output that is no single number."""
 
     def __init__(
         self, config: NetConfig, outputs: Iterable[Blob], shapes_for: Callable[[int], ShapesOf], batch_size: int
     ):
-        """outputs: of the net that was built from `config`. shapes_for: the shapes that data layers give in batches of
-        a size. batch_size: theirs in that net; 0 without them."""
+        """Remembers the shapes of outputs.
+
+        Args:
+            outputs: of the net that was built from `config`.
+            shapes_for: returns the shapes that data layers give in batches of a size.
+            batch_size: of the data layers in that net; 0 if it has none.
+        """
         self._config, self._shapes_for, self._batch_size = config, shapes_for, batch_size
         self._once = {blob.name: blob.shape for blob in outputs}
 
     def averaged(self, name: str, value: np.ndarray) -> np.ndarray:
-        """(elements,) float64: an output, averaged over its samples where it has a row for each."""
+        """Returns an output as float64 (elements), averaged over its samples if it has a row for each."""
         value = np.asarray(value, np.float64)
         by_sample = value.ndim > 0 and name in self._by_sample
         return (value.mean(axis=0) if by_sample else value).ravel()
 
     def grows_otherwise(self, name: str) -> Shape | None:
-        """The shape of an output that grows with the batch, but not by a row for each sample; else None. It has no
-        average over batches of several sizes."""
+        """Returns the shape of an output that grows with the batch, but not by a row for each sample; None for any
+        other output. Such an output has no average over batches of several sizes."""
         shape = self._once.get(name)
         return None if name in self._by_sample or self._twice.get(name) == shape else shape
 
@@ -55,9 +60,10 @@ class BySample:
 
     @cached_property
     def _twice(self) -> dict[str, Shape]:
-        """The shapes of the outputs with twice the batch. Where the net holds its batch fixed, or has layers of Python,
-        whose code is not run for this, every output of as many rows is taken to have a row for each sample, but for the
-        accuracies by class."""
+        """The shapes of the outputs with twice the batch.
+
+        They are guessed if the net does not build with that batch, or has Python layers, whose code is not run for
+        this: an output with as many rows as the batch has samples counts as having one for each, except accuracies."""
         message, size = self._config.message, 2 * self._batch_size
         if all(layer.type != "Python" for layer in message.layer):
             with suppress(EngineError):

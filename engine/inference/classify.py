@@ -1,4 +1,4 @@
-"""`engine classify`: the most likely classes of images."""
+"""`engine classify`: finds the most likely classes of images."""
 
 from __future__ import annotations
 
@@ -33,21 +33,17 @@ _RESIZES = ("resize_param", "random_resize_param", "random_aspect_ratio_param", 
 
 @dataclass
 class Preprocessing:
-    """What becomes of a picture; of a net with a data layer, what is not said here is that layer's transform_param.
+    """How pictures become input of the net. What is not given is as in the transform_param of the net's data layer."""
 
-    images_dim: (height, width) to resize to before the centre is cropped; None: as the data layer does, else the net's
-    input. mean_value: one or one for each channel (B, G, R); a mean_file of another size than the pictures before the
-    crop serves by its channels' means.
-    """
-
+    # (height, width) to resize to before the centre is cropped; None: as the data layer does, else the net's input
     images_dim: tuple[int, int] | None = None
-    mean_file: str = ""
-    mean_value: list[float] = field(default_factory=list)
-    input_scale: float | None = None
+    mean_file: str = ""  # if it has another size than the pictures before the crop, the means of its channels count
+    mean_value: list[float] = field(default_factory=list)  # one, or one for each channel (B, G, R)
+    input_scale: float | None = None  # factor after the mean is subtracted
 
 
 class Classifier:
-    """A trained net on one picture at a time. Raises ConfigError, DataError, WeightsError."""
+    """Runs a trained net on one picture at a time. Raises ConfigError, DataError, WeightsError."""
 
     def __init__(self, config: NetConfig, weights: Sequence[str], preprocessing: Preprocessing):
         source = input_layer(config)
@@ -75,14 +71,14 @@ class Classifier:
 
     @property
     def gives(self) -> str:
-        """What the numbers are, for people: "" for the probabilities of classes, of which one is right."""
+        """Words for people that say what the numbers are; "" for probabilities of classes of which one is right."""
         last = self._last[self._net.graph.outputs[0].name]
         if last == "Sigmoid":
             return "a probability for each label; several labels may be right"
         return "" if last == "Softmax" else "scores, no probabilities: the net ends in neither a Softmax nor a Sigmoid"
 
     def scores(self, picture: str) -> np.ndarray:
-        """(classes,) float32 of the net's only output."""
+        """Returns the net's only output for a picture, float32 (classes). Raises DataError."""
         content = read_bytes(picture, DataError, most=MAX_BYTES)
         try:
             pixels = np.empty(self._shape, np.float32)
@@ -99,7 +95,8 @@ class Classifier:
 
 
 def read_labels(path: str, classes: int | None = None) -> list[str]:
-    """A class on each line. Raises DataError, also where there are not so many `classes`."""
+    """Returns the names of classes, of which a file has one on each line. Raises DataError, also if their number is not
+    `classes`."""
     labels = read_text(path, DataError).splitlines()
     if classes is not None and len(labels) != classes:
         raise DataError(f"{len(labels)} labels for a net of {classes} classes", path)
@@ -107,24 +104,25 @@ def read_labels(path: str, classes: int | None = None) -> list[str]:
 
 
 def found_labels(config: NetConfig, classes: int) -> list[str]:
-    """The labels.txt that convert_imageset wrote with the net's data, or the one beside the net, else the names of
-    class folders that are its data; [] where there is none, or it is not of so many classes."""
+    """Returns the names of classes: from the labels.txt that convert_imageset wrote with the net's data, else from the
+    one beside the net, else the names of the class folders of its data; the first of these that has so many classes.
+    Returns [] if none has."""
     params = [param for layer in config.message.layer for param in (layer.data_param, layer.image_data_param)]
     sources = list(dict.fromkeys(param.source for param in params if param.source))
-    found = chain(written_labels(config, sources), map(_class_folders, sources))  # which takes a while to find them
+    found = chain(written_labels(config, sources), map(_class_folders, sources))  # the last take a while to find
     return next((labels for labels in found if len(labels) == classes), [])
 
 
 def written_labels(config: NetConfig, sources: Iterable[str]) -> Iterator[list[str]]:
-    """What each labels.txt says that is there: those that convert_imageset has written with the sources, then the one
-    beside the net. Raises DataError."""
+    """Returns an iterator over the contents of each labels.txt that is there: those that convert_imageset has written
+    with the sources, then the one beside the net. Raises DataError."""
     beside = os.path.join(os.path.dirname(config.path), LABELS)
     paths = chain(*map(labels_files, sources), [beside])
     return (read_labels(path) for path in paths if is_regular(path))
 
 
 def _class_folders(source: str) -> list[str]:
-    """Their names, where the source is one of those and is here."""
+    """Returns the names of a source's class folders; [] if it has none, or is not here."""
     if recognised(source) not in ("FOLDER", "ZIP", "TAR"):
         return []
     try:

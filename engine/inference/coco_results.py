@@ -1,4 +1,4 @@
-"""What a detector has found in the pictures of a test, in the form that pycocotools reads (COCO.loadRes)."""
+"""Collects what a detector has found in the pictures of a test, in the form that pycocotools reads (COCO.loadRes)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ Other = TypeVar("Other", int, str)
 
 
 class CocoResults:
-    """Of the DetectionOutput layers whose save_output_param says output_format "COCO", as SSD's nets do. Its
-    name_size_file, convert_annotations' name_size.txt, has the name and size of each picture in the order of the
-    database; its label_map_file has the numbers of COCO's categories as names."""
+    """Reads the DetectionOutput layers whose save_output_param has output_format "COCO", as SSD's nets have.
+
+    The name_size_file of save_output_param, which is convert_annotations' name_size.txt, has the name and size of each
+    picture in the order of the database. Its label_map_file has the numbers of COCO's categories as names."""
 
     def __init__(self, net: Net, note: Callable[[str], None]):
-        """note: is told of layers that are left out, for their files are not here. Raises ConfigError for files that
-        hold something else."""
+        """Reads these files. Raises ConfigError if they hold something else. note: is called with a line about each
+        layer that is left out, as its files are not here."""
         self.results: list[dict[str, object]] = []
         self._layers: dict[str, _Names] = {}
         for layer in _writing(net):
@@ -43,10 +44,11 @@ class CocoResults:
 
     @property
     def any(self) -> bool:
+        """Whether there is a layer to read."""
         return bool(self._layers)
 
     def watch(self, net: Net, keys: Sequence[str]) -> None:
-        """After a forward of samples of these keys. Raises DataError."""
+        """Takes the detections of a forward pass. keys: of its samples. Raises DataError."""
         for layer in _writing(net):
             if (names := self._layers.get(layer.name)) is None:
                 continue
@@ -54,7 +56,7 @@ class CocoResults:
             self.results += [names.result(keys, row) for row in rows.tolist() if row[0] >= 0]
 
     def gather(self, world: World) -> None:
-        """Collective. Rank 0 then has the results of all ranks, in the order of the pictures."""
+        """Collective. Gives rank 0 the results of all ranks, in the order of the pictures."""
         self.results = [each for part in world.gather(self.results) or [] for each in part]
         self.results.sort(key=lambda each: str(each["image_id"]).zfill(20))
 
@@ -79,7 +81,12 @@ class _Names:
         self._categories = {item.label: _number(item.name, item.label) for item in labels.item}
 
     def result(self, keys: Sequence[str], row: list[float]) -> dict[str, object]:
-        """row: image, label, score, corners as DetectionOutput has them. Keys begin with the number of the picture."""
+        """Returns a detection as COCO has it. Raises DataError if its key has no number of a picture.
+
+        Args:
+            keys: of the samples of the batch; they begin with the number of the picture.
+            row: image, label, score and corners, as in a top of DetectionOutput.
+        """
         key = keys[int(row[0])] if int(row[0]) < len(keys) else ""
         number = whole(key.partition("_")[0], 0, len(self._pictures) - 1)
         if number is None:
@@ -102,7 +109,7 @@ def _lines(path: str) -> list[tuple[int, str]]:
 
 
 def _picture(line: str, where: str) -> tuple[int | str, int, int]:
-    """(name, height, width); a name that is a number is COCO's."""
+    """Returns (name, height, width) of a line of name_size_file; a name that is a number as int. Raises ConfigError."""
     name, *sides = line.rsplit(maxsplit=2)
     height, width = (whole(side, 1, 2**31 - 1) for side in sides) if len(sides) == 2 else (None, None)
     if height is None or width is None:

@@ -13,7 +13,8 @@ from engine.layers.registry import layer_type
 
 
 def input_layer(config: NetConfig) -> proto.LayerParameter | None:
-    """The layer that feeds a net in phase TEST from a source; None where it has an Input. Raises ConfigError."""
+    """Returns the layer that feeds a net in phase TEST from a source; None if an Input does. Raises ConfigError if
+    nothing feeds it."""
     feeding = _feeding(test_layers(config))
     if not feeding:
         raise ConfigError("nothing feeds the net in phase TEST", config.path)
@@ -21,10 +22,15 @@ def input_layer(config: NetConfig) -> proto.LayerParameter | None:
 
 
 def deploy(config: NetConfig, shape: Sequence[int]) -> NetConfig:
-    """The net in phase TEST on one Input of `shape` (n, c, h, w), up to the scores of the last layer that compares
-    scores of classes with labels (a loss, an Accuracy), which go through a Softmax, negated if the layer takes the
-    smallest for the best; where it has none, those of its last layer of several labels, which go through a Sigmoid; or
-    all of it. Raises ConfigError."""
+    """Returns the net of phase TEST on one Input, that gives probabilities. Raises ConfigError.
+
+    It ends with the scores that the last layer which compares scores of classes with labels (a loss, an Accuracy)
+    reads, through a Softmax; they are negated if the smallest is the best. Without such a layer it ends with the scores
+    of the last layer of several labels, through a Sigmoid. Without either it is the whole net.
+
+    Args:
+        shape: (n, c, h, w) of the Input.
+    """
     layers = _layers(config)
     data = _feeding(test_layers(config))[0].top[0]
     judges, judge = _judges(layers), None
@@ -34,7 +40,7 @@ def deploy(config: NetConfig, shape: Sequence[int]) -> NetConfig:
         bottoms = layer.message.bottom
         if layer in judges and bottoms[0] in known:
             judge = layer
-        # Losses and measures read labels, which are unknown here, and so does what reads their tops.
+        # Losses and measures are left out, as are layers that read their tops: labels are not known here.
         elif not _feeds(layer.message) and set(bottoms) <= known and not layer.is_loss:
             usable.append(layer)
             known.update(layer.message.top)
@@ -57,7 +63,7 @@ def deploy(config: NetConfig, shape: Sequence[int]) -> NetConfig:
 
 
 def _feeds(layer: proto.LayerParameter) -> bool:
-    """Whether a layer gives data; what a Parameter layer gives is weights."""
+    """Returns whether a layer gives data. A Parameter layer has no bottom either, but gives weights."""
     return not layer.bottom and layer.type != "Parameter"
 
 
@@ -66,7 +72,7 @@ def _feeding(layers: list[proto.LayerParameter]) -> list[proto.LayerParameter]:
 
 
 def _judges(layers: list[Layer]) -> list[Layer]:
-    """The layers that compare the net's scores with labels: scores of classes, or where there are none of labels."""
+    """Returns the layers that compare scores of classes with labels; if there are none, those of several labels."""
     found = [layer for layer in layers if layer.probabilities]
     return [layer for layer in found if layer.probabilities == "Softmax"] or found
 
@@ -76,8 +82,13 @@ def _ends_in(type_: str, layers: list[Layer], scores: str) -> bool:
 
 
 def _require_one_input(layers: list[Layer], data: str, judges: list[Layer], path: str) -> None:
-    """Raises ConfigError where the scores, which `judges` compare, depend on the picture, which is `data`, together
-    with another input."""
+    """Raises ConfigError if the scores depend on another input than the picture, too.
+
+    Args:
+        data: the blob of the picture.
+        judges: the layers that read the scores.
+        path: the net's file, for the error.
+    """
     feeding = _feeding([layer.message for layer in layers])
     from_data, from_others = {data}, {top for message in feeding for top in message.top} - {data}
     for layer in _needed(layers, judges[-1].message.bottom[0]) if judges else layers:
@@ -98,7 +109,7 @@ def _require_one_input(layers: list[Layer], data: str, judges: list[Layer], path
 
 
 def _needed(layers: list[Layer], blob: str) -> list[Layer]:
-    """Those on which a blob depends."""
+    """Returns the layers on which a blob depends."""
     wanted, found = {blob}, []
     for layer in reversed(layers):
         if wanted & set(layer.message.top):
@@ -108,7 +119,7 @@ def _needed(layers: list[Layer], blob: str) -> list[Layer]:
 
 
 def _layers(config: NetConfig) -> list[Layer]:
-    """What test_layers() gives, of their types; nothing connects them. Raises ConfigError."""
+    """Returns the layers of phase TEST as objects of their types, which are not connected. Raises ConfigError."""
     found = []
     for index in kept_layers(config, proto.TEST):
         message, where = config.message.layer[index], config.where(index)
@@ -117,5 +128,5 @@ def _layers(config: NetConfig) -> list[Layer]:
 
 
 def test_layers(config: NetConfig) -> list[proto.LayerParameter]:
-    """The layers of a net's phase TEST. Raises ConfigError."""
+    """Returns the layers of a net's phase TEST. Raises ConfigError."""
     return [config.message.layer[index] for index in kept_layers(config, proto.TEST)]

@@ -1,4 +1,4 @@
-"""The layers whose outputs are detections, of which a test makes an average precision."""
+"""Knows the layers whose outputs are detections, from which a test computes an average precision."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ if TYPE_CHECKING:
 
 
 class DetectorKind(NamedTuple):
-    """A type of layer that marks detections. add(found, layer, value of its top): takes them in. first: the number that
-    its class 0 has in a label map, where the background is 0."""
+    """A type of layer that marks detections as right or wrong."""
 
-    add: Callable[[Detections, Layer, np.ndarray], None]
-    first: int
+    add: Callable[[Detections, Layer, np.ndarray], None]  # adds a value of the layer's top to the Detections
+    first: int  # the number that the layer's class 0 has in a label map, where 0 is the background
 
 
 DETECTORS = {
@@ -31,7 +30,7 @@ DETECTORS = {
 
 
 def detectors_of(graph: Graph) -> dict[str, Layer]:
-    """Those of a net, by their tops' names."""
+    """Returns the detectors of a net, by the names of their tops."""
     return {
         layer.tops[0].name: layer
         for layer in graph.layers

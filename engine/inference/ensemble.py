@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 
 class _Built(NamedTuple):
-    """The nets for one size of batch: of each member all but the scoring layers, and those once."""
+    """The nets for one size of batch."""
 
-    members: list[Net]
-    head: Net
+    members: list[Net]  # each without the scoring layers
+    head: Net  # the scoring layers
 
 
 class Ensemble(Evaluator):
-    """Members and their average, over the data of one net.
+    """Tests the members of an ensemble and their average on the data of one net.
 
-    What a net's own losses and accuracies say of the average is found by these layers themselves: a SoftmaxWithLoss, a
-    Softmax or an Accuracy is given the logarithm of the average probability in place of scores, of which a softmax
-    makes that probability. Of several members, run() gives for each output (rows, elements): a row for each member,
-    then one for their average, if the output is computed from probabilities. Of one, whose views are averaged, it gives
-    what Evaluator does.
+    The net's own losses and accuracies score the average: in place of scores, a SoftmaxWithLoss, a Softmax or an
+    Accuracy reads the logarithm of the average probability, which a softmax turns into that probability again. With
+    several members, run() returns (rows, elements) for each output: a row for each member, then one for their average
+    if the output is computed from probabilities. With one member, whose views are averaged, it returns what Evaluator
+    does.
     """
 
     def __init__(
@@ -57,8 +57,14 @@ class Ensemble(Evaluator):
         make_feeder: Callable[..., Feeder] = Feeder,
         kernels: Kernels | None = None,
     ):
-        """members: the files of weights of each. views: of each picture, over which each member is averaged first.
-        Raises ConfigError for a net without probabilities, WeightsError for weights of another net."""
+        """Builds the members and gives them their weights. Raises ConfigError for a net without probabilities,
+        WeightsError for weights of another net.
+
+        Args:
+            members: the files of weights of each member.
+            views: of each picture, over which each member is averaged first.
+            options, make_feeder, kernels: see Evaluator.
+        """
         self._views = views or Views(config)
         config = self._views.config
         opened = make_feeder(config, proto.TEST, options.seed, world)
@@ -78,7 +84,7 @@ class Ensemble(Evaluator):
             self._built = {opened.batch_size: self._with_head(self._members)}
             copies = {self._cut.copy_of(blob) for blob in self._cut.read}
             given = {top.name for layer in self.net.graph.layers if not layer.bottoms for top in layer.tops}
-            # What members also say, and nothing can be averaged for; the detections of a detector are no figures.
+            # Outputs of members that do not come from probabilities, and so have no average. Detections are no figures.
             outputs = [blob.name for blob in self.net.graph.outputs]
             self._others = [name for name in outputs if name not in copies | given | self.detectors.keys()]
             self.detectors = {}
@@ -95,7 +101,7 @@ class Ensemble(Evaluator):
 
     @property
     def scoring_net(self) -> Net:
-        """What scores the average; see Evaluator."""
+        """The net whose losses and accuracies score the average."""
         return next(iter(self._built.values())).head
 
     @property
@@ -108,7 +114,7 @@ class Ensemble(Evaluator):
         on_batch: Callable[[int, Outputs], None] | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> Outputs:
-        """Collective; see the class and Evaluator.run()."""
+        """Collective. See the class for what it returns, Evaluator.run() for the rest."""
         found, count = super().run(iterations, on_batch, stop), len(self._members)
         if count == 1:
             return found
@@ -131,7 +137,7 @@ class Ensemble(Evaluator):
             if len(members) > 1:
                 scored.append(self._scored(head, [each for given in answers for each in given]))
         if self.on_forward is not None:
-            self.on_forward(head, size, batch.keys)  # which has scored the average last
+            self.on_forward(head, size, batch.keys)  # the head's last forward was of the average
         rows = {name: np.stack([row[name] for row in scored]) for name in scored[0]}
         for name in self._others:
             rows[name] = np.stack(
@@ -140,7 +146,7 @@ class Ensemble(Evaluator):
         return rows
 
     def _scored(self, head: Net, answers: Sequence[Outputs]) -> Outputs:
-        """The net's own figures of the average of `answers`."""
+        """Returns what the scoring layers say of the average of `answers`, the outputs of members and views."""
         for blob in head.inputs:
             values = [each[self._cut.copy_of(blob.name)] for each in answers]
             if blob.name in self._cut.scores and len(values) > 1:
@@ -152,7 +158,8 @@ class Ensemble(Evaluator):
 
 
 def _require_one_answer(nets: Cut, graph: Graph, path: str) -> None:
-    """Raises ConfigError for scores of each pixel: a view shows them elsewhere, and they are not turned back."""
+    """Raises ConfigError if there are scores of each pixel: a view shows a pixel in another place, and they are not
+    moved back."""
     shapes = {top.name: top.shape for layer in graph.layers for top in layer.tops}
     for name, axis in nets.scores.items():
         if math.prod(shapes[name][axis:][1:]) > 1:
@@ -162,12 +169,12 @@ def _require_one_answer(nets: Cut, graph: Graph, path: str) -> None:
 
 
 def average(members: int, values: Outputs) -> Outputs:
-    """The figures of the members' average."""
+    """Returns the outputs of the members' average, from what Ensemble.run() returns."""
     return {name: rows[members] for name, rows in values.items() if len(rows) > members}
 
 
 def by_member(names: Sequence[str], values: Outputs) -> dict[str, object]:
-    """For JSON: {"members": [{"weights": name, output: [values]}], "average": {output: [values]}}."""
+    """Returns for JSON {"members": [{"weights": name, output: [values]}], "average": {output: [values]}}."""
     members = [
         {"weights": name, **{output: rows[row].tolist() for output, rows in values.items()}}
         for row, name in enumerate(names)
@@ -177,7 +184,7 @@ def by_member(names: Sequence[str], values: Outputs) -> dict[str, object]:
 
 
 def to_table(names: Sequence[str], values: Outputs) -> str:
-    """A line for each member and one for the average; outputs of several values are not among its columns."""
+    """Returns a table with a line for each member and one for the average; outputs of several values are left out."""
     columns = {name: rows[:, 0] for name, rows in values.items() if rows.shape[1] == 1}
     lines = [
         (name, *(f"{column[row]:g}" if row < len(column) else "" for column in columns.values()))
@@ -187,20 +194,21 @@ def to_table(names: Sequence[str], values: Outputs) -> str:
 
 
 def log_mean(scores: Sequence[np.ndarray], axis: int) -> np.ndarray:
-    """The logarithm of the average of the probabilities, softmax along `axis`, that scores stand for."""
+    """Returns the logarithm, float32, of the average of probabilities. scores: of each; softmax along `axis` makes them
+    probabilities."""
     logs = [np.asarray(each, np.float64) for each in scores]
     logs = [each - _log_sum(each, axis) for each in logs]
     return (_log_sum(np.stack(logs), 0)[0] - np.log(len(logs))).astype(np.float32)
 
 
 def _log_sum(values: np.ndarray, axis: int) -> np.ndarray:
-    """log(sum(exp(values))), with the axis kept."""
+    """Returns log(sum(exp(values))) along an axis, which is kept with size 1."""
     most = values.max(axis, keepdims=True)
     return most + np.log(np.exp(values - most).sum(axis, keepdims=True))
 
 
 def _load_member(net: Net, files: Sequence[str], alone: bool) -> None:
-    """Raises WeightsError for a member of an ensemble that lacks layers of the net."""
+    """Gives a net its weights. Raises WeightsError if a member of several lacks layers of the net."""
     if alone:
         load(net, files)
         return

@@ -35,7 +35,7 @@ Outputs = dict[str, np.ndarray]  # by name, float64 (elements,)
 
 
 def _with_batches(feeder: Feeder, besides: Callable[[int], Mapping[str, int]], learned: int) -> dict[str, int]:
-    """What NetOptions have besides, with the batches of each data layer."""
+    """Returns the bytes that a net takes besides its blobs: those of `besides`, and the batches of each data layer."""
     return {**besides(learned), **feeder.ring_bytes()}
 
 
@@ -44,13 +44,12 @@ class TestInterrupted(Exception):
 
 
 class Evaluator:
-    """A net, its data and the ranks that share the work.
+    """Tests a net: holds its data, and divides its batches among the ranks.
 
-    Each batch runs on the rank after that of the one before it; results are summed in their order. So the result does
-    not depend on the number of ranks, unless a layer goes on from batch to batch. A test of so many batches goes on
-    where the one before it ended, as Caffe's do: `samples` is how many they have read. It begins with the next rank,
-    too: where each has a source of its own, none is ahead of the others by more than a batch. share: the train net
-    whose weights are tested.
+    Ranks take the batches in turn, and results are summed in the order of batches. So the result does not depend on the
+    number of ranks, unless a layer goes on from batch to batch. As in Caffe, a test of a number of batches begins where
+    the one before it ended; `samples` is how many all such tests have read. It also begins with the next rank: where
+    each has a source of its own, none is ahead of the others by more than a batch.
     """
 
     def __init__(
@@ -66,15 +65,22 @@ class Evaluator:
         index: int = 0,
         kernels: Kernels | None = None,
     ):
-        """options: of the net; its shapes come from the data. make_feeder: makes what feeds the net, as Feeder does.
-        ap_version: how the average precision of detectors is computed; show_per_class: also for each class. index:
-        among the test nets of a solver. kernels: how the net comes by those that compute it. Raises ConfigErrors,
-        DataError."""
+        """Builds the net, and compares the ranks' data. Raises ConfigErrors, DataError.
+
+        Args:
+            options: of the net; its shapes come from the data.
+            share: the train net whose weights are tested; None: the net has weights of its own.
+            make_feeder: makes what feeds the net, as Feeder does.
+            ap_version: how the average precision of detectors is computed, a key of AP_VERSIONS.
+            show_per_class: whether to give it for each class, too.
+            index: of the net among the test nets of a solver.
+            kernels: which kernels layers use, and whether they are measured.
+        """
         self.world = world
         self.feeder = make_feeder(config, proto.TEST, options.seed, world)
         options = options.replace(
             besides=partial(_with_batches, self.feeder, options.besides),
-            gradients=bool(options.gradients),  # for programs alone, whatever force_backward says
+            gradients=bool(options.gradients),  # only if a program asks for them, not for force_backward
         )
         self._config, self._options = config, options
 
@@ -86,7 +92,8 @@ class Evaluator:
         compare_data(world, self.feeder.identities)
         self.number, self.samples = index + 1, 0
         self.net.set_board(world.board, self.number, self.feeder.sources)
-        self.on_forward: Callable[[Net, int, list[str]], None] | None = None  # after each forward: samples, their keys
+        # Called after each forward with the net, the number of samples and their keys.
+        self.on_forward: Callable[[Net, int, list[str]], None] | None = None
         self.by_sample = self._by_sample(config)
         self._small: tuple[int, Net] | None = None  # the net for the last batch of an epoch
         self.ap_version, self._show_per_class = ap_version, show_per_class
@@ -106,8 +113,12 @@ class Evaluator:
         return net
 
     def rebuild_net(self, config: NetConfig, strict: bool) -> Net:
-        """The net in other shapes, with the weights that it has. `config`: like the one that it was built from;
-        strict: as in Net."""
+        """Builds the net in other shapes, with the weights that it has, and returns it.
+
+        Args:
+            config: as the one that it was built from, but for shapes.
+            strict: as in Net.
+        """
         self._config, self._small = config, None
         self.net = self._make_net(self.feeder.shapes_of, self.net, self.net, strict)
         self.by_sample = self._by_sample(config)
@@ -132,12 +143,18 @@ class Evaluator:
         on_batch: Callable[[int, Outputs], None] | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> Outputs:
-        """Collective. The averages over `iterations` batches; with None over every sample once, each weighted alike.
+        """Collective. Tests, and returns the averages of the outputs on all ranks.
 
-        on_batch(k, outputs) is called on rank 0, in the order of k: at once on one rank, at the end on several,
-        which keep all outputs until then. stop(): asked before each batch, whether to break off.
-        Raises TestInterrupted on all ranks where it has told one of them to; the next test begins where this one did.
-        Raises ConfigError when the set has no end (no data source), DataError for an item that cannot be read.
+        Args:
+            iterations: number of batches; None: every sample once, each with the same weight.
+            on_batch: is called with (k, outputs) on rank 0, in the order of k: after each batch on one rank, at the end
+                on several, which keep all outputs until then.
+            stop: is asked before each batch whether to break off.
+
+        Raises:
+            TestInterrupted: on all ranks, if stop() has broken off one. The next test begins where this one did.
+            ConfigError: the data have no end, and `iterations` is None.
+            DataError: an item cannot be read.
         """
         batches = self.feeder.epoch_batches() if iterations is None else iterations
         totals, mine, stopped = _Totals(self.detectors, self.by_sample), [], False
@@ -149,7 +166,7 @@ class Evaluator:
 
         self.world.board.net(self.number)
         for net in [self.net, self._small[1]] if self._small else [self.net]:
-            net.program.parameters_changed()  # by training
+            net.program.parameters_changed()  # training has changed them
         try:
             for batch in self._batches(batches, iterations is None, stop):
                 if self.world.size == 1:
@@ -174,17 +191,17 @@ class Evaluator:
         return result
 
     def start(self) -> None:
-        """Batches flow from the sample at which the next test begins."""
+        """Starts to read data from the sample at which the next test begins."""
         self.feeder.start(self.samples, self._first_rank)
 
     @property
     def _first_rank(self) -> int:
-        """Which runs the first batch of the next test."""
+        """The rank that runs the first batch of the next test."""
         return self.samples // (self.feeder.batch_size or 1) % self.world.size
 
     def _batches(self, total: int, is_epoch: bool, stop: Callable[[], bool]) -> Iterator[tuple[int, int, Outputs]]:
-        """(k, samples, outputs) of this rank's batches: of an epoch, for as long as it has some. Raises
-        TestInterrupted."""
+        """Runs this rank's batches; yields (k, samples, outputs) of each. In an epoch it ends with this rank's data.
+        Raises TestInterrupted."""
         rank, ranks = self.world.rank, self.world.size
         if is_epoch:
             self.feeder.start_epoch()
@@ -216,11 +233,12 @@ class Evaluator:
         }
 
     def _naming(self, k: int) -> AbstractContextManager[None]:
-        """Around what computes batch number k, and nothing that may fail for another reason."""
+        """Returns a context that adds the batch's number and its keys to an error. It surrounds only what computes
+        batch k."""
         return self.feeder.naming(f"test batch {k}")
 
     def _evaluate(self, net: Net, counters: Counters) -> Outputs:
-        """What ops remember from batch to batch goes through the small net, too."""
+        """Runs a net. What ops remember from batch to batch is handed to the small net, and back."""
         if net is self.net:
             return net.evaluate(counters)
         net.program.succeed(self.net.program)
@@ -229,13 +247,15 @@ class Evaluator:
         return outputs
 
     def _net_for(self, size: int) -> Net:
+        """Returns the net for a last batch of this size, which shares the weights."""
         if self._small is None or self._small[0] != size:
             self._small = size, self._make_net(self.feeder.shapes_for(size), self.net)
             self._small[1].set_board(self.world.board, self.number, self.feeder.sources)
         return self._small[1]
 
     def _precisions(self, detections: dict[str, Detections]) -> Outputs:
-        """The mean average precision of each detector, by the name of its top; then, if asked for, of its classes."""
+        """Returns the mean average precision of each detector, by the name of its top, and of its classes if asked
+        for."""
         result = {}
         for name, found in detections.items():
             result[name] = np.array([found.mean(self.ap_version)])
@@ -245,7 +265,7 @@ class Evaluator:
         return result
 
     def log_outputs(self, values: Outputs) -> None:
-        """Caffe's lines of a test in training."""
+        """Logs Caffe's lines of a test in training."""
         for line in output_lines("Test", values, self.loss_weights):
             log(line)
 
@@ -254,7 +274,7 @@ class Evaluator:
 
 
 class _Totals:
-    """What a test comes to. Its batches are added in the order of their numbers, and need not be kept."""
+    """Sums up a test. Batches are added in the order of their numbers, and need not be kept."""
 
     def __init__(self, detectors: Mapping[str, Layer], by_sample: BySample):
         self.detections = {name: Detections() for name in detectors}
@@ -263,7 +283,7 @@ class _Totals:
         self._left_out: dict[str, Shape] = {}  # outputs that have no average over these batches
 
     def add(self, size: int, outputs: Outputs) -> Outputs:
-        """Of a batch of so many samples; returns what are no detections."""
+        """Adds a batch of so many samples; returns its outputs that are no detections."""
         figures = {name: value for name, value in outputs.items() if name not in self._detectors}
         for name, layer in self._detectors.items():
             DETECTORS[layer.type].add(self.detections[name], layer, outputs[name])
@@ -276,7 +296,7 @@ class _Totals:
         return figures
 
     def averages(self) -> Outputs:
-        """Tells which outputs have none."""
+        """Returns the averages. Warns of outputs that have none."""
         sizes = " and ".join(map(str, sorted(self._sizes, reverse=True)))
         for name, shape in self._left_out.items():
             warn(

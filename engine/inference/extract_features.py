@@ -1,4 +1,4 @@
-"""`engine extract_features`: blobs of a trained net, sample by sample, into LMDBs or an .npz."""
+"""`engine extract_features`: writes blobs of a trained net, sample by sample, to LMDBs or an .npz."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from engine.inference.trained import load
 from engine.net import Counters, Net, NetOptions
 
 Progress = Callable[[int, int], None]
-_OTHER_FILES = (".npz", ".npy", ".h5", ".hdf5", ".csv", ".txt", ".mat")  # for which nobody wants an LMDB
+_OTHER_FILES = (".npz", ".npy", ".h5", ".hdf5", ".csv", ".txt", ".mat")  # no names that anybody gives an LMDB
 
 
 def extract_features(
@@ -35,9 +35,14 @@ def extract_features(
 ) -> dict[str, tuple[int, ...]]:
     """Runs the net's phase TEST over its first `batches` batches; returns blob -> shape of what was written.
 
-    outputs: an .npz for all blobs, which holds (samples, ...) float32 under each blob's name; or an LMDB for each,
-    Datums of float_data under keys 0000000000, 0000000001, ..., as Caffe's tool of the same name writes them.
     Raises ConfigError, DataError, WeightsError.
+
+    Args:
+        weights: files of weights.
+        blobs: names of blobs.
+        outputs: an .npz for all blobs, which holds (samples, ...) float32 under each blob's name; or an LMDB for each,
+            with Datums of float_data under keys 0000000000, 0000000001, ..., as Caffe's tool of this name writes them.
+        progress: is called with the numbers of batches done and of all batches.
     """
     archive = outputs[0] if len(outputs) == 1 and outputs[0].endswith(".npz") else None
     if archive is None:
@@ -63,10 +68,10 @@ def features(
     seed: int = 1,
     progress: Progress | None = None,
 ) -> Generator[list[np.ndarray], None, None]:
-    """Yields the blobs' values after each batch, valid until the next. batches: None for as many as are asked for.
-    Raises ConfigError, DataError, WeightsError."""
+    """Yields the blobs' values after each batch, which are valid until the next. Raises ConfigError, DataError,
+    WeightsError. batches: how many; None: no end."""
     with contextlib.closing(Feeder(config, proto.TEST, seed, World())) as feeder:
-        # Neither fused nor in shared memory: every blob that the file names is there.
+        # watched(): layers are not fused and blobs share no memory, so that every blob of the file is there.
         net = Net(config, proto.TEST, NetOptions(seed=seed, shapes_of=feeder.shapes_of, gradients=False).watched())
         load(net, weights)
         there = net.blobs

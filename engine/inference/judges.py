@@ -1,7 +1,7 @@
-"""What `engine test --report` takes in of every sample: the scores and labels that the net's own layers judge.
+"""Collects the scores and labels of every sample for `engine test --report`.
 
-A Judge stands for a blob of scores and one of labels. Each rank's takes in what its batches hold; the sum over
-the ranks does not depend on who had which.
+A judge reads a blob of scores and a blob of labels that a layer of the net compares. Each rank's judges see that rank's
+batches; the sum over the ranks does not depend on which rank had which batch.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 class ClassJudge:
-    """One right class for each sample, or for each pixel of it. A sample is taken for the class with the highest score,
-    the first of equals; for none where a score is NaN. Of labels that are distributions, the most probable one is
-    right."""
+    """Judges samples, or pixels, of which each has one right class. A sample is taken for the class with the highest
+    score, the first of equal ones; for no class if a score is NaN. If labels are distributions, the most probable class
+    is the right one."""
 
     def __init__(self, name: str, layer: Layer):
         axis, shape = axis_of_classes(layer, layer.asked_axis), layer.shapes[0]
@@ -41,7 +41,7 @@ class ClassJudge:
         self._least = layer.smallest_is_best
 
     def add(self, scores: np.ndarray, labels: np.ndarray, keys: Sequence[str]) -> None:
-        """A batch: the two bottoms of the layer."""
+        """Adds a batch: the two bottoms of the layer."""
         rows = np.moveaxis(scores, self._axis, -1)
         predicted = (rows.argmin(-1) if self._least else rows.argmax(-1)).ravel()
         if self.count > 1 and labels.size == scores.size:
@@ -54,14 +54,20 @@ class ClassJudge:
         self.found.add(numbers[counted], predicted[counted], known[counted])
 
     def gather(self, world: World) -> None:
-        """Collective; rank 0 then has everything."""
+        """Collective. Gives rank 0 what all ranks have."""
         for other in (world.gather(self.found) or [])[1:]:
             self.found += other
 
 
 class LabelJudge:
-    """Several labels of each sample, each there or not. keys: of the samples in their sources; scores: float32
-    (samples, labels); there: whether the label is, int8: 1, 0, or -1 where it does not count."""
+    """Judges samples of several labels, each of which a sample has or has not. What it has collected is there after
+    gather().
+
+    Attributes:
+        keys: of the samples in their sources.
+        scores: float32 (samples, labels).
+        there: int8 (samples, labels): 1 where the sample has the label, 0 where not, -1 where it does not count.
+    """
 
     def __init__(self, name: str, layer: Layer):
         self.name, self.count = name, int(np.prod(layer.shapes[0][1:]))
@@ -71,7 +77,8 @@ class LabelJudge:
         self.scores, self.there = np.zeros((0, self.count), np.float32), np.zeros((0, self.count), np.int8)
 
     def add(self, scores: np.ndarray, labels: np.ndarray, keys: Sequence[str]) -> None:
-        """A batch: the two bottoms of the layer. keys: of its samples, which may have other rows than one each."""
+        """Adds a batch: the two bottoms of the layer. keys: of its samples; they are left out if rows are not
+        samples."""
         targets = labels.reshape(len(scores), -1)
         there = (targets > 0 if self._signed else targets >= 0.5).astype(np.int8)
         if self._signed:
@@ -82,7 +89,7 @@ class LabelJudge:
         self._rows.append((names, scores.reshape(there.shape).copy(), there))
 
     def gather(self, world: World) -> None:
-        """Collective; rank 0 then has everything, in the order of the batches, of which each is the next rank's."""
+        """Collective. Gives rank 0 what all ranks have, in the order of batches, which ranks have taken in turn."""
         parts = world.gather(self._rows) or [self._rows]
         rows = [row for rows in zip_longest(*parts) for row in rows if row is not None]
         self.keys += [key for keys, _, _ in rows for key in keys]
@@ -94,11 +101,16 @@ Judge = ClassJudge | LabelJudge
 
 
 class Judges:
-    """All judges of a test; watch() is called after each forward. samples: that this rank has seen, after gather() all
-    have. results: boxes of detectors."""
+    """All judges of a test; watch() is to be called after each forward.
+
+    Attributes:
+        samples: how many this rank has seen; after gather(), how many all ranks have.
+        results: the boxes of detectors.
+    """
 
     def __init__(self, net: Net, note: Callable[[str], None]):
-        """net: that is tested. note: is told what is left out. Raises ConfigError for files that it cannot use."""
+        """Makes the judges of a net. Raises ConfigError for files that it cannot use. note: is called with lines about
+        what is left out."""
         self.samples, self.results = 0, CocoResults(net, note)
         self._by_name: dict[str, Judge] = {}
         for name, layer in _judging(net):
@@ -115,7 +127,7 @@ class Judges:
         return bool(self._by_name) or self.results.any
 
     def watch(self, net: Net, size: int, keys: Sequence[str]) -> None:
-        """After a forward of `size` samples of these keys of the net, or of one like it."""
+        """Takes scores and labels from a net after its forward of `size` samples with these keys."""
         self.samples += size
         self.results.watch(net, keys)
         for name, layer in _judging(net):
@@ -133,7 +145,7 @@ class Judges:
 
 
 def _judging(net: Net) -> Iterator[tuple[str, Layer]]:
-    """One layer for each blob of scores, by the blob's name: a loss and an accuracy often have the same."""
+    """Yields each blob of scores, by name, with one layer that reads it: a loss and an accuracy often read the same."""
     seen = set()
     for layer in net.graph.layers:
         if layer.probabilities:
@@ -144,7 +156,8 @@ def _judging(net: Net) -> Iterator[tuple[str, Layer]]:
 
 
 def scored_blobs(net: proto.NetParameter) -> set[str]:
-    """The blobs that files of a report may be named after: scores that layers of the net judge, and detections."""
+    """Returns the blobs that files of a report may be named after: scores that layers of the net read, and
+    detections."""
     types = layer_types()
     judging = [layer for layer in net.layer if layer.type in types and types[layer.type].probabilities]
     found = {name for layer in judging for name in layer.bottom[:1]}
@@ -152,7 +165,7 @@ def scored_blobs(net: proto.NetParameter) -> set[str]:
 
 
 def require_judges(judges: Judges, detects: bool, path: str) -> None:
-    """Raises ConfigError for a net of which nothing can be reported."""
+    """Raises ConfigError if nothing can be reported of a net. detects: whether it has a detector; path: its file."""
     if not judges.any and not detects:
         known = sorted(name for name, cls in layer_types().items() if cls.probabilities or name in DETECTORS)
         raise ConfigError(

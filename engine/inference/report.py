@@ -24,7 +24,12 @@ def write_report(
     judges: Judges,
     found: Sequence[Judge],
 ) -> None:
-    """On rank 0. values: what Evaluator.run() gives, found: what Judges.gather() does."""
+    """Writes the report, on rank 0.
+
+    Args:
+        values: what Evaluator.run() has returned.
+        found: what Judges.gather() has returned.
+    """
     outputs = {name: value.tolist() for name, value in values.items()}
     report.add_figures(net=config.message.name, samples=judges.samples, outputs=outputs)
     kinds = [type(judge) for judge in found]

@@ -18,23 +18,20 @@ _COPY = "{} as scored"  # a blob of the body that the head reads
 
 @dataclass
 class Cut:
-    """A net in two. body: all but the scoring layers, with a copy of each blob that they read among its outputs. head:
-    the scoring layers. scores: the blobs that stand for probabilities, with the axis of the classes. negated: those of
-    them whose smallest score is the best (distances). read: all blobs of the body that the head reads, labels among
-    them."""
+    """A net that is cut in two."""
 
-    body: NetConfig
-    head: list[proto.LayerParameter]
-    scores: dict[str, int]
-    negated: set[str]
-    read: list[str]
+    body: NetConfig  # all but the scoring layers; a copy of each blob that these read is among its outputs
+    head: list[proto.LayerParameter]  # the scoring layers
+    scores: dict[str, int]  # blobs of scores -> the axis of the classes
+    negated: set[str]  # those of them whose smallest score is the best (distances)
+    read: list[str]  # all blobs of the body that the head reads, labels among them
 
     def copy_of(self, blob: str) -> str:
-        """The output of the body that holds one of `read`."""
+        """Returns the name of the body's output that is a copy of a blob of `read`."""
         return _COPY.format(blob)
 
     def head_net(self, shapes: Mapping[str, Shape]) -> NetConfig:
-        """The head on Inputs of these shapes, by name."""
+        """Returns the head as a net on Inputs. shapes: by the name of each blob of `read`."""
         net = proto.NetParameter(name="head", state=self.body.message.state)
         for blob in self.read:
             net.layer.add(name=f"input of {blob}", type="Input", top=[blob]).input_param.shape.add(dim=shapes[blob])
@@ -43,8 +40,8 @@ class Cut:
 
 
 def cut(config: NetConfig, graph: Graph) -> Cut:
-    """graph: of the config. Raises ConfigError for a net without layers that score it, or with two of the same blob of
-    which one takes the largest score for the best and the other the smallest."""
+    """Cuts a net before its scoring layers. Raises ConfigError if it has none, or if of two that read one blob, one
+    takes the largest score for the best and the other the smallest. graph: of the config."""
     head = _head(graph.layers)
     if not head:
         known = ", ".join(sorted(name for name, cls in layer_types().items() if _scores(name, cls)))
@@ -82,7 +79,7 @@ def cut(config: NetConfig, graph: Graph) -> Cut:
 
 
 def _scores(type_: str, layer: Layer | type[Layer]) -> bool:
-    """Whether layers of a type read scores of classes, or make probabilities of them."""
+    """Returns whether layers of a type read scores of classes, or make probabilities of them."""
     return "Softmax" in (type_, layer.probabilities)
 
 
@@ -91,7 +88,8 @@ def _best(layer: Layer) -> str:
 
 
 def _head(layers: Sequence[Layer]) -> list[Layer]:
-    """The scoring layers and what follows from them alone. A Softmax within the net (attention) is none."""
+    """Returns the scoring layers, and layers that only read their tops. A Softmax within the net, as in attention, does
+    not count as scoring."""
     inner: set[Layer] = set()  # scoring layers whose tops the net goes on with
     while True:
         head: list[Layer] = []
@@ -111,7 +109,7 @@ def _head(layers: Sequence[Layer]) -> list[Layer]:
 
 
 def _given(layers: Sequence[Layer]) -> set[Blob]:
-    """Blobs that depend on the data alone: labels, and what is cut out of them."""
+    """Returns the blobs that depend on the data alone, not on parameters: labels, and what is cut out of them."""
     given: set[Blob] = set()
     for layer in layers:
         if not layer.params and set(layer.bottoms) <= given:

@@ -1,4 +1,4 @@
-"""Loads weights from files into a net, layer by layer, and says what is missing."""
+"""Loads weights from files into a net, layer by layer, and warns of what is missing."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from engine.weights import read_caffemodel
 
 
 def listed(layers: Sequence[str]) -> str:
-    """For messages, as many of them as a line has room for."""
+    """Returns names of layers for a message, as many as fit into a line."""
     return shortened(", ".join(layers), 200)
 
 
 def require_all(missing: Sequence[str], source: str, why: str) -> None:
-    """Raises WeightsError where a source of weights lacks these layers of a net. why: the source, of all sources, is to
-    have them."""
+    """Raises WeightsError if there are `missing` layers, which a source of weights lacks. why: words that say why it
+    must have them."""
     if missing:
         raise WeightsError(f"lacks layers of the net, {listed(missing)}; {why}", source)
 
 
 def load_file(net: Net, path: str) -> list[str]:
-    """Takes one file's values by layer name. Returns the layers that the file lacks. Raises WeightsError, also where it
-    has none of the net's layers: training and scores would begin with initial values alone."""
+    """Gives a net the weights of one file, by layer name. Returns the layers that the file lacks. Raises WeightsError,
+    also if it has none of the net's layers: the net would keep its initial values."""
     lacking = net.load_weights(read_caffemodel(path), path)
     if has_none(net, lacking):
         raise WeightsError(none_of(net), path)
@@ -32,12 +32,12 @@ def load_file(net: Net, path: str) -> list[str]:
 
 
 def has_none(net: Net, lacking: Sequence[str]) -> bool:
-    """Whether a file that lacks these layers has none of a net that has some."""
+    """Returns whether a file that lacks these layers has no layer of the net at all."""
     return bool(lacking) and len(lacking) == len(net.owning_layers())
 
 
 def none_of(net: Net) -> str:
-    """What is said of a file that has none of the net's layers."""
+    """Returns the message about a file that has none of the net's layers."""
     return (
         f"none of its layers is one of the net's, which has {listed(net.owning_layers())}: "
         "weights are matched by the layers' names"
@@ -45,8 +45,8 @@ def none_of(net: Net) -> str:
 
 
 def load(net: Net, paths: Sequence[str]) -> None:
-    """File after file, by layer name: a later file's layers take the place of an earlier one's. Says which layers
-    several files have, and which none of them has. Raises WeightsError as load_file() does."""
+    """Gives a net the weights of files, one after the other, by layer name: a later file's layers take the place of an
+    earlier one's. Warns of layers that several files have, or none. Raises WeightsError as load_file() does."""
     holder: dict[str, str] = {}
     layers = net.owning_layers()
     for path in paths:

@@ -1,4 +1,4 @@
-"""Which parts of a picture a net is shown when its answers are averaged: crops, and mirrored pictures."""
+"""Makes the views of a picture over which a net's answers are averaged: crops, and mirror images."""
 
 from __future__ import annotations
 
@@ -23,14 +23,18 @@ _PICTURES = ("Data", "ImageData")
 
 
 class Views:
-    """The views of a net's pictures. crops: 1, as the net says, 5 (the corners and the centre), or 10 (these and their
-    mirror images). flip: each view once more, mirrored.
+    """Makes the views of a net's pictures.
 
-    `config` is the net as it is to be built: with several crops, its pictures come whole, and of() cuts them.
+    `config` is the net as it is to be built: with several crops its data layer does not crop, and of() does.
     """
 
     def __init__(self, config: NetConfig, crops: int = 1, flip: bool = False):
-        """Raises ConfigError for a net that does not read pictures, or does not crop them."""
+        """Raises ConfigError for a net that does not read pictures, or, with several crops, does not crop them.
+
+        Args:
+            crops: 1 (as the net says), 5 (the corners and the centre), or 10 (these and their mirror images).
+            flip: whether each view is shown once more, mirrored.
+        """
         self.config, self._mirrors = config, flip or crops == 10
         self._corners = crops > 1
         self._size = (0, 0)
@@ -48,12 +52,12 @@ class Views:
             self.config = _uncropped(config, layer.name)
 
     def describe(self) -> str:
-        """What is averaged, "" if there is one view."""
+        """Returns words that say what is averaged; "" if there is one view."""
         kinds = [*(["5 crops"] if self._corners else []), *(["mirrored pictures"] if self._mirrors else [])]
         return f"{self.count} views of each picture ({' and '.join(kinds)})" if kinds else ""
 
     def shapes_of(self, whole: ShapesOf) -> ShapesOf:
-        """The shapes that the net is fed, from those of the data."""
+        """Returns the function that gives the shapes of the views, from `whole`, that of the data's shapes."""
         if not self._corners:
             return whole
 
@@ -72,7 +76,7 @@ class Views:
         return shapes
 
     def of(self, batch: Batch) -> Iterator[Batch]:
-        """The batch as each view shows it."""
+        """Yields the batch as each view shows it."""
         if self.count == 1:
             yield batch
             return
@@ -83,7 +87,7 @@ class Views:
                 yield replace(batch, arrays={**batch.arrays, self._layer: arrays})
 
     def _crops(self, pictures: np.ndarray) -> Iterator[np.ndarray]:
-        """pictures: (n, c, h, w)."""
+        """Yields the crops of pictures (n, c, h, w)."""
         if not self._corners:
             yield pictures
             return
