@@ -1,4 +1,4 @@
-"""Measures what an allreduce costs on the present ranks: the network model of a simulation."""
+"""Measures allreduces on the ranks that are here, and fits the network model of a simulation to their times."""
 
 import resource
 import time
@@ -12,14 +12,19 @@ from engine.host.machine import interrupt_seconds
 from engine.predict.simulate import Network
 
 SMALL, LARGE = 4 << 10, 8 << 20  # bytes
-SECONDS = 0.5  # of large ones, about
+SECONDS = 0.5  # that all large ones take together, about
 
 
 def measure(world: World, cores: float, sharing: int) -> Network:
-    """Collective, about a second. The link such that the model gives the times of a small and of a large allreduce.
+    """Collective; takes about a second. Returns the network for which the model gives the measured times of a small and
+    of a large allreduce.
 
-    cores: of a node, as Network takes them. sharing: ranks on this machine, which share its interrupts. Links within a
-    node are as fast as measured alone; with several nodes all the rest is put down to the link between them.
+    Links within a node are as fast as the preflight measured them; with several nodes, the link between nodes takes all
+    the rest of the time.
+
+    Args:
+        cores: of a node; see Network.
+        sharing: ranks on this machine, which share its interrupts.
     """
     channel = world.channel()
     small, large = np.zeros(SMALL // 4, np.float32), np.zeros(LARGE // 4, np.float32)
@@ -39,11 +44,18 @@ def measure(world: World, cores: float, sharing: int) -> Network:
 
 
 def fit(ranks: int, near: int, within: Link | None, small: float, large: float, cpu: float, cores: float) -> Network:
-    """small, large: seconds of an allreduce of so many bytes."""
+    """Returns the network for which the model gives these times.
+
+    Args:
+        ranks: of all nodes; near: of a node.
+        within: the measured link within a node, if there is one.
+        small, large: seconds of an allreduce of SMALL and of LARGE bytes.
+        cpu, cores: see Network.
+    """
     one_node = ranks <= near
     unknown = "within" if one_node else "between"
     network = Network(ranks, None if one_node else Link(), near, within or Link(), cpu, cores)
-    network = replace(network, **{unknown: Link()})  # takes no time
+    network = replace(network, **{unknown: Link()})  # a link that takes no time
     known = network.allreduce(LARGE)
     unit = replace(network, **{unknown: Link(1.0, 1.0)}).allreduce(LARGE)
     latency = max(0.0, small - known[0]) / (unit[0] - known[0])
@@ -58,6 +70,7 @@ def _seconds(channel, values: np.ndarray) -> float:
 
 
 def _processor_seconds(sharing: int) -> float:
-    """Of this process so far, with its share of the machine's interrupts, in which TCP receives."""
+    """Returns the processor seconds of this process so far, with its part of those that the machine has spent on
+    interrupts, in which TCP receives."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime + interrupt_seconds() / sharing

@@ -1,6 +1,6 @@
-"""`engine predict`: step time, efficiency and exposed communication of a net on more ranks than are available.
+"""`engine predict`: predicts step time, efficiency and exposed communication of a net on more ranks than are available.
 
-A profile (what each layer takes on one rank) and a network model go into engine.predict.simulate.
+It runs engine.predict.simulate with a profile (the times of layers on one rank) and a model of the network.
 """
 
 from __future__ import annotations
@@ -35,30 +35,29 @@ if TYPE_CHECKING:
 BUCKETS_MB = (0.5, 1, 2, 4, 8, 16, 32)
 SERVERS = (0, 1, 2, 4, 8)
 GAIN = 0.995  # another setting has to be better than the default by this factor to be recommended
-# Assumed where nothing was measured: seconds for a thread to update a float (20 bytes at 3 GB/s); threads of a rank.
+# Assumed where nothing was measured: seconds in which a thread updates a float (20 bytes at 3 GB/s); threads of a rank.
 UPDATE, THREADS = 20 / 3e9, 32
-BACKWARD = 2.0  # times the forward's floating-point operations
-MOST = 1e12  # that a figure of a profile may be
+BACKWARD = 2.0  # floating-point operations of backward over those of forward
+MOST = 1e12  # the largest figure that a profile may have
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One rank. forward, backward: seconds of each layer, forward's order; gradients: floats that the layer's backward
-    completes; update: seconds of one thread for a byte of them; together: while all ranks of the machine computed;
-    variation: standard deviation of its steps over their mean; None where it was not measured."""
+    """The times of a step of one rank."""
 
     net: str
     batch: int
     threads: int
-    forward: list[float]
-    backward: list[float]
-    gradients: list[int]
-    update: float
-    together: bool = False
-    variation: float | None = None
+    forward: list[float]  # seconds of each layer, in forward's order
+    backward: list[float]  # the same of its backward, also in forward's order
+    gradients: list[int]  # floats that each layer's backward completes
+    update: float  # seconds of one thread for a byte of gradients
+    together: bool = False  # whether these are times while all ranks of the machine computed
+    variation: float | None = None  # standard deviation of steps over their mean; None: not measured
 
     @property
     def compute(self) -> float:
+        """Seconds of forward and backward."""
         return sum(self.forward) + sum(self.backward)
 
     def scaled(self, factor: float, batch: int) -> Profile:
@@ -66,11 +65,12 @@ class Profile:
         return replace(self, forward=forward, backward=backward, batch=batch)
 
     def at_batch(self, batch: int) -> Profile:
-        """Compute in proportion to the batch."""
+        """Returns the profile at another batch: compute is in proportion to the batch."""
         return self.scaled(batch / self.batch, batch)
 
     def at_rate(self, images_per_second: float) -> Profile:
-        """The same net on another machine, where one rank trains so many images per second, update included."""
+        """Returns the profile on another machine, where one rank trains so many images per second, with the update.
+        Raises ConfigError if the update alone takes longer."""
         update = FLOAT_BYTES * sum(self.gradients) * self.update / self.threads
         compute = self.batch / images_per_second - update
         if compute <= 0:
@@ -79,7 +79,8 @@ class Profile:
 
 
 def measured(times: dict[str, Any], source: str) -> Profile:
-    """From what `engine time --json` writes. Raises ConfigError if it is not a training profile of one rank."""
+    """Makes a profile of what `engine time --json` writes. Raises ConfigError if that is not of training on one rank.
+    source: the file, for errors."""
     none = "not a profile of engine time --json"
     if not isinstance(times, dict) or times.get("layers") == []:
         raise ConfigError(none, source)
@@ -105,7 +106,7 @@ def measured(times: dict[str, Any], source: str) -> Profile:
 
 
 def _figure(entries: dict[str, Any], name: str) -> float:
-    """Raises ValueError."""
+    """Returns a number of a profile. Raises KeyError, TypeError, ValueError."""
     value = entries[name]
     if not isinstance(value, int | float) or not 0 <= value <= MOST:
         raise ValueError(f"{name}: expected a number from 0 to {MOST:g}, got {value!r}")
@@ -113,7 +114,7 @@ def _figure(entries: dict[str, Any], name: str) -> float:
 
 
 def _whole(entries: dict[str, Any], name: str, least: int) -> int:
-    """Raises ValueError."""
+    """Returns a whole number of a profile. Raises KeyError, TypeError, ValueError."""
     value = entries[name]
     if not isinstance(value, int) or not least <= value <= MOST:
         raise ValueError(f"{name}: expected a whole number from {least} to {MOST:g}, got {value!r}")
@@ -121,7 +122,7 @@ def _whole(entries: dict[str, Any], name: str, least: int) -> int:
 
 
 def read_profile(path: str) -> Profile:
-    """Raises ConfigError."""
+    """Reads a file of `engine time --json`. Raises ConfigError."""
     try:
         with open(path) as file:
             return measured(json.load(file), path)
@@ -130,8 +131,8 @@ def read_profile(path: str) -> Profile:
 
 
 def from_flops(config: NetConfig, batch: int = 0) -> Profile:
-    """Of a machine that is not here: a second for every 1e12 floating-point operations, so that only the proportions
-    count; see at_rate()."""
+    """Makes a profile for a machine that is not here. Its times are a second for every 1e12 floating-point operations:
+    only their proportions count, until at_rate() scales them. Raises ConfigErrors. batch: 0: the net's."""
     graph = build(config, proto.TRAIN, shapes_of=SourceShapes(config.message, proto.TRAIN, log, batch))
     costs = layer_costs(graph)
     forward = [cost.flops / 1e12 for cost in costs]
@@ -147,13 +148,14 @@ def from_flops(config: NetConfig, batch: int = 0) -> Profile:
 
 
 def own_profile(config: NetConfig, iterations: int, precision: str, world: World) -> Profile:
-    """Measured now; under mpiexec on all ranks at once, without communication, as ranks of one host slow each other."""
+    """Measures a profile now. Under mpiexec all ranks measure at once, without communication: ranks of one host slow
+    each other down."""
     times: Times = benchmark(config, proto.TRAIN, iterations, World(), precision)
     return replace(measured(to_json(times), "this machine"), together=world.size > 1)
 
 
 def measured_network(world: World) -> Network:
-    """Collective: of the ranks that are here."""
+    """Collective. Measures the network of the ranks that are here."""
     mine, everyone = host_and_cores(), all_hosts_and_cores(world)
     sharing = everyone.count(mine)
     return calibrate.measure(world, len(mine[1]) * world.local_size / sharing, sharing)
@@ -164,29 +166,27 @@ def measured_network(world: World) -> Network:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of one number of ranks. exposed: what a step takes beyond one on a network that costs nothing. waiting: of the
-    others for the slowest rank. efficiency: images per second / (ranks x those of one rank). best: what is best of
-    BUCKETS_MB and SERVERS."""
+    """What is predicted for a number of ranks. The best_ fields are of the best of BUCKETS_MB and SERVERS."""
 
     ranks: int
     step_ms: float
     images_per_second: float
-    efficiency: float
-    exposed_ms: float
+    efficiency: float  # images per second / (ranks x those of one rank)
+    exposed_ms: float  # what a step takes more than on a network that takes no time
     bucket_mb: float
     servers: int
     best_step_ms: float
     best_bucket_mb: float
     best_servers: int
-    waiting_ms: float = 0.0
+    waiting_ms: float = 0.0  # how long the others wait for the slowest rank
 
     @property
     def compute_ms(self) -> float:
-        """What of a step is not exposed communication, nor waiting: layers and updates."""
+        """The time of a step that is neither exposed communication nor waiting: layers and updates."""
         return self.step_ms - self.exposed_ms - self.waiting_ms
 
     def minutes(self, images: float) -> float:
-        """Until so many images are trained."""
+        """Returns the minutes in which so many images are trained."""
         return images / self.images_per_second / 60
 
 
@@ -197,8 +197,12 @@ def predict(
     param: proto.CommParameter | None = None,
     variation: float = 0.0,
 ) -> Prediction:
-    """param: a CommParameter; what it does not say follows from the link, as in training. variation: standard deviation
-    of a rank's steps over their mean. Raises ConfigError."""
+    """Predicts a step on a number of ranks. Raises ConfigError.
+
+    Args:
+        param: settings; those that it does not give follow from the link, as in training.
+        variation: standard deviation of a rank's steps over their mean.
+    """
     network = replace(network, ranks=ranks, ranks_per_node=min(ranks, network.ranks_per_node))
     if network.nodes > 1 and network.between is None:
         raise ConfigError(
@@ -235,26 +239,27 @@ def predict(
 
 
 def slowest(ranks: int) -> float:
-    """How many standard deviations the slowest of so many ranks is behind their mean, on average: the expected largest
-    of normal values, after Blom (1958), "Statistical Estimates and Transformed Beta-Variables"."""
+    """Returns how many standard deviations the slowest of so many ranks is behind their mean, on average: the expected
+    largest of normal values, after Blom (1958), "Statistical Estimates and Transformed Beta-Variables"."""
     return statistics.NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
 def settings_for(network: Network, param: proto.CommParameter | None = None) -> CommSettings:
-    """Those that training would choose on such a network."""
+    """Returns the settings that training would choose on such a network."""
     links = Links(network.between if network.nodes > 1 else None, network.within)
     cores = max(1, int(network.cores) // network.ranks_per_node) if network.cores else None  # of a rank
     return comm_settings(param or proto.CommParameter(), links, 0, network.ranks_per_node, {}, cores)
 
 
 def seconds(profile: Profile, settings: CommSettings, network: Network) -> float:
-    """Of a step."""
+    """Returns the seconds of a step, without waiting for slower ranks."""
     buckets, work = schedule(profile, settings.bucket_bytes)
     return step_seconds(work, buckets, settings, network)
 
 
 def schedule(profile: Profile, bucket_bytes: int) -> tuple[list[Bucket], Work]:
-    """Buckets as training cuts them, and each layer's share of them."""
+    """Returns the buckets as training cuts them, and the work of a step: which buckets each layer's forward waits for,
+    and which are ready after its backward."""
     parameters, offset = [], 0
     for layer in reversed(range(len(profile.forward))):
         if profile.gradients[layer]:
@@ -273,11 +278,11 @@ def schedule(profile: Profile, bucket_bytes: int) -> tuple[list[Bucket], Work]:
     return buckets, Work(forward, backward[::-1], profile.update, profile.threads, profile.together)
 
 
-# What is told
+# What it prints
 
 
 def to_text(profile: Profile, network: Network, found: Sequence[Prediction], images: float = 0.0) -> str:
-    """images: of a whole training, of which the minutes are told."""
+    """Returns text for people. images: of a whole training, whose minutes are a column; 0: there is no such column."""
     rows = [
         (
             each.ranks,
@@ -313,7 +318,7 @@ def to_text(profile: Profile, network: Network, found: Sequence[Prediction], ima
 
 
 def to_dict(profile: Profile, network: Network, found: Sequence[Prediction], images: float = 0.0) -> dict[str, object]:
-    """images: see to_text()."""
+    """Returns the prediction for JSON. images: see to_text()."""
     minutes = [{"minutes": each.minutes(images)} if images else {} for each in found]
     predictions = [
         {**asdict(each), "compute_ms": each.compute_ms, **more} for each, more in zip(found, minutes, strict=True)
@@ -322,12 +327,13 @@ def to_dict(profile: Profile, network: Network, found: Sequence[Prediction], ima
 
 
 def comm_param(text: str) -> proto.CommParameter:
-    """Made of fields as they stand in a solver. Raises ConfigError."""
+    """Makes a CommParameter of fields as they stand in a solver. Raises ConfigError, also for one that simulate.py does
+    not simulate."""
     message = proto.CommParameter()
     errors = fill(message, scan(text, "--comm"), "--comm")
     if errors:
         raise errors[0]
-    others = {  # than what simulate.py does
+    others = {  # what simulate.py does not simulate, and whether the text has it
         f"mode: {message.Mode.Name(message.mode)} cannot be predicted; SYNC can": message.mode != message.SYNC,
         "algorithm: HIERARCHICAL cannot be predicted; PLAIN can": message.algorithm == message.HIERARCHICAL,
         "autotune: true cannot be predicted; what it tries can: give servers, bucket_mb, chunk_mb": message.autotune,
@@ -340,7 +346,8 @@ def comm_param(text: str) -> proto.CommParameter:
 
 
 def given_network(latency_us: float, gbits: float, ranks_per_node: int, cores: float) -> Network:
-    """From the command line's figures; ranks of a node meet in memory, which is taken to cost nothing."""
+    """Makes a network of the command line's figures. It supposes that ranks of a node exchange through memory at no
+    cost. Raises ConfigError."""
     if latency_us < 0 or gbits <= 0:
         raise ConfigError(f"expected a latency of 0 or more and a bandwidth above 0, got {latency_us:g} and {gbits:g}")
     return Network(1, Link(latency_us / 1e6, gbits * 1e9 / 8), ranks_per_node, cores=cores)
