@@ -75,9 +75,9 @@ CoreTime core_time_since() {
     return {now.ran - last.ran, now.waited - last.waited};
 }
 
-int64_t now() {
+int64_t nanoseconds(clockid_t clock) {
     timespec at;
-    clock_gettime(CLOCK_MONOTONIC, &at);
+    clock_gettime(clock, &at);
     return int64_t(at.tv_sec) * 1000000000 + at.tv_nsec;
 }
 
@@ -103,11 +103,12 @@ void make_way_for_others() {
     static const bool decided = std::getenv("GOMP_SPINCOUNT") || std::getenv("OMP_WAIT_POLICY");
     if (decided || omp_get_max_threads() == 1) return;
     static std::mutex mutex;
-    static int64_t last_look = 0;
+    static int64_t last_look = 0, last_total = 0;
     static Crowd crowd;
     const std::unique_lock lock(mutex, std::try_to_lock);  // a look of another thread's will do
-    if (!lock || now() - last_look < between_looks) return;
-    last_look = now();
+    const int64_t now = nanoseconds(CLOCK_MONOTONIC);
+    if (!lock || now - last_look < between_looks) return;
+    last_look = now;
     int64_t ran = 0, waited = 0;
 #pragma omp parallel reduction(+ : ran, waited)
     {
@@ -115,7 +116,9 @@ void make_way_for_others() {
         ran += mine.ran;
         waited += mine.waited;
     }
-    make_way(crowd.is_there(ran, waited));
+    const int64_t total = nanoseconds(CLOCK_PROCESS_CPUTIME_ID), of_helpers = total - last_total - ran;
+    last_total = total;
+    make_way(crowd.is_there(ran, std::max<int64_t>(0, waited - of_helpers)));  // these may have been waited for
 }
 
 }  // namespace engine

@@ -11,8 +11,9 @@
 
 namespace engine {
 
-// Before every pass, by the thread that has the team. Does nothing where the user has said how threads wait
-// (GOMP_SPINCOUNT, OMP_WAIT_POLICY), and where the system does not count what a thread waits for its core.
+// Before every pass, by the thread that has the team. Threads of this process that do not compute, such as those that
+// decode, are no others: they need little, and a team that sleeps costs more. Does nothing where the user has said how
+// threads wait (GOMP_SPINCOUNT, OMP_WAIT_POLICY), and where the system does not count what a thread waits for its core.
 void make_way_for_others();
 
 // From now on a thread of the calling thread's team that waits sleeps nearly at once, or spins as libgomp lets it.
@@ -21,7 +22,7 @@ void make_way(bool);
 // Whether others want the cores, from what the threads of a team have had of them between two looks.
 class Crowd {
 public:
-    // Nanoseconds, summed over the threads: that they ran, and that they could have run while others did.
+    // Nanoseconds, summed over the threads: that they ran, and that they could have run while other processes did.
     bool is_there(int64_t ran, int64_t waited);
 
 private:
