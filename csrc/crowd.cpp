@@ -84,10 +84,11 @@ int64_t nanoseconds(clockid_t clock) {
 }  // namespace
 
 bool Crowd::is_there(int64_t ran, int64_t waited) {
-    const double wanted = double(ran) + double(waited);
-    quiet_looks_ = double(waited) < 0.02 * wanted ? quiet_looks_ + 1 : 0;
-    if (double(waited) > 0.1 * wanted) there_ = true;
-    if (quiet_looks_ == 40) there_ = false;
+    const double share = double(waited) / std::max(1.0, double(ran) + double(waited));
+    crowded_looks_ = share > 0.1 ? crowded_looks_ + 1 : 0;
+    quiet_looks_ = share < 0.02 ? quiet_looks_ + 1 : 0;
+    if (crowded_looks_ == 2) there_ = true;  // one may be of a process that has just begun or ended
+    if (quiet_looks_ == 8) there_ = false;
     return there_;
 }
 

@@ -27,7 +27,7 @@ public:
 
 private:
     bool there_ = false;
-    int quiet_looks_ = 0;  // in a row
+    int crowded_looks_ = 0, quiet_looks_ = 0;  // in a row
 };
 
 }  // namespace engine

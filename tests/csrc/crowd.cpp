@@ -65,9 +65,9 @@ int main() {
     std::printf("an idle team's ms: %.2f, beside others %.2f, then %.2f\n", spinning, beside_others, again);
 
     engine::Crowd crowd;
-    bool as_expected = !crowd.is_there(1000, 50) && crowd.is_there(1000, 200);
-    for (int i = 0; i < 39; i++) as_expected &= crowd.is_there(1000, 10);
-    as_expected &= !crowd.is_there(1000, 10);  // quiet for forty looks
+    bool as_expected = !crowd.is_there(1000, 50) && !crowd.is_there(1000, 200) && crowd.is_there(1000, 200);
+    for (int i = 0; i < 7; i++) as_expected &= crowd.is_there(1000, 10);
+    as_expected &= !crowd.is_there(1000, 10);  // quiet for eight looks
     std::printf("the rule: %s\n", as_expected ? "as expected" : "otherwise");
     return beside_others <= spinning / 4 && again > spinning / 2 && as_expected ? 0 : 1;
 }
