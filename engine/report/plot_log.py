@@ -34,15 +34,14 @@ def plot_logs(paths: Sequence[str], target: str) -> None:
         for path, name in zip(paths, names, strict=True)
         for stage, run in read_log(path).stages().items()
     ]
+    _check_count(len(runs), paths)  # each has a curve: before they are made
     for number, (label, run) in enumerate(runs):
         for panel in _history(run, number).panels():
             for series in panel.series:
                 if label:
                     series.name = f"{label}: {series.name}"
             panels.setdefault(panel.title, Panel(panel.title, [])).series.extend(panel.series)
-    curves = sum(len(panel.series) for panel in panels.values())
-    if curves > _MOST_CURVES:
-        raise DataError(f"{curves} curves, expected at most {_MOST_CURVES}", ", ".join(paths))
+    _check_count(sum(len(panel.series) for panel in panels.values()), paths)
     if not panels:
         raise DataError("nothing to draw: no loss, no test", ", ".join(paths))
     write_panels(target, ", ".join(names), list(panels.values()))
@@ -61,6 +60,12 @@ def _names(paths: Sequence[str]) -> list[str]:
     """Returns the names of files, or their paths if two have the same name."""
     names = [Path(path).name for path in paths]
     return names if len(set(names)) == len(names) else list(paths)
+
+
+def _check_count(curves: int, paths: Sequence[str]) -> None:
+    """Raises DataError if there are so many curves in these logs, or more, that nobody tells them apart."""
+    if curves > _MOST_CURVES:
+        raise DataError(f"{curves} curves, expected at most {_MOST_CURVES}", ", ".join(paths))
 
 
 def _label(names: Sequence[str], name: str, stage: int) -> str:

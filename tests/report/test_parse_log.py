@@ -229,3 +229,15 @@ def test_stages_are_told_apart(tmp_path):
     plot_logs([str(log)], str(tmp_path / "curve.svg"))
     drawn = (tmp_path / "curve.svg").read_text()
     assert "stage 1: " in drawn and "stage 2: " in drawn
+
+
+def test_more_stages_than_curves_are_counted_before_they_are_drawn(tmp_path, monkeypatch):
+    row = "I1127 10:00:02.000000 7 display.py:60] Iteration 0 (8 iter/s, 2.5s/20 iters), loss = 0.9\n"
+    log = tmp_path / "run.log"
+    stages = (
+        f"I1127 10:00:00.000000 7 train.py:200] Stage {stage} of 1001: a.prototxt\n{row}" for stage in range(1, 1002)
+    )
+    log.write_text("".join(stages))
+    monkeypatch.setattr("engine.report.plot_log._history", lambda *_: pytest.fail("began to draw"))
+    with pytest.raises(DataError, match="1001 curves, expected at most 1000"):
+        plot_logs([str(log)], str(tmp_path / "curve.svg"))
