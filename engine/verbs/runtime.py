@@ -124,7 +124,7 @@ def asked_solvers(options: Namespace) -> list[SolverConfig]:
     from engine.errors import ConfigError
     from engine.solver.stages import follow_prefixes, shorten_stages
 
-    paths = [options.solver] if os.path.exists(options.solver) else [path.strip() for path in options.solver.split(",")]
+    paths = _solver_paths(options)
     asked = [_OF_STAGE.fullmatch(text) for text in options.set]
     for match in asked:
         if match and not 1 <= int(match[1]) <= len(paths):
@@ -138,6 +138,11 @@ def asked_solvers(options: Namespace) -> list[SolverConfig]:
     if divisor := getattr(options, "shorten", None):  # not every verb has this option
         shorten_stages(found, divisor)
     return found
+
+
+def _solver_paths(options: Namespace) -> list[str]:
+    """Returns the paths that --solver names, separated by commas unless a file has that name."""
+    return [options.solver] if os.path.exists(options.solver) else [path.strip() for path in options.solver.split(",")]
 
 
 def _place(config: NetConfig | SolverConfig) -> None:
@@ -162,9 +167,8 @@ def asked_solver(
     from engine.errors import ConfigError
 
     allow_python_layers(options)
-    if not (path or os.path.exists(options.solver)) and "," in options.solver:
-        several = options.solver.split(",")
-        raise ConfigError(f"{options.verb} takes one solver, got {len(several)}: {', '.join(map(str.strip, several))}")
+    if not path and len(several := _solver_paths(options)) > 1:
+        raise ConfigError(f"{options.verb} takes one solver, got {len(several)}: {', '.join(several)}")
     config = read_solver(path or options.solver, options.set if overrides is None else overrides)
     _place(config)
     check_outputs(options, config, also)
