@@ -95,8 +95,7 @@ bool Crowd::is_there(int64_t ran, int64_t waited) {
 void make_way(bool wanted) {
     static auto& sleepers = *new std::unique_ptr<Sleepers>;  // which outlives whatever ends before the process does
     if (wanted == bool(sleepers)) return;
-    const int enough =
-        std::max(1, omp_get_num_procs() + 1 - omp_get_max_threads());  // besides the calling thread's team
+    const int enough = std::max(1, omp_get_num_procs() + 1 - omp_get_max_threads());  // beside the caller's team
     sleepers = wanted ? std::make_unique<Sleepers>(enough) : nullptr;
 }
 
