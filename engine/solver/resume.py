@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 # restarted after crashes. These do not count.
 KNOWN = "ENGINE_KNOWN_SNAPSHOTS"
 
+# What follows an error for snapshots that would be written over.
+OTHERS = "move the snapshots of that run away, or give another snapshot_prefix"
+
 Identity = tuple[str, int, int, int]  # path, inode, time in ns, size: of a file that nobody has written since
 
 
@@ -50,10 +53,10 @@ class Snapshot:
 
 
 def newest(prefix: str, known: Collection[Identity] = (), begun_from: str | None = None) -> Snapshot | None:
-    """Returns the whole snapshot of the highest iteration, None if there is none. Warns of those that it skips.
+    """Returns the whole snapshot of the highest iteration, or None. Warns of damaged ones, which it skips.
 
-    known: files that do not count. begun_from: the digest of weights; only snapshots of runs that began with these
-    count.
+    known: files that do not count. begun_from: the digest of the weights with which the run begins. Raises EngineError
+    if the snapshot is of a run that began with others: this run would write its own in the place of that one's.
     """
     for iteration, path in sorted(_states(prefix), reverse=True):
         try:
@@ -63,13 +66,12 @@ def newest(prefix: str, known: Collection[Identity] = (), begun_from: str | None
             state = whole.state
             if state.iteration != iteration:
                 raise WeightsError(f"it is of iteration {state.iteration}", path)
-            if begun_from is not None and state.begun_from != begun_from:
-                warn(f"Skipping the snapshot {path}: its run began with other weights than this stage does")
-                continue
         except Exception as error:  # a file of this name may hold anything, and the snapshot before it may be good
             told = error if isinstance(error, EngineError) else EngineError(f"cannot be read: {reason(error)}", path)
             warn(f"Skipping a snapshot that is damaged: {told}")
             continue
+        if begun_from is not None and state.begun_from != begun_from:
+            raise EngineError(f"its run began with other weights than this one does; {OTHERS}", path)
         return Snapshot(
             path,
             state.iteration,

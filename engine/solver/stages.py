@@ -18,14 +18,14 @@ from engine.comm.world import World
 from engine.config import SolverConfig, net_of_solver
 from engine.config.solver_nets import texts_of
 from engine.data.source_shapes import SourceShapes
-from engine.errors import ConfigError, WeightsError, shape_text, together
+from engine.errors import ConfigError, EngineError, WeightsError, shape_text, together
 from engine.files import is_regular, opened, take_in
 from engine.graph.build import build
 from engine.report.log import log, warn
 from engine.solver.global_batch import data_batch, hold_global_batch
 from engine.solver.goals import check_goals, wanted
 from engine.solver.resolve import divided, is_given, shorten
-from engine.solver.resume import Snapshot, known, newest
+from engine.solver.resume import OTHERS, Snapshot, known, newest
 from engine.solver.snapshot_files import snapshot_prefix
 from engine.solver.validate import saves, validate
 
@@ -281,20 +281,20 @@ def _find(
         if own is None or is_last or not _is_over(config, own) or _lacks_test(configs, world, position, own):
             if own and not _is_over(config, own) and _ended(own):
                 _warn_of_an_end(config, own)
-            _warn_of_later(configs[index + 1 :], world)
+            _check_later(configs, world, index + 1)
             return replace(position, snapshot=own.path if own else None), own, before
         log(f"Stage {index + 1} of {len(configs)} is done: {own.path}")
         before = own
     raise AssertionError("the last stage returns")
 
 
-def _warn_of_later(configs: Sequence[SolverConfig], world: World) -> None:
-    """Warns that snapshots of stages to come do not count: they are of another run, or what they began with is lost."""
-    for config in configs:
-        if later := newest(snapshot_prefix(config, world), known()):
-            warn(
-                f"The snapshot {later.path} does not count, for the stage before it has not come to its end: this run "
-                "will write others in its place"
+def _check_later(configs: Sequence[SolverConfig], world: World, following: int) -> None:
+    """Raises EngineError if a stage from index `following` on has a snapshot. The stage before that has not come to its
+    end: the snapshot is of another run, or what it began with is lost, and this run would write others in its place."""
+    for index in range(following, len(configs)):
+        if later := newest(snapshot_prefix(configs[index], world), known()):
+            raise EngineError(
+                f"a snapshot of stage {index + 1}, and stage {index} has not come to its end; {OTHERS}", later.path
             )
 
 

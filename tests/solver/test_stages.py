@@ -158,34 +158,46 @@ def test_resume_auto_goes_on_in_the_right_stage(whole, tmp_path, kill):
     same(whole, tmp_path)
 
 
-def test_snapshots_of_another_run_do_not_count(whole, tmp_path, capfd):
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*_iter_*")}
+
+
+def test_snapshots_of_another_run_are_not_written_over(whole, tmp_path, capfd):
     """A later stage's that began with other weights, and any whose stage before is not over."""
     solvers = files(tmp_path)
+    slower = ["--solver", solvers, "--resume", "auto", "--set", "1:base_lr=0.04"]
     for path in [*whole.glob("two_iter_*"), *whole.glob("one_iter_2.*")]:
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    assert train("--solver", solvers, "--resume", "auto", "--set", "1:base_lr=0.04") == 0
+    before = contents(tmp_path)
+    assert train(*slower) == 1 and contents(tmp_path) == before
     told = capfd.readouterr().err
-    assert "two_iter_5.solverstate does not count, for the stage before it has not come to its end" in told
-    assert different(
-        {str(i): b for i, b in enumerate(read_caffemodel(whole / "two_iter_5.caffemodel")["ip2"])},
-        {str(i): b for i, b in enumerate(read_caffemodel(tmp_path / "two_iter_5.caffemodel")["ip2"])},
-    )
-    for path in whole.glob("two_iter_*"):  # of the run at a rate of 0.05, after a first stage at 0.04
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    assert "two_iter_5.solverstate: a snapshot of stage 2, and stage 1 has not come to its end; move the snap" in told
+    for path in tmp_path.glob("two_iter_*"):
+        path.unlink()
+    assert train(*slower) == 0
     for path in [*tmp_path.glob("three_iter_*"), *tmp_path.glob("four_iter_*")]:
         path.unlink()
-    assert train("--solver", solvers, "--resume", "auto", "--set", "1:base_lr=0.04") == 0
-    assert "two_iter_5.solverstate: its run began with other weights than this stage does" in capfd.readouterr().err
+    for path in whole.glob("two_iter_*"):  # of the run at a rate of 0.05, after a first stage at 0.04
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    before = contents(tmp_path)
+    capfd.readouterr()
+    assert train(*slower) == 1 and contents(tmp_path) == before
+    told = capfd.readouterr().err
+    assert "two_iter_5.solverstate: its run began with other weights than this one does; move the snapshots" in told
 
 
 def test_a_stage_of_a_shorter_run_is_not_over(tmp_path, capfd):
     """In epochs, as after a trial with --shorten: only the snapshot knows how many iterations these are."""
     solvers = files(tmp_path, one='max_epoch: 0.03 base_lr: 0.05 lr_policy: "fixed"', three="", four="")
     assert train("--solver", solvers) == 0
-    assert train("--solver", solvers, "--resume", "auto", "--set", "1:max_epoch=0.06") == 0
+    assert train("--solver", solvers, "--resume", "auto", "--set", "1:max_epoch=0.06") == 1
     told = capfd.readouterr().err
     assert "one_iter_2.solverstate is of a run that was to end there, after 0.03 epochs, and this one goes on" in told
-    assert "two_iter_5.solverstate does not count, for the stage before it has not come to its end" in told
+    assert "two_iter_5.solverstate: a snapshot of stage 2, and stage 1 has not come to its end; move the snap" in told
+    for path in tmp_path.glob("two_iter_*"):
+        path.unlink()
+    assert train("--solver", solvers, "--resume", "auto", "--set", "1:max_epoch=0.06") == 0
+    capfd.readouterr()
     assert read_solverstate(tmp_path / "one_iter_5.solverstate").max_epoch == pytest.approx(0.06)  # 1437 samples by 16
     assert train("--solver", solvers, "--resume", "auto", "--set", "1:max_epoch=0.06") == 0
     assert f"Stage 1 of 2 is done: {tmp_path}/one_iter_5.solverstate" in capfd.readouterr().err
@@ -197,12 +209,13 @@ def test_a_run_that_began_with_other_weights_does_not_go_on(whole, tmp_path, cap
     assert train("--solver", solver, *four) == 0
     assert train("--solver", solver, "--resume", "auto", *four) == 0
     assert train("--solver", solver, "--resume", "auto") == 0  # whatever they were
-    assert "Skipping" not in capfd.readouterr().err
+    assert "Going on after iteration 4 of 4" in capfd.readouterr().err
     state = tmp_path / "three_iter_4.solverstate"
     assert read_solverstate(state).begun_from == digest_of(four[1:])
-    assert train("--solver", solver, "--resume", "auto", *two) == 0
-    assert f"Skipping the snapshot {state}: its run began with other weights than this" in capfd.readouterr().err
-    assert read_solverstate(state).begun_from == digest_of(two[1:])
+    before = contents(tmp_path)
+    assert train("--solver", solver, "--resume", "auto", *two) == 1 and contents(tmp_path) == before
+    told = capfd.readouterr().err
+    assert f"engine: {state}: its run began with other weights than this one does; move the snapshots of that" in told
 
 
 def test_a_run_goes_on_without_the_weights_that_it_began_with(whole, tmp_path, capfd):
