@@ -38,6 +38,9 @@ LINES = [
     ("table4", [], 2048, 29, 18120, 0.8, 5, USUAL),
     ("table4", [], 8192, 29, 4530, 3.2, 5, USUAL),
     ("table4", ["max_epoch=37"], 8192, 37, 5780, 3.2, 5, USUAL),
+    ("table7", [], 8192, 50, 7800, 3.2, 5, USUAL),
+    ("table7", ["max_epoch=60"], 9600, 60, 8000, 3.75, 5, USUAL),
+    ("table7", ["max_epoch=75"], 6400, 75, 15000, 2.5, 5, USUAL),
     ("table8_constant", [], 4096, 90, None, 1.6, 5, USUAL),
     ("table8_half", [], 4096, 90, None, 1.6, 5, HALF),
     # Of a batch for which the paper no longer scales the rate.

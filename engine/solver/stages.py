@@ -18,7 +18,7 @@ from engine.comm.world import World
 from engine.config import SolverConfig, net_of_solver
 from engine.config.solver_nets import texts_of
 from engine.data.source_shapes import SourceShapes
-from engine.errors import ConfigError, EngineError, WeightsError, shape_text, together
+from engine.errors import FILE, ConfigError, EngineError, WeightsError, shape_text, together
 from engine.files import is_regular, opened, take_in
 from engine.graph.build import build
 from engine.report.log import log, warn
@@ -343,8 +343,10 @@ def first_position(configs: Sequence[SolverConfig], weights: Sequence[str]) -> P
 
     weights: those of --weights; if there are none, the first solver's count. Raises WeightsError if weights cannot be
     read."""
-    found = list(weights or configs[0].message.weights)
-    return Position(weights=found, begun_from=digest_of(found) if found else "")
+    if weights:
+        return Position(weights=list(weights), begun_from=digest_of(weights))
+    own = list(configs[0].message.weights)
+    return Position(weights=own, begun_from=digest_of(own, configs[0]) if own else "")
 
 
 def next_position(configs: Sequence[SolverConfig], at: Position, model: str, samples_seen: int) -> Position:
@@ -353,14 +355,28 @@ def next_position(configs: Sequence[SolverConfig], at: Position, model: str, sam
     model: the weights that the stage at `at` has left. samples_seen: where it has stopped in the sequence of samples.
     Raises WeightsError if weights cannot be read."""
     index = at.index + 1
-    weights = list(configs[index].message.weights) or [model]
-    return Position(index, None, weights, samples_seen, digest_of(weights))
+    own = list(configs[index].message.weights)
+    digest = digest_of(own, configs[index]) if own else digest_of([model])
+    return Position(index, None, own or [model], samples_seen, digest)
 
 
-def digest_of(paths: Sequence[str]) -> str:
-    """Returns the SHA-256 of files of weights, in hexadecimal. Raises WeightsError if one cannot be read."""
+def digest_of(paths: Sequence[str], solver: SolverConfig | None = None) -> str:
+    """Returns the SHA-256 of files of weights, in hexadecimal. Raises WeightsError if one cannot be read.
+
+    solver: the one that names them in `weights`, for the error."""
     found = hashlib.sha256()
     for path in paths:
-        with opened(path, WeightsError) as file:
-            take_in(file, found)
+        where = solver.place("weights") if solver else None
+        try:
+            with opened(path, WeightsError, where) as file:
+                take_in(file, found)
+        except WeightsError as error:
+            if solver is None or error.absent != FILE:
+                raise
+            raise WeightsError(
+                f"weights '{path}': no such file; if another solver leaves it, train that one first, or both in a row "
+                "(--solver A,B); --weights gives others",
+                where,
+                absent=FILE,
+            ) from None
     return found.hexdigest()

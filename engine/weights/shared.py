@@ -25,7 +25,11 @@ def with_gaps(
     """
     given = [*stored, *[None] * (len(shares) - len(stored))]
     if len(stored) > len(shares) or not all(shares[len(stored) :]):
-        raise WeightsError(f"layer '{layer}': the file has {len(stored)} blobs, the net {len(shares)}", source)
+        raise WeightsError(
+            f"layer '{layer}': the file has {len(stored)} blobs, the net {len(shares)}; define the layer as the file's "
+            "net does (bias_term: whether it has a bias)",
+            source,
+        )
     for index, (values, shared) in enumerate(zip(given, shares, strict=True)):
         if values is None and not shared:
             raise WeightsError(f"layer '{layer}', blob {index}: the file does not have it", source)

@@ -264,7 +264,11 @@ def test_a_net_that_holds_its_batch_fixed_says_so(tmp_path):
     ("blobs", "message"),
     [
         ({}, "layer 'conv': the file has no such layer, the net 2"),
-        ({"conv": [np.zeros((4, 3, 3, 3))]}, "layer 'conv': the file has 1 blobs, the net 2"),
+        (
+            {"conv": [np.zeros((4, 3, 3, 3))]},
+            "layer 'conv': the file has 1 blobs, the net 2; define the layer as the file's net does (bias_term: "
+            "whether it has a bias)",
+        ),
         (
             {"conv": [np.zeros((4, 3, 5, 3)), np.zeros(4)]},
             "layer 'conv', blob 0: the file has 4 x 3 x 5 x 3, the net 4 x 3 x 3 x 3",

@@ -1,6 +1,7 @@
 """Several solvers in a row: the weights, the samples, the place after a kill, and what cannot follow what."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -216,6 +217,15 @@ def test_a_run_that_began_with_other_weights_does_not_go_on(whole, tmp_path, cap
     assert train("--solver", solver, "--resume", "auto", *two) == 1 and contents(tmp_path) == before
     told = capfd.readouterr().err
     assert f"engine: {state}: its run began with other weights than this one does; move the snapshots of that" in told
+
+
+def test_weights_that_a_stage_alone_lacks_are_told_with_what_leaves_them(tmp_path, capfd):
+    files(tmp_path)
+    assert train("--solver", str(tmp_path / "three.prototxt")) == 1
+    told = capfd.readouterr().err
+    assert re.search(r"three.prototxt:\d+:\d+: weights '.*/one_iter_4.caffemodel': no such file; if another sol", told)
+    assert train("--solver", str(tmp_path / "three.prototxt"), "--weights", "nowhere.caffemodel") == 1
+    assert "engine: nowhere.caffemodel: cannot be read: No such file or directory" in capfd.readouterr().err
 
 
 def test_a_run_goes_on_without_the_weights_that_it_began_with(whole, tmp_path, capfd):
