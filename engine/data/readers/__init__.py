@@ -1,1 +1,1 @@
-"""One type of data layer per file; each registers itself."""
+"""Readers of data layers: one type of layer, or a family of similar ones, per file; each class registers itself."""

@@ -1,4 +1,4 @@
-"""AnnotatedData: Images with the boxes of the objects in them, from a database of AnnotatedDatums (SSD, YOLO)."""
+"""AnnotatedData: Pictures with the boxes of the objects in them, from a database of AnnotatedDatums (SSD, YOLO)."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ from engine.data.registry import reader
 from engine.data.retouch import retouch
 from engine.errors import ConfigError
 
-MAX_BOXES = 2048  # of one picture, 64 KB; COCO's fullest has 93, WIDER FACE's nearly 2,000
-# Of transform_param: what moves the picture within its frame in ways that are not told to the boxes.
+MAX_BOXES = 2048  # of one picture, 64 KB; COCO has up to 93, WIDER FACE nearly 2,000
+# The fields of transform_param that move a picture in ways that its boxes do not follow.
 _NOT_FOLLOWED = ("random_aspect_ratio_param", "pad", "fix_crop", "multi_scale", "rand_augment_param")
 
 
 @reader("AnnotatedData")
 class AnnotatedReader(DatabaseReader):
-    """Tops: the pictures (N, C, H, W); their boxes (1, 1, N * MAX_BOXES, 8), row by row: number of the picture in the
-    batch, class, instance, x1, y1, x2, y2 in fractions of the picture's sides, difficult. After the last box, -1.
+    """Gives two tops: the pictures (n, c, h, w) and their boxes (1, 1, n * MAX_BOXES, 8).
 
-    In this order: distort_param, expand_param, a patch by batch_sampler, resize_param, crop, mirror. A patch and a crop
-    keep the boxes that emit_constraint lets them. resize_param.prob has no effect: in the forks it chooses between
-    several of them, and all pictures of a batch have one size.
+    The row of a box is: number of the picture in the batch, class, instance, x1, y1, x2, y2 in fractions of the
+    picture's sides, difficult. The rows after the last box are -1.
 
-    With yolo_data_type 1, of MobileNet-YOLO's fork, yolo_data_jitter makes patches where there is no batch_sampler, and
-    difficult boxes are left out but for train_diffcult. The fork's boxes have five numbers then, here eight all the
-    same.
+    The steps are, in this order: distort_param, expand_param, a patch by batch_sampler, resize_param, crop, mirror. A
+    patch and a crop keep the boxes that emit_constraint allows. resize_param.prob has no effect: the forks choose with
+    it between several resize_param, and here all pictures of a batch have one size.
+
+    With yolo_data_type 1, of MobileNet-YOLO's fork, yolo_data_jitter makes the patches if there is no batch_sampler,
+    and difficult boxes are left out unless train_diffcult is set. A box has five numbers then in the fork; here it has
+    eight as always.
     """
 
     handled = ("distort_param", "expand_param")
@@ -75,7 +77,7 @@ class AnnotatedReader(DatabaseReader):
         self.shapes = (self.first_shape(self._transformer.shape), (MAX_BOXES, 1 + COLUMNS))
 
     def decode(self, fetched: bytes) -> tuple[AnyImage, np.ndarray]:
-        """(picture, boxes)."""
+        """Returns (picture, boxes (n, COLUMNS)). Raises ImageError if there are too many boxes."""
         annotated = parse_annotated(fetched)
         boxes = boxes_of(annotated)
         if len(boxes) > MAX_BOXES:
@@ -103,7 +105,7 @@ class AnnotatedReader(DatabaseReader):
         return [(batch_size, *shapes[0]), (1, 1, batch_size * MAX_BOXES, 1 + COLUMNS)]
 
     def tops(self, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-        """Boxes of all pictures one after the other: some readers of them stop at the first -1."""
+        """Moves the boxes of all pictures together, without a gap: some layers stop reading at the first -1."""
         pictures, boxes = arrays
         rows = boxes.reshape(-1, 1 + COLUMNS)
         full = rows[:, 0] >= 0

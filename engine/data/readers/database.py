@@ -1,4 +1,4 @@
-"""Data: pictures from any source, or raw numbers, each with its label, several labels, or a mask."""
+"""Data: Pictures from any source, or raw numbers, each with its label, several labels, or a mask."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine.errors import ConfigError
 
 
 class DatabaseReader(PairedReader):
-    """The items of the source that data_param names."""
+    """The base of the readers of a source that data_param names. A subclass sets `shapes` and defines decode()."""
 
     field = "data_param"
     handled: tuple[str, ...] = ()  # fields of transform_param that the reader itself applies
@@ -28,7 +28,7 @@ class DatabaseReader(PairedReader):
         param = message.data_param
         if not param.source:
             raise ConfigError("data_param.source is missing", request.where)
-        # Caffe's default is LEVELDB, which nobody means by leaving the field out: what is there tells.
+        # The default of `backend` is LEVELDB. Who leaves it out means no LevelDB, but what is found at the path.
         backend = param.DB.Name(param.backend) if param.HasField("backend") else ""
         self._transformer = Transformer(message.transform_param, request.phase, request.where, self.handled)
         path = written = request.path(self.source_of(message))
@@ -63,7 +63,7 @@ class DatabaseReader(PairedReader):
 
 @reader("Data")
 class DatumReader(DatabaseReader):
-    """Arrays: those of PairedReader; label 0 where a Datum has none."""
+    """Gives the arrays of PairedReader. A Datum without a label and without a mask has label 0."""
 
     handled = ("mix_param",)
 
@@ -81,7 +81,7 @@ class DatumReader(DatabaseReader):
 
 
 def partner_of(datum: proto.Datum) -> Partner:
-    """The mask and labels of a Datum. Raises UndecodableImage."""
+    """Returns the mask and the labels of a Datum. Raises UndecodableImage if its mask cannot be decoded."""
     mask = decode_mask(datum.mask) if datum.mask else None
     if datum.labels:
         return Partner(tuple(datum.labels), mask)
@@ -89,10 +89,11 @@ def partner_of(datum: proto.Datum) -> Partner:
 
 
 def picture_shape(message: proto.LayerParameter, where: str | None) -> tuple[int, int, int]:
-    """(c, h, w) by transform_param alone, for where the source is missing.
+    """Returns the shape (c, h, w) of a picture by transform_param alone, for a source that is missing.
 
-    From mean_file, if it is there; else the size from the crop or a resize_param, and the channels from force_gray and
-    the number of mean values, 3 if nothing is said. Raises ConfigError where the size is not said.
+    A mean_file that is there tells it. Without one, the size is that of the crop or of resize_param, and the channels
+    follow from force_gray and the number of mean values; they are 3 if neither is given. Raises ConfigError if the
+    size is not given.
     """
     param = message.transform_param
     crop_h, crop_w = crop_shape(param, where)

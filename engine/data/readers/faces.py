@@ -1,4 +1,4 @@
-"""MultiLabelImageData of happynear's fork: pictures of a list, each with several numbers, and faces turned upright."""
+"""MultiLabelImageData: Pictures of a list, each with several numbers; faces are turned upright (happynear's fork)."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from engine.data.registry import reader
 from engine.errors import ConfigError
 
 EYES_AND_MOUTH = 10  # numbers: x and y of both eyes, the nose, both corners of the mouth
-_GREY = 128  # where the picture does not reach
-_WITHIN = 0.45  # of the size, from the middle: where all points of a face must be
-_DRAWS = 10
-_SWAPPED = ((0, 2), (1, 3), (6, 8), (7, 9))  # left and right, in a mirrored face
+_GREY = 128  # the colour of pixels that lie outside of the old picture
+_WITHIN = 0.45  # how far from the middle the points of a face may be, in fractions of the size
+_DRAWS = 10  # the most draws until all points are within
+_SWAPPED = ((0, 2), (1, 3), (6, 8), (7, 9))  # indices of numbers to swap in a mirrored face: left becomes right
 
 
 class Faces:
-    """Moves, turns and scales the face in a picture, by the points that its first numbers name.
+    """Moves, turns and scales the face in a picture by its points, which are the first of the picture's numbers.
 
-    The middle between the eyes, moved at random by max_random_shift, comes to the middle of the new picture; twice the
-    way from there to the middle of the mouth becomes half of its height, times a scale. The points move with the
-    picture, and are counted from its middle. Where one of them is further from it than 0.45 of the size all is drawn
-    again, up to 10 times (the fork takes the next line of its list).
+    The point between the eyes, moved at random by up to max_random_shift, comes to the middle of the new picture. The
+    picture is scaled so that twice the distance from there to the mouth is half of the new height, times a random
+    scale. The points move with the picture; their new coordinates are counted from its middle. If one of them is
+    further from it than 0.45 of the size, all is drawn again, up to 10 times (the fork takes the next line of its
+    list).
     """
 
     def __init__(self, param: proto.ImageDataParameter, where: str | None):
-        """Raises ConfigError for numbers that cannot be."""
+        """Raises ConfigError for a parameter that is missing or out of its range."""
         self._param, self._points = param, param.face_point_num
         if not param.new_height:
             raise ConfigError("face_transform needs new_height and new_width", where)
@@ -55,7 +56,10 @@ class Faces:
             )
 
     def turn(self, image: AnyImage, partner: Partner, random: KeyedRandom) -> tuple[AnyImage, Partner]:
-        """Raises ImageError where there are not the points that make a face."""
+        """Returns the picture with its face turned upright, and its numbers with the moved points.
+
+        Raises ImageError if there are too few numbers, or if eyes and mouth are in one place.
+        """
         labels = partner.labels
         if len(labels) < 2 * self._points:
             raise ImageError(f"expected {2 * self._points} numbers or more, x and y of each point; got {len(labels)}")
@@ -72,7 +76,8 @@ class Faces:
         return self._warped(image, matrix), partner._replace(labels=(*numbers, *labels[len(numbers) :]))
 
     def _draw(self, points: np.ndarray, random: KeyedRandom) -> tuple[np.ndarray, bool]:
-        """(2, 3): from the picture's pixels to those of the new one; whether it mirrors."""
+        """Draws an affine map. Returns (its matrix (2, 3), from pixels of the picture to pixels of the new one; whether
+        it mirrors). Raises ImageError if eyes and mouth are in one place."""
         param = self._param
         eyes, mouth = points[:2].mean(0), points[3:5].mean(0)
         length = 2 * math.dist(eyes, mouth)
@@ -90,7 +95,8 @@ class Faces:
         mirrored = param.face_mirror and random.coin()
         if mirrored:
             high = -high
-        cos, sin = (round(f(angle) * 2.0**24) / 2.0**24 for f in (math.cos, math.sin))  # the same on every processor
+        # Rounded, to be the same on every processor.
+        cos, sin = (round(f(angle) * 2.0**24) / 2.0**24 for f in (math.cos, math.sin))
         linear = np.array(
             [[high * cos - shear * sin * wide, high * sin + shear * cos * wide], [-sin * wide, cos * wide]]
         )
@@ -98,10 +104,11 @@ class Faces:
         return np.column_stack([linear, middle - linear @ eyes]), mirrored
 
     def _warped(self, image: AnyImage, matrix: np.ndarray) -> np.ndarray:
-        """(new_height, new_width, c), each pixel between the four around where it comes from."""
+        """Returns the new picture (new_height, new_width, c), uint8. Each pixel is interpolated from the four around
+        the place that it comes from."""
         pixels = as_picture(image).pixels()
         back = np.linalg.inv(matrix[:, :2])
-        # Pillow counts from corners of pixels, the matrix from their middles.
+        # Pillow's coordinates are those of the corners of pixels, the matrix has those of their middles.
         offset = 0.5 - back @ (matrix[:, 2] + 0.5)
         data = np.column_stack([back, offset]).ravel().tolist()
         size, mode = (self._param.new_width, self._param.new_height), Image.Transform.AFFINE
@@ -113,7 +120,7 @@ class Faces:
 
 @reader("MultiLabelImageData")
 class FaceListReader(ImageListReader):
-    """Arrays: the picture (c, h, w); its numbers (n,)."""
+    """Gives two arrays: the picture (c, h, w) and its numbers (n,)."""
 
     def __init__(self, message: proto.LayerParameter, request: Request):
         param = message.image_data_param

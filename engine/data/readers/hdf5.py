@@ -1,4 +1,4 @@
-"""HDF5Data: Rows of datasets in HDF5 files, one dataset for each top, by the top's name."""
+"""HDF5Data: Rows of datasets in HDF5 files, for each top those of the dataset that has its name."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _log = logging.getLogger("engine")
 
 @reader("HDF5Data")
 class HDF5Reader(Reader):
-    """Arrays: a row of each dataset, of any shape. source: a list of .h5 files, one to a line.
+    """Gives a row of each dataset, of any shape. The source is a list of .h5 files, one on each line.
 
-    With a transform_param the first dataset holds pictures (c, h, w). Of the others, rows of (1, h, w) or (h, w) of the
-    same size are masks, which follow the pair rule; the rest are not changed.
+    With a transform_param the first dataset must hold pictures (c, h, w). Other datasets with rows (1, h, w) or (h, w)
+    of the same size are masks, which follow the pair rule; the rest are not changed.
     """
 
     field = "hdf5_data_param"
@@ -59,7 +59,8 @@ class HDF5Reader(Reader):
             self._transform(message.transform_param, request, rows)
 
     def _transform(self, param: proto.TransformationParameter, request: Request, rows: tuple[Shape, ...]) -> None:
-        """Raises ConfigError, DataError."""
+        """Opens the transformers, finds the masks and sets `shapes`. rows: the shapes of the datasets' rows. Raises
+        ConfigError, DataError."""
         if len(rows[0]) != 3:
             got = shape_text(rows[0])
             raise ConfigError(
@@ -73,7 +74,8 @@ class HDF5Reader(Reader):
         self._masked = [len(row) > 1 and row in (rows[0][1:], (1, *rows[0][1:])) for row in rows]
         if any(self._masked[1:]):
             self._masks.require()
-        kind = np.uint8 if all(first.dtype == np.uint8 for _, (first, *_) in self._files) else np.float32  # as _fill's
+        # The type that _fill() gives the pictures.
+        kind = np.uint8 if all(first.dtype == np.uint8 for _, (first, *_) in self._files) else np.float32
         try:
             shape = self._transformer.shape(np.zeros((*rows[0][1:], rows[0][0]), kind))
         except ImageError as error:
@@ -95,7 +97,8 @@ class HDF5Reader(Reader):
         return paths
 
     def _open(self, path: str, names: list[str]) -> tuple[str, list[Rows]]:
-        """(path, one array or dataset of rows for each name). A file without the latter does not stay open."""
+        """Opens the datasets of these names. Returns (path, for each name its rows: an array or a dataset). The file
+        stays open only if one of them is a dataset. Raises DataError."""
         h5py = import_h5py("HDF5Data needs", DataError, self._where)
         file = H5File(h5py, path, lambda reason: DataError(f"{self.name}: cannot read {path}: {reason}", self._where))
         for name in names:
@@ -114,6 +117,7 @@ class HDF5Reader(Reader):
         return path, rows
 
     def _warn_of_chunks(self) -> None:
+        """Warns if reading rows in random order will be slow."""
         slow = [path for path, rows in self._files if any(getattr(each, "chunks", None) for each in rows)]
         if slow:
             _log.warning(
@@ -123,6 +127,7 @@ class HDF5Reader(Reader):
             )
 
     def _check_shapes(self, names: list[str]) -> None:
+        """Raises DataError if the rows of a dataset differ in shape from file to file."""
         first_path, first = self._files[0]
         for path, rows in self._files:
             for name, mine, other in zip(names, rows, first, strict=True):
@@ -142,7 +147,7 @@ class HDF5Reader(Reader):
         return message.transform_param
 
     def _fill(self, rows: Sequence[np.ndarray], random: KeyedRandom, out: Sequence[np.ndarray]) -> None:
-        """The transformed rows of one sample. Raises ImageError."""
+        """Transforms the rows of one sample and writes them to out. Raises ImageError."""
         assert self._transformer is not None and self._masks is not None
         picture = rows[0].transpose(1, 2, 0)
         for values, masked, array in zip(rows[1:], self._masked[1:], out[1:], strict=True):
@@ -168,7 +173,7 @@ class HDF5Reader(Reader):
                     array[...] = values[row]
             else:
                 self._fill([values[row] for values in rows], KeyedRandom(self._seed, sample.epoch, sample.index), out)
-        except Exception as error:  # of any type: it depends on what is damaged
+        except Exception as error:  # h5py raises any type, which depends on what is damaged
             raise DataError(f"cannot read row {row} of {path}: {reason(error)}", self._where) from None
         finally:
             _core.done_reading()

@@ -1,4 +1,4 @@
-"""ImageData: pictures named in a list, or in class folders, each with its label, several labels, or a mask."""
+"""ImageData: Pictures named in a list, or in class folders, each with its label, several labels, or a mask."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ from engine.files import is_regular, read_bytes
 
 @dataclass(frozen=True)
 class Listing:
-    """What the parameters of all layers that read lists say. size: (width, height) that pictures are resized to, or
-    zeros. bare: lines may be paths alone."""
+    """What all layers that read lists have in their parameters, by one set of names.
+
+    root: is put in front of the paths in the list. size: (width, height) that pictures are resized to; zeros if they
+    are not resized. bare: whether a line may be a path alone, without a label or a mask."""
 
     source: str
     root: str
@@ -37,12 +39,14 @@ class Listing:
 
 
 class ListedReader(PairedReader):
-    """Pictures of a list, whose paths are joined to a root: a folder, a prefix, or an archive."""
+    """The base of the readers of a list, whose paths lie below a root: a folder, a prefix of names, or an archive.
+
+    In place of a list, the source may be a folder or an archive of class folders: whatever open_source() opens."""
 
     handled: tuple[str, ...] = ("mix_param",)  # fields of transform_param that the reader itself applies
 
     def open_list(self, listing: Listing, transform: proto.TransformationParameter, request: Request) -> None:
-        """Raises ConfigError, DataError."""
+        """Opens the list, and sets all attributes but `shapes`. Raises ConfigError, DataError."""
         if not listing.source:
             raise ConfigError(f"{self.field}.source is missing", request.where)
         self._transformer = Transformer(transform, request.phase, request.where, self.handled)
@@ -70,7 +74,7 @@ class ListedReader(PairedReader):
             index.add_names("masks", (os.fsencode(each.mask) for each in entries))
             return index
 
-        # A list within a zip has no size and time of its own; it is read anew.
+        # A list within an archive has no size and time of its own to tell whether an index fits it: it is read anew.
         index = open_index(self.name, f"LIST {bare}", [self.name], build, where) if is_regular(self.name) else build()
         self._names, self._masked = index.names("names"), index.names("masks")
         self._labels = index.columns["labels"]
@@ -90,7 +94,7 @@ class ListedReader(PairedReader):
     def _read(self, name: str) -> bytes:
         if self._tree is not None:
             return self._tree.read(name)
-        # joined as text, as in Caffe: "pictures/set1_" is a prefix, too
+        # The two are joined as text, as in Caffe, so that "pictures/set1_" can be a prefix, too.
         path, inside = self._root + name, os.path.join(self._root, name)
         try:
             return read_bytes(path, DataError, self._place, MAX_BYTES)
@@ -120,7 +124,8 @@ class ListedReader(PairedReader):
     def listed_shape(
         cls, listing: Listing, transform: proto.TransformationParameter, where: str | None
     ) -> tuple[int, int, int]:
-        """(c, h, w) of a picture by the layer's parameters alone. Raises ConfigError where they do not tell."""
+        """Returns the shape (c, h, w) of a picture by the layer's parameters alone. Raises ConfigError if they do not
+        tell."""
         crop_h, crop_w = crop_shape(transform, where)
         height, width = crop_h or listing.size[1], crop_w or listing.size[0]
         if not height:
@@ -134,7 +139,7 @@ class ListedReader(PairedReader):
 
 @reader("ImageData")
 class ImageListReader(ListedReader):
-    """Arrays: those of PairedReader."""
+    """Gives the arrays of PairedReader."""
 
     field = "image_data_param"
 
@@ -153,7 +158,9 @@ class ImageListReader(ListedReader):
 def listing_of(
     param: proto.ImageDataParameter | proto.DenseImageDataParameter, field: str, where: str | None, bare: bool = False
 ) -> Listing:
-    """Raises ConfigError for sizes that cannot be."""
+    """Returns what the parameters of a layer say. field: their name in the layer, for messages.
+
+    Raises ConfigError for sizes that cannot be used, and for fields that are not supported."""
     if bool(param.new_height) != bool(param.new_width):
         raise ConfigError(
             f"new_height and new_width need each other; got {param.new_height} and {param.new_width}", where
@@ -172,13 +179,14 @@ def _color(listing: Listing, transform: proto.TransformationParameter, where: st
 
 
 def _is_member(path: str) -> bool:
-    """Whether a path is that of a file in an archive: a list, which is no folder of pictures."""
+    """Tells whether a path is that of a file in an archive: it is a list then, and no folder of pictures."""
     tree = None if is_regular(path) else _archive(os.path.dirname(path))
     return tree is not None and tree.has(os.path.basename(path))
 
 
 def _archive(root: str) -> Tree | None:
-    """The archive that a root is, or is a folder of; None where it is a folder or a prefix of names."""
+    """Opens the archive that a root is, or is a folder in. Returns None if the root is a folder on the disk or a prefix
+    of names."""
     parts = [root.rstrip("/")]
     while parts[-1] and not os.path.isdir(parts[-1]):
         if is_regular(parts[-1]):

@@ -14,7 +14,7 @@ from engine.errors import ConfigError, DataError, shape_text
 
 @reader("MemoryData")
 class MemoryReader(Reader):
-    """Arrays: data (channels, height, width), label (). There are no items until set() is called."""
+    """Gives two arrays: data (channels, height, width) and label (). There are no items until set() is called."""
 
     field = "memory_data_param"
     name = "memory"
@@ -27,8 +27,15 @@ class MemoryReader(Reader):
         self.size = 0
 
     def set(self, data: np.ndarray, labels: np.ndarray, begin: int = 0) -> None:
-        """data (n, channels, height, width) and labels (n,), any numbers, are read in place, without
-        transform_param. begin: the sample that is item 0. Raises DataError for other shapes."""
+        """Takes the arrays to read from. They are not copied, and transform_param does not change them.
+
+        Args:
+            data: (n, channels, height, width), of any numeric type.
+            labels: (n,).
+            begin: the number of the sample that is item 0.
+
+        Raises DataError for arrays of other shapes.
+        """
         data, labels = np.asarray(data), np.asarray(labels)
         expected = self.shapes[0]
         if data.ndim != 4 or data.shape[1:] != expected:

@@ -1,6 +1,7 @@
-"""ImageSegData, DenseImageData, SegData, ImageLabelmapData: pictures named in a list, each with a mask.
+"""Pictures named in a list, each with a mask: ImageSegData, DenseImageData, SegData and ImageLabelmapData.
 
-They follow the pair rule (engine/data/pair.py) and differ in what the forks of Caffe that have them do with either.
+All follow the pair rule (engine/data/pair.py). They differ in what their forks of Caffe do besides with the picture and
+the mask.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from engine.errors import ConfigError
 
 
 class MaskedReader(ListedReader):
-    """Arrays: the picture (c, h, w), its mask (1, h, w)."""
+    """Gives two arrays: the picture (c, h, w) and its mask (1, h, w)."""
 
     has_masks = True
 
@@ -34,12 +35,13 @@ class MaskedReader(ListedReader):
 
 @reader("ImageSegData")
 class ImageSegReader(MaskedReader):
-    """Of DeepLab and PSPNet. A third array: height and width (1, 1, 2) of the picture, without its padding.
+    """The layer of DeepLab and PSPNet. It gives a third array: height and width (1, 1, 2) of the picture, without its
+    padding.
 
     A picture that is smaller than the crop is padded with the mean below and to the right, its mask with
-    ignore_label. label_type PIXEL: the line names the mask; IMAGE: its label is that of all pixels; NONE: all pixels
-    are ignore_label. With transform_param.scale_factors a training picture and its mask are first resized by one of
-    them, at random.
+    ignore_label. With label_type PIXEL the line names the mask; with IMAGE all pixels have the line's label; with NONE
+    all pixels are ignore_label. In TRAIN, a picture and its mask are first resized by one of
+    transform_param.scale_factors, drawn at random.
     """
 
     field = "image_data_param"
@@ -89,7 +91,8 @@ class ImageSegReader(MaskedReader):
         return (picture, Partner((), mask)) if self._factors else self._fitted(picture, mask)
 
     def _fitted(self, picture: Image.Image, mask: Image.Image) -> tuple[Image.Image, Partner]:
-        """Padded to the crop, with the size that the picture had."""
+        """Pads picture and mask to the crop's size. Returns (picture, Partner), whose labels are the picture's height
+        and width before."""
         size = (float(picture.height), float(picture.width))
         wanted = max(picture.width, self._least[1]), max(picture.height, self._least[0])
         if wanted != picture.size:
@@ -132,8 +135,9 @@ def _padded(image: Image.Image, size: tuple[int, int], colour: int | tuple[int, 
 
 @reader("DenseImageData")
 class DenseImageReader(MaskedReader):
-    """Of SegNet. Its own mirror and crop are random in both phases, as there. label_divide_factor, of ENet: of each
-    square of so many pixels of a mask only the first one stays."""
+    """The layer of SegNet. Its own mirror and crop are random in both phases, as in SegNet's fork.
+
+    With ENet's label_divide_factor, only the first pixel of each square of so many pixels of the mask stays."""
 
     field = "dense_image_data_param"
 
@@ -156,7 +160,7 @@ class DenseImageReader(MaskedReader):
 
     def look(self, message: proto.LayerParameter, request: Request) -> None:
         super().look(message, request)
-        self._mask = self.shapes[1]  # as the picture
+        self._mask = self.shapes[1]  # the shape of the mask before it is divided: the picture's size
         self.shapes = (self.shapes[0], _divided(self.shapes[0], self._factor, request.where))
 
     def load(self, sample: Sample, out: Sequence[np.ndarray]) -> str:
@@ -187,7 +191,7 @@ def _label_divide_factor(message: proto.LayerParameter, where: str | None) -> in
 
 
 def _divided(picture: Shape, factor: int, where: str | None) -> Shape:
-    """The shape (1, h, w) of a picture's mask. Raises ConfigError if nothing of it stays."""
+    """Returns the shape (1, h, w) of a picture's mask. Raises ConfigError if nothing of it stays."""
     height, width = (side // factor for side in picture[1:])
     if not (height and width):
         raise ConfigError(
@@ -199,7 +203,8 @@ def _divided(picture: Shape, factor: int, where: str | None) -> Shape:
 
 
 def _dense_transform(message: proto.LayerParameter, where: str | None) -> proto.TransformationParameter:
-    """The layer's transform_param with what dense_image_data_param says of the same things."""
+    """Returns the layer's transform_param with the crop, mirror and mean_file of dense_image_data_param in place of its
+    own."""
     param, transform = message.dense_image_data_param, proto.TransformationParameter()
     transform.CopyFrom(message.transform_param)
     if bool(param.crop_height) != bool(param.crop_width):
@@ -217,8 +222,9 @@ def _dense_transform(message: proto.LayerParameter, where: str | None) -> proto.
 
 @reader("SegData")
 class SegReader(MaskedReader):
-    """Of yjxiong's fork: batches of one picture, of any size that is a multiple of transform_param.stride; here all
-    have the size of the first one, or the crop's."""
+    """The layer of yjxiong's fork. A batch is one picture, which is cut to sides that are multiples of
+    transform_param.stride. In the fork pictures differ in size; here all must have that of the first one, or the
+    crop's."""
 
     field = "seg_data_param"
 
@@ -261,8 +267,8 @@ class SegReader(MaskedReader):
 
 @reader("ImageLabelmapData")
 class ImageLabelmapReader(MaskedReader):
-    """Of HED: masks of edges, 0 to 255, become 0 or 1: 1 from 128 on, which is what more than half of the people who
-    drew them agree on."""
+    """The layer of HED. Values 0 to 255 of a mask of edges become 0, or 1 from 128 on: an edge that more than half of
+    the people who drew it agree on."""
 
     field = "image_data_param"
 

@@ -1,4 +1,5 @@
-"""VideoData: frames of videos, which lie in folders as image files: stacks (temporal segment networks), clips (C3D)."""
+"""VideoData: Stacks (temporal segment networks) or clips (C3D) of frames, which are image files in a folder per
+video."""
 
 from __future__ import annotations
 
@@ -23,13 +24,14 @@ from engine.data.transform import Transformer, crop_shape, forced_color
 from engine.errors import ConfigError, DataError
 from engine.files import read_bytes
 
-MAX_FRAMES = 10_000  # of one sample
+MAX_FRAMES = 10_000  # in one sample
 _RGB, _FLOW = "image_%04d.jpg", "flow_%c_%04d.jpg"
 _NUMBER, _AXIS = re.compile(r"%(0?[1-9])?d"), "%c"
 
 
 class Video(NamedTuple):
-    """A line of the list. frames: how many it has; of a clip without use_temporal_jitter, the first one's number."""
+    """A line of the list. frames: the number of frames; for a clip without use_temporal_jitter, the first frame's
+    number."""
 
     folder: str
     frames: int
@@ -38,15 +40,18 @@ class Video(NamedTuple):
 
 @reader("VideoData")
 class VideoReader(PictureReader):
-    """Arrays: the stack (channels, h, w), its label (). Lines of the list: `folder number-of-frames label`.
+    """Gives two arrays: a stack of frames (channels, h, w) and its label (). The lines of the list are `folder
+    number-of-frames label`.
 
-    num_segments snippets of new_length frames each, one from each equal part of the video: at a random place in TRAIN,
-    in the middle in TEST. RGB: three channels a frame, or one with grayscale; FLOW: the files of x and of y of each. A
-    mirrored flow runs the other way: with transform_param.is_flow its x is turned around, 255 - x.
+    The video is divided into num_segments segments of equal length, and the stack has new_length frames in a row from
+    each: from a random place in TRAIN, from the middle in TEST. A frame of RGB has three channels, or one with
+    grayscale; a frame of FLOW has two, from a file of x and a file of y. A mirrored flow runs the other way: with
+    transform_param.is_flow, x becomes 255 - x.
 
-    With `use_image`, C3D's clips (channels, new_length, h, w) of frames that are sampling_rate apart: from the one on
-    that the list says. With use_temporal_jitter the list says how many there are: from a random one on in TRAIN, from
-    the first, 1, in TEST (where C3D asks for frame 0, which its folders have not).
+    With `use_image` the first array is a clip (channels, new_length, h, w), as in C3D. Its frames are sampling_rate
+    apart and begin with the one that the list names. With use_temporal_jitter the list has the number of frames
+    instead, and the clip begins at random in TRAIN, with frame 1 in TEST (where C3D asks for frame 0, which its folders
+    do not have).
     """
 
     field = "video_data_param"
@@ -94,7 +99,7 @@ class VideoReader(PictureReader):
         return self._videos[index].folder, self._videos[index]
 
     def decode(self, fetched: Video) -> tuple[Video, int]:
-        """Nothing yet: which frames are read is drawn."""
+        """Returns (the video, its label). load() reads the frames, once it has drawn which."""
         return fetched, fetched.label
 
     def load(self, sample: Sample, out: Sequence[np.ndarray]) -> str:
@@ -104,7 +109,7 @@ class VideoReader(PictureReader):
             cut = self._transformer.apply(stack, random, frames)
             if cut.mirrored and self._flow and self._transform.is_flow:
                 mean = np.resize(self._transform.mean_value or [0.0], len(frames))[::2, None, None]
-                # 255 - value in place of value, of what is (value - mean) * scale now
+                # value becomes 255 - value; the frames hold (value - mean) * scale already
                 frames[::2] = (255 - 2 * mean) * self._transform.scale - frames[::2]
             if self._clips:
                 out[0][...] = frames.reshape(self._param.new_length, -1, *frames.shape[1:]).swapaxes(0, 1)
@@ -113,13 +118,19 @@ class VideoReader(PictureReader):
         return self.read(sample.epoch, sample.index, use)
 
     def _stack(self, video: Video, random: KeyedRandom | None) -> np.ndarray:
-        """(h, w, channels) of all frames. random: of the snippets' places; None for the middles. Raises ImageError."""
+        """Reads a sample's frames, side by side as channels: (h, w, channels).
+
+        Args:
+            random: draws which frames; None takes those of phase TEST.
+
+        Raises ImageError if the video is too short or a frame cannot be decoded, DataError if one cannot be read.
+        """
         numbers = self._clip(video, random) if self._clips else self._snippets(video, random)
         planes = [self._frame(os.path.join(video.folder, name)) for each in numbers for name in self._names(each)]
         return np.concatenate(planes, axis=2)
 
     def _clip(self, video: Video, random: KeyedRandom | None) -> Sequence[int]:
-        """The numbers of a clip's frames. Raises ImageError."""
+        """Returns the numbers of a clip's frames. Raises ImageError if the video is too short."""
         rate = self._param.sampling_rate
         covered, begin = self._param.new_length * rate, video.frames
         if self._param.use_temporal_jitter:
@@ -129,24 +140,25 @@ class VideoReader(PictureReader):
         return range(begin, begin + covered, rate)
 
     def _snippets(self, video: Video, random: KeyedRandom | None) -> Sequence[int]:
-        """The numbers of the frames of a stack. Raises ImageError."""
+        """Returns the numbers of a stack's frames. Raises ImageError if the video is too short."""
         length, segments = self._param.new_length, self._param.num_segments
         if video.frames < length:
             raise ImageError(f"it has {video.frames} frames, fewer than new_length {length}")
-        part = video.frames // segments
+        each = video.frames // segments  # frames of a segment
         numbers = []
         for segment in range(segments):
-            spare = part - length
+            spare = each - length
             if spare < 0:
-                begin = min(1, video.frames - length)  # TSN's, but within the video
+                begin = min(1, video.frames - length)  # as TSN does, but within the video
             elif random is None:
-                begin = (spare + 1) // 2 + segment * part
+                begin = (spare + 1) // 2 + segment * each
             else:
-                begin = random.integer(0, spare) + segment * part
+                begin = random.integer(0, spare) + segment * each
             numbers += range(begin + 1, begin + length + 1)
         return numbers
 
     def _names(self, frame: int) -> list[str]:
+        """Returns the names of a frame's files: one, or x's and y's of a flow."""
         named = _NUMBER.sub(lambda match: f"{frame:{match[1] or ''}d}", self._pattern, count=1)
         return [named.replace(_AXIS, axis) for axis in "xy"] if self._flow else [named]
 
@@ -159,7 +171,8 @@ class VideoReader(PictureReader):
 
     @classmethod
     def batch_size(cls, message: proto.LayerParameter, where: str | None) -> int:
-        """SSD's layers of this type, which read cameras and files of videos, have it in data_param."""
+        """Returns the layer's batch_size, also of SSD's layers of this type, which read cameras and video files and
+        have it in data_param."""
         if not message.video_data_param.batch_size and message.data_param.batch_size:
             return message.data_param.batch_size
         return super().batch_size(message, where)
@@ -167,7 +180,7 @@ class VideoReader(PictureReader):
     @classmethod
     def shapes_without_data(cls, message: proto.LayerParameter, where: str | None) -> tuple[Shape, ...]:
         param = message.video_data_param
-        if not param.source:  # SSD's
+        if not param.source:  # a layer of SSD
             return picture_shape(message, where), ()
         _check(param, where)
         crop_h, crop_w = crop_shape(message.transform_param, where)
@@ -181,6 +194,7 @@ class VideoReader(PictureReader):
 
 
 def _check(param: proto.VideoDataParameter, where: str | None) -> None:
+    """Raises ConfigError for parameters that cannot be used."""
     if not param.source:
         raise ConfigError(
             "VideoData reads lists of frames: set video_data_param.source to a list of lines `folder frames label`; "
@@ -210,7 +224,7 @@ def _check(param: proto.VideoDataParameter, where: str | None) -> None:
 
 
 def _check_clips(param: proto.VideoDataParameter, where: str | None) -> None:
-    """What C3D's have, and temporal segment networks' not."""
+    """Raises ConfigError for parameters that C3D's clips do not have."""
     if not param.HasField("new_length") or param.num_segments != 1 or not 1 <= param.sampling_rate <= MAX_FRAMES:
         raise ConfigError(
             f"video_data_param: C3D's clips take a new_length, num_segments 1 and a sampling_rate of 1 to {MAX_FRAMES}",
@@ -219,7 +233,7 @@ def _check_clips(param: proto.VideoDataParameter, where: str | None) -> None:
 
 
 def _color(message: proto.LayerParameter, where: str | None) -> str:
-    """What frames are decoded to. Raises ConfigError."""
+    """Returns the mode that frames are decoded to. Raises ConfigError for force_color of a flow."""
     param, forced = message.video_data_param, forced_color(message.transform_param, where)
     if param.modality == param.FLOW:
         if forced == COLOR:
@@ -229,13 +243,13 @@ def _color(message: proto.LayerParameter, where: str | None) -> str:
 
 
 def _channels(message: proto.LayerParameter, where: str | None) -> int:
-    """Of a frame. Raises ConfigError."""
+    """Returns the number of channels of a frame. Raises ConfigError."""
     param = message.video_data_param
     return (2 if param.modality == param.FLOW else 1) * len(_color(message, where))
 
 
 def _read_videos(path: str, param: proto.VideoDataParameter, where: str | None) -> list[Video]:
-    """Raises DataError."""
+    """Reads the list. Raises DataError, with the number of the line that is wrong."""
     videos = []
     is_first = param.use_image and not param.use_temporal_jitter
     wanted = f"folder {'first-frame' if is_first else 'frames'} label"

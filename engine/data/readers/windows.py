@@ -1,4 +1,4 @@
-"""WindowData: Windows of images, foreground and background, for training R-CNN."""
+"""WindowData: Windows of pictures, foreground and background, for training R-CNN."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ _log = logging.getLogger("engine")
 
 @reader("WindowData")
 class WindowReader(Reader):
-    """Arrays: the window (3, crop_size, crop_size), its class (), 0 for background.
+    """Gives two arrays: the window (3, crop_size, crop_size) and its class (), 0 for background.
 
-    The last fg_fraction of every batch are foreground windows (overlap of fg_threshold at least), the others
-    background (less than bg_threshold), each drawn at random. An epoch is as many samples as there are windows. With
-    skip_bad_images a window of a bad picture is replaced by the next one of its kind in the file.
+    In every batch the last fg_fraction of the samples are foreground windows (overlap of at least fg_threshold), the
+    others background windows (overlap below bg_threshold), each drawn at random. An epoch has as many samples as there
+    are windows of both kinds. With skip_bad_images a window of a bad picture is replaced by the next one of its kind in
+    the file.
     """
 
     field = "window_data_param"
@@ -52,7 +53,7 @@ class WindowReader(Reader):
         self._pictures, windows = read_windows(self.name, param.root_folder, request.where)
         foreground = np.flatnonzero(windows.overlaps >= param.fg_threshold)
         background = np.flatnonzero(windows.overlaps < min(param.fg_threshold, param.bg_threshold))
-        wanted = int(np.float32(self._batch) * np.float32(param.fg_fraction))  # as Caffe does it: 18 of 20 * 0.9
+        wanted = int(np.float32(self._batch) * np.float32(param.fg_fraction))  # float32, as in Caffe: 20 * 0.9 is 18
         self._background = self._batch - wanted  # samples of a batch
         if param.fg_fraction > 0 and not wanted:
             _log.warning(
@@ -76,7 +77,7 @@ class WindowReader(Reader):
         for number in range(begin, begin + len(kind)):
             window = self._windows[kind[number % len(kind)]]
             if window.picture in self.skipped:
-                continue  # most of a picture's windows follow each other
+                continue  # a bad picture is not read again for its next windows
             path = self._pictures[window.picture]
             content = read_bytes(path, DataError, self._place, MAX_BYTES)
             try:
@@ -110,7 +111,8 @@ class WindowReader(Reader):
 
 
 def _centre_mean(param: proto.TransformationParameter, where: str | None) -> np.ndarray:
-    """What is subtracted, (3, crop_size, crop_size) or (3, 1, 1)."""
+    """Returns the mean to subtract: (3, crop_size, crop_size), the middle of mean_file, or (3, 1, 1). Raises
+    ConfigError."""
     if param.mean_file:
         mean, size = read_mean(param.mean_file, where), param.crop_size
         top, left = (mean.shape[1] - size) // 2, (mean.shape[2] - size) // 2
@@ -125,14 +127,15 @@ def _centre_mean(param: proto.TransformationParameter, where: str | None) -> np.
 
 @dataclass(frozen=True)
 class _Crop:
-    """A window with its context, stretched to size x size; what lies outside of the picture stays 0."""
+    """Cuts a window with its context out of a picture and stretches it to size x size. What lies outside of the picture
+    is 0."""
 
     size: int
-    context: int  # pixels of the result on each side that show what is around the window
-    square: bool
+    context: int  # pixels on each side of the result that show what is around the window
+    square: bool  # whether the window is extended to a square first
 
     def region(self, window: Window) -> tuple[int, int, int, int]:
-        """Inclusive x1, y1, x2, y2 of what the result shows, which may reach out of the picture."""
+        """Returns x1, y1, x2, y2, all inclusive, of what the result shows. It may reach out of the picture."""
         x1, y1, x2, y2 = window.box
         if not (self.context or self.square):
             return x1, y1, x2, y2
@@ -148,9 +151,9 @@ class _Crop:
     def fill(
         self, out: np.ndarray, picture: Picture, window: Window, mirrored: bool, mean: np.ndarray, scale: float
     ) -> None:
-        """Raises ImageError for a window that lies outside of its picture."""
+        """Writes a window to out (3, size, size). Raises ImageError if the window lies outside of its picture."""
         x1, y1, x2, y2 = self.region(window)
-        if mirrored:  # what lies beyond the right edge comes first, and is rounded by itself, as in Caffe
+        if mirrored:  # the offset is what lies beyond the right edge, rounded by itself, as in Caffe
             left, width = self._span(picture.width - 1 - x2, picture.width - 1 - x1, picture.width)
         else:
             left, width = self._span(x1, x2, picture.width)
@@ -167,7 +170,8 @@ class _Crop:
         out[:, rows, columns] = (pixels.transpose(2, 0, 1).astype(np.float32) - less) * scale
 
     def _span(self, begin: int, end: int, limit: int) -> tuple[int, int]:
-        """Where the part of begin..end that is inside 0..limit-1 falls in the result: (offset, length)."""
+        """Returns (offset, length) in the result, along one axis, of those pixels begin..end that lie in the picture:
+        in 0..limit - 1."""
         stretch = self.size / (end - begin + 1)
         offset = min(_round(max(0, -begin) * stretch), self.size - 1)
         inside = min(end, limit - 1) - max(begin, 0) + 1
@@ -175,5 +179,5 @@ class _Crop:
 
 
 def _round(value: float) -> int:
-    """Halves away from 0, as C does."""
+    """Rounds halves away from 0, as C does."""
     return int(np.floor(abs(value) + 0.5)) * (1 if value >= 0 else -1)

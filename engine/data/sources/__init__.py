@@ -1,1 +1,1 @@
-"""One data source per file; each registers itself."""
+"""Sources of data, one type per file; each class registers itself."""

@@ -1,4 +1,4 @@
-"""A folder of image files: its folders are the classes, or each image has a file with its label beside it."""
+"""Folders of image files: the folders within are the classes, or each picture has a file with its label beside it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from engine.data.registry import source
 from engine.errors import DataError
 from engine.files import read_bytes, reason
 
-_MOST_TIMES = 100  # that links lead to one folder: 30 folders with two links to the next are a billion
+_MOST_TIMES = 100  # how often links may lead to one folder: 30 folders with two links each to the next are a billion
 
 
 def files_below(path: str, where: str | None) -> Iterator[str]:
-    """The files in a folder and those below it, of links, too, relative to it. A folder that a link leads back to is
-    left out. Raises DataError, also where links lead to one folder so often that listing might not end."""
-    waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]  # inside `path`; those it is in
+    """Yields the paths, relative to a folder, of all files in it and below. Links are followed, unless one leads back
+    to a folder that it is in. Raises DataError if a folder cannot be read, or if links lead to one folder so often that
+    listing might not end."""
+    # Folders to list: (path relative to `path`, the folders that it is in, by device and inode).
+    waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
     times: Counter[tuple[int, int]] = Counter()
     while waiting:
         inside, above = waiting.pop()
@@ -45,7 +47,7 @@ def files_below(path: str, where: str | None) -> Iterator[str]:
 
 @source("FOLDER")
 class FolderSource(MemberSource):
-    """Its index holds while no file is added to, or taken out of, any of its folders, and no label is changed."""
+    """Reads a folder. Its index is valid until a file is added to one of its folders or removed, or a label changes."""
 
     KIND = "FOLDER"
 
@@ -58,7 +60,7 @@ class FolderSource(MemberSource):
         return sorted(os.path.join(path, name) for name in files_below(path, where))
 
     def files(self) -> list[str]:
-        """The folder and those in it: their times change with the names in them."""
+        """Returns the folder and those directly in it: a folder's time changes when a name in it does."""
         try:
             with os.scandir(self.path) as entries:
                 return [self.path, *sorted(entry.path for entry in entries if entry.is_dir())]
@@ -66,7 +68,7 @@ class FolderSource(MemberSource):
             raise DataError(f"{self.path}: cannot be read: {reason(error)}", self.where) from None
 
     def inner_files(self, members: Sequence[Member]) -> list[str]:
-        """Label files, which may be edited in place, and the folders that samples are in, however deep."""
+        """Returns the label files, which may be edited in place, and the folders that samples are in, however deep."""
         labels = [each.name for each in members if os.path.splitext(each.name)[1].lower() not in FORMATS]
         folders = {str(folder) for each in members for folder in PurePosixPath(each.name).parents}
         return [os.path.join(self.path, name) for name in (*labels, *sorted(folders))]

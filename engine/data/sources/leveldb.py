@@ -1,4 +1,4 @@
-"""LevelDBs of Datums, the default of Caffe's tools, read by plyvel."""
+"""LevelDBs of Datums, which Caffe's tools write by default. plyvel reads them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from engine.data.registry import source
 from engine.errors import ConfigError, DataError
 from engine.files import reason
 
-_TABLE = re.compile(r"(\d{1,18})\.(?:ldb|sst)", re.ASCII)  # more digits: the next number would be 0
+_TABLE = re.compile(r"(\d{1,18})\.(?:ldb|sst)", re.ASCII)  # with more digits, LevelDB's next number may be 0
 _LOG = re.compile(r"\d{1,18}\.log", re.ASCII)
 _MANIFEST = re.compile(r"MANIFEST-\d{1,18}\n", re.ASCII)
 _MOST_COPIED = 1 << 30  # bytes; the logs of Caffe's tools have up to 256 MB
 
-# Of the manifest: records in pieces, each after its checksum, length and kind, and none across a border of two blocks.
+# The manifest consists of records, and a record of pieces: checksum, length, kind, content. No piece crosses the border
+# of two blocks.
 _BLOCK, _PIECE = 32768, struct.Struct("<4xHB")
-_WHOLE, _FIRST, _LAST = 1, 2, 4
-_HEAD = 4096  # bytes of a record in which the numbers are that it begins with
-_COMPARATOR, _LOG_NUMBER, _NEXT_NUMBER, _PREVIOUS_LOG = 1, 2, 3, 9
+_WHOLE, _FIRST, _LAST = 1, 2, 4  # kinds
+_HEAD = 4096  # bytes at the beginning of a record; they hold its numbers
+_COMPARATOR, _LOG_NUMBER, _NEXT_NUMBER, _PREVIOUS_LOG = 1, 2, 3, 9  # fields of a record
 _open: weakref.WeakValueDictionary[str, _View] = weakref.WeakValueDictionary()
 _opening = threading.Lock()
 
@@ -37,9 +38,9 @@ _opening = threading.Lock()
 class LevelDbSource:
     """The items of a LevelDB in the order of their keys.
 
-    LevelDB lets one process in at a time, and writes when it opens. So each process opens a view of its own, a
-    temporary folder with links to the tables, which are never written to again, and copies of the rest; the original is
-    only read.
+    LevelDB can be opened by one process at a time, and writes when it is opened. So each process opens a view: a
+    temporary folder of its own with links to the tables, which nobody writes to once they are made, and copies of the
+    other files. The original is only read.
     """
 
     serialised = True
@@ -63,7 +64,8 @@ class LevelDbSource:
 
     @staticmethod
     def files_of(path: str, where: str | None = None) -> list[str]:
-        """Without the log: what opens the original would change its time."""
+        """Returns all files but those that change whenever somebody opens the LevelDB: its lock and the log of its
+        messages."""
         try:
             names = sorted(os.listdir(path))
         except OSError as error:
@@ -83,7 +85,7 @@ class LevelDbSource:
         return len(self._keys)
 
     def item(self, index: int) -> tuple[str, bytes]:
-        """(key, serialised Datum) of the index-th key. Raises DataError where the files are damaged."""
+        """Returns (key, serialised Datum) of an item. Raises DataError if the files are damaged."""
         key = self._keys[index]
         name = key.decode(errors="replace")
         try:
@@ -99,7 +101,7 @@ class LevelDbSource:
 
 
 class _View:
-    """An open LevelDB in a folder of its own, which goes when nobody reads it any more."""
+    """An open LevelDB in a folder of its own, which is removed when nobody reads it any more."""
 
     def __init__(self, path: str, plyvel: ModuleType):
         self.plyvel = plyvel
@@ -114,9 +116,11 @@ class _View:
 
 
 def _fill(folder: str, path: str) -> None:
-    """Makes the files of a view. LevelDB writes new tables, of what is in the log, under the next free number, and
-    through a link of that name. So a table is linked only if its number is taken: others are what a writer that was
-    killed has left. Raises OSError, ValueError."""
+    """Makes the files of a view of the LevelDB at `path`.
+
+    When LevelDB opens the view, it writes what is in the log to a new table, with the next free number; if a link had
+    that name, it would write through it to the original. So tables are linked up to that number only: those above it
+    were left by a writer that was killed. Raises OSError, ValueError."""
     _size_of(path, "CURRENT")
     with open(os.path.join(path, "CURRENT")) as file:
         current = file.read(100)
@@ -136,7 +140,8 @@ def _fill(folder: str, path: str) -> None:
 
 
 def _size_of(path: str, name: str) -> int:
-    """Of a file in a folder, which must be no link, pipe or device: those may lead to any file, or have no end."""
+    """Returns the size of a file in a folder. Raises ValueError for a link, pipe or device: these may lead to any file,
+    or have no end."""
     found = os.lstat(os.path.join(path, name))
     if not stat.S_ISREG(found.st_mode):
         raise ValueError(f"{name} is no regular file")
@@ -144,7 +149,8 @@ def _size_of(path: str, name: str) -> int:
 
 
 def _next_number(manifest: str) -> int:
-    """The number of the next file by the manifest, as LevelDB finds it: the last one that a record says."""
+    """Returns the number of the next new file as LevelDB finds it: the last one that a record of the manifest has.
+    Raises OSError, ValueError."""
     number, record = 0, b""
     with open(manifest, "rb") as file:
         while block := file.read(_BLOCK):
@@ -160,8 +166,9 @@ def _next_number(manifest: str) -> int:
 
 
 def _next_number_in(record: bytes) -> int:
-    """0 where a record does not say it. Numbers come before the list of tables."""
-    at = 0
+    """Returns the number of the next new file that a record has, 0 if it has none. Raises ValueError for a number that
+    is too large."""
+    at = 0  # numbers come first in a record, before the list of tables
 
     def next_value() -> int:
         nonlocal at
@@ -190,7 +197,7 @@ def _close(db: object, folder: str) -> None:
 
 
 def _view_of(path: str, files: Sequence[str], where: str | None) -> _View:
-    """One for all nets of a process that read the same files. Raises DataError."""
+    """Returns a view, one for all nets of a process that read the same files. Raises DataError."""
     try:
         import plyvel
     except ImportError:
@@ -209,5 +216,5 @@ def _view_of(path: str, files: Sequence[str], where: str | None) -> _View:
 
 
 def _text(error: Exception) -> str:
-    """plyvel's messages are bytes, in quotes."""
+    """Returns an error's message. Those of plyvel are bytes, and shown as b'...'."""
     return reason(error).removeprefix("b'").rstrip("'") if not isinstance(error, OSError) else reason(error)

@@ -20,17 +20,18 @@ from engine.host import _core
 # LMDB allows one environment per file and process, and a train and a test net may read the same one.
 _environments: WeakValueDictionary[tuple[int, ...], lmdb.Environment] = WeakValueDictionary()
 _opening = threading.Lock()
-_MAGIC = (b"\xde\xc0\xef\xbe", b"\xbe\xef\xc0\xde")  # of either order of bytes
+_MAGIC = (b"\xde\xc0\xef\xbe", b"\xbe\xef\xc0\xde")  # little-endian, big-endian
 _AT_ONCE = 4096  # keys
-_LEAST_BYTES = 10  # of an item in a file: its node's header, and where the node is in its page
+_LEAST_BYTES = 10  # an item takes no fewer in a file: its node's header, and the node's place in its page
 
 
 @source("LMDB")
 class LmdbSource:
     """The items of an LMDB in the order of their keys.
 
-    The library that reads it trusts what the file says, and maps it into memory: a damage may be a signal, also where
-    the file is cut off later. All that is read is read between reading() and done_reading(), which see to that.
+    The library maps the file into memory and trusts what it says: if it is damaged, or is cut off later, reading it may
+    raise a signal. So all reading is done between reading() and done_reading(): a signal then ends the process with
+    a message that names the file and the key.
     """
 
     serialised = True
@@ -41,7 +42,7 @@ class LmdbSource:
             raise ConfigError("an LMDB has no fields: take out data_param.field", where)
         self.path = path
         self._where = where
-        self._name = str(DataError(f"LMDB {path}", where))  # as messages show it
+        self._name = str(DataError(f"LMDB {path}", where))  # for the message of a signal
         (data_file,) = self.files_of(path)
         if not os.path.isfile(data_file):
             raise DataError(f"LMDB not found: {path} (no such folder with a data.mdb in it)", where)
@@ -50,7 +51,7 @@ class LmdbSource:
             self._environment = _open(data_file, self._file, readahead=not shuffled)
             last_page, stat = self._environment.info()["last_pgno"], self._environment.stat()
         self._bytes, expected = os.path.getsize(data_file), (last_page + 1) * stat["psize"]
-        if self._bytes < expected:  # would be a signal later
+        if self._bytes < expected:  # reading what is missing would raise a signal
             raise DataError(
                 f"{data_file} is truncated: {self._bytes} bytes, its header says {expected}; copy it again", where
             )
@@ -65,13 +66,13 @@ class LmdbSource:
 
     @staticmethod
     def recognises(path: str) -> bool:
-        """A folder with the file that LMDB makes, or such a file: its magic number follows a page's header."""
+        """Returns whether path is a folder with the file that LMDB makes, or such a file."""
         if os.path.isdir(path):
             return os.path.isfile(os.path.join(path, "data.mdb"))
         if not is_regular(path):
             return False
         with open(path, "rb") as file:
-            return file.read(20)[16:] in _MAGIC
+            return file.read(20)[16:] in _MAGIC  # after the header of the first page
 
     @staticmethod
     def files_of(path: str, where: str | None = None) -> list[str]:
@@ -81,14 +82,14 @@ class LmdbSource:
         return self._size
 
     def _list_keys(self) -> Iterator[bytes]:
-        """Walks over the keys only; no value is read. Raises DataError."""
+        """Yields all keys, in their order, without reading values. Raises DataError."""
         found, size = 0, 0
         with self._guarded(f"cannot list the keys of LMDB {self.path}"):
             with self._environment.begin() as transaction, transaction.cursor() as cursor:
                 keys = cursor.iternext(keys=True, values=False)
                 while several := list(islice(keys, _AT_ONCE)):
                     found, size = found + len(several), size + sum(map(len, several))
-                    if found > self._size or size > self._bytes:  # it may go round in circles
+                    if found > self._size or size > self._bytes:  # a damaged tree may lead in circles
                         raise self._damaged(f"its tree has more than the {self._size} items that its header says")
                     yield from several
         if found != self._size:
@@ -100,7 +101,8 @@ class LmdbSource:
         return index
 
     def _list(self) -> Names:
-        """Of the file that is open: under its name there may be another one by now. Raises DataError."""
+        """Returns the keys of the open file: from its index, unless another file has its name by now. Raises
+        DataError."""
         if _identity(self._data_file) == self._file:
             names = open_index(self.path, "LMDB", [self._data_file], self._build, self._where).names("keys")
             if len(names) == self._size:
@@ -108,7 +110,7 @@ class LmdbSource:
         return self._build().names("keys")
 
     def item(self, index: int) -> tuple[str, bytes]:
-        """(key, serialised Datum) of the index-th key. Raises DataError where the file is damaged."""
+        """Returns (key, serialised Datum) of an item. Raises DataError if the file is damaged."""
         keys = self._keys
         if keys is None:
             with self._listing:
@@ -130,7 +132,8 @@ class LmdbSource:
 
     @contextmanager
     def _guarded(self, what: str) -> Iterator[None]:
-        """What is read within is no item. The library checks it by assertions, too."""
+        """Returns a context for reading that concerns no single item. It raises a DataError that begins with `what` for
+        an error of the library. If an assertion of the library fails, its own words on stderr are dropped."""
         _core.hold_stderr(True)
         _core.reading(self._name, b"")
         try:
@@ -149,7 +152,7 @@ class LmdbSource:
 
 
 def _identity(path: str) -> tuple[int, ...]:
-    """Of a file, whatever its name; () where there is none. Nothing else gets it while the file is open."""
+    """Returns the device and inode of a file, which no other file gets while it is open; () if there is no file."""
     try:
         found = os.stat(path)
     except OSError:
@@ -158,7 +161,8 @@ def _identity(path: str) -> tuple[int, ...]:
 
 
 def _open(data_file: str, identity: tuple[int, ...], readahead: bool) -> lmdb.Environment:
-    """Read-only and without locks, so that it works on read-only and network file systems."""
+    """Returns the environment of a file, one per process. It is read-only and without locks, so that it works on
+    read-only and network file systems."""
     with _opening:
         environment = _environments.get(identity)
         if environment is None:

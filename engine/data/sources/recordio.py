@@ -1,9 +1,9 @@
 """RecordIO: the .rec files that MXNet's im2rec writes, one or many, with their .idx files or without.
 
-A record is the magic number, a word with its kind (upper 3 bits) and its length (lower 29), its bytes, and padding to
-4 bytes. Where its bytes would hold the magic number at a multiple of 4, they are cut there into several: a first one,
-some in the middle, a last one, each with such a word. A record of an image begins with flag, label, id and id2; flag
-counts the labels that follow in place of the one.
+A record is one piece or several. A piece is the magic number, a word with its kind (upper 3 bits) and its length (lower
+29 bits), its bytes, and padding to a multiple of 4 bytes. A record's bytes are cut where they hold the magic number at
+a multiple of 4, which is then left out: the pieces are a first one, some in the middle and a last one. The record of an
+image begins with flag, label, id and id2; a flag above 0 is the number of labels that follow and replace the one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_LABELS = 1 << 16
 
 @source("RECORDIO")
 class RecordIoSource:
-    """Samples in the order of the .idx file, or, without one, of the records."""
+    """Samples in the order of the .idx file or, if there is none, of the records."""
 
     classes: list[str] = []
 
@@ -72,19 +72,20 @@ class RecordIoSource:
         return Index({"shard": found[:, 0].astype(np.int32), "offset": np.ascontiguousarray(found[:, 1])})
 
     def _walk(self, shard: int) -> Iterator[int]:
+        """Yields the offsets of all records. Raises DataError."""
         at, end = 0, self._shards.size(shard)
         while at < end:
             yield at
             at = self._next(shard, at)
 
     def _next(self, shard: int, at: int) -> int:
-        """Where the record after this one begins."""
+        """Returns the offset of the record after the one at `at`. Raises DataError."""
         for begin, length in self._pieces(shard, at):
             at = begin + -(-length // 4) * 4
         return at
 
     def _pieces(self, shard: int, at: int) -> Iterator[tuple[int, int]]:
-        """(where its bytes begin, how many they are) of each piece of a record."""
+        """Yields (offset, length) of the bytes of each piece of the record at `at`. Raises DataError."""
         number, total = 0, 0
         while True:
             magic, word = _HEAD.unpack(self._shards.read(shard, at, _HEAD.size))
@@ -105,8 +106,8 @@ class RecordIoSource:
             number, at = number + 1, at + _HEAD.size + -(-length // 4) * 4
 
     def _listed(self, shard: int, path: str) -> list[int]:
-        """The offsets of an .idx file, in its order: lines of a key and an offset. Raises DataError where they are not
-        those of the records."""
+        """Returns the offsets of records in the order of an .idx file, whose lines have a key and an offset. Raises
+        DataError if the .idx is not of this file."""
         size, offsets = self._shards.size(shard), []
         for number, line in enumerate(read_text(path).splitlines(), 1):
             words = line.split("\t")
@@ -129,7 +130,7 @@ class RecordIoSource:
         return len(self._offset)
 
     def item(self, index: int) -> tuple[str, proto.Datum]:
-        """(key, Datum of an image file). Raises DataError."""
+        """Returns (key, Datum of an image file). Raises DataError."""
         shard, offset = int(self._shard[index]), int(self._offset[index])
         pieces = [self._shards.read(shard, begin, length) for begin, length in self._pieces(shard, offset)]
         content = _WORD.join(pieces)

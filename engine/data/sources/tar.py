@@ -1,4 +1,4 @@
-"""Tars of image files: class folders, WebDataset's shards (`a.jpg`, `a.cls`), and tars of tars as ILSVRC2012's."""
+"""Tars of image files: class folders, WebDataset's shards (`a.jpg`, `a.cls`), and tars of tars such as ILSVRC2012's."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from engine.files import is_regular
 
 @source("TAR")
 class TarSource(MemberSource):
-    """One tar, or shards such as train-{000000..000146}.tar. Members are read where they are, in any order."""
+    """Reads one tar, or shards such as train-{000000..000146}.tar. Nothing is unpacked: members are read where they
+    are, in any order."""
 
-    KIND = "TAR 2"  # 1: an index without hard links, and with one picture of each name
+    KIND = "TAR 2"  # version 1 of the index had no hard links, and only one picture of each name
 
     def __init__(self, path: str, where: str | None = None, shuffled: bool = False, fields: Sequence[str] = ()):
         self._shards = Shards(expand(path, where), where)

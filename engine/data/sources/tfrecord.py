@@ -1,4 +1,4 @@
-"""TFRecord: files of tf.train.Examples, one or many. `field` names the features that the tops are made of."""
+"""TFRecord: files of tf.train.Examples, one or many. data_param.field names the features that the tops are made of."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from engine.data.shards import Shards, expand, is_pattern
 from engine.errors import DataError
 from engine.files import is_regular
 
-# What features are called: by TensorFlow's own tools first, then by TensorFlow Datasets and others.
+# The usual names of features: those of TensorFlow's own tools first, then those of TensorFlow Datasets and others.
 PICTURE, LABEL, MASK = (
     ("image/encoded", "image", "image_raw", "jpg"),
     ("image/class/label", "label", "cls"),
@@ -30,8 +30,8 @@ PICTURE, LABEL, MASK = (
 
 @source("TFRECORD")
 class TfRecordSource:
-    """Samples in the order of the files and of the records in them. Checksums are checked: of lengths when the index is
-    made, of records when they are read."""
+    """Samples in the order of the files and of the records in them. The checksums of lengths are checked when the index
+    is built, those of records when they are read."""
 
     classes: list[str] = []
 
@@ -40,11 +40,12 @@ class TfRecordSource:
         self._shards = Shards(expand(path, where), where)
         index = open_index(path, "TFRECORD", self._shards.paths, self._build, where)
         self._shard, self._offset, self._length = (index.columns[name] for name in ("shard", "offset", "length"))
-        self._first = np.searchsorted(self._shard, np.arange(len(self._shards.paths)))  # sample of each shard
+        self._first = np.searchsorted(self._shard, np.arange(len(self._shards.paths)))  # the first sample of each shard
 
     @staticmethod
     def recognises(path: str) -> bool:
-        """By the checksum of its first length, whatever its name is."""
+        """Returns whether a file begins with a length and its checksum, whatever its name is; or, as a pattern is no
+        file, whether it looks like a usual name."""
         if is_pattern(path):
             return ".tfrecord" in path or "-of-" in path
         if not is_regular(path):
@@ -71,7 +72,7 @@ class TfRecordSource:
         )
 
     def _walk(self, shard: int) -> Iterator[tuple[int, int, int]]:
-        """(shard, where its bytes begin, how many they are) of each record."""
+        """Yields (shard, offset, length) of the bytes of each record. Raises DataError."""
         at, end = 0, self._shards.size(shard)
         while at < end:
             if at + HEAD.size > end:
@@ -93,7 +94,7 @@ class TfRecordSource:
         return len(self._offset)
 
     def item(self, index: int) -> tuple[str, proto.Datum]:
-        """(key, Datum of an image file). Raises DataError."""
+        """Returns (key, Datum of an image file). Raises DataError."""
         shard, begin, length = int(self._shard[index]), int(self._offset[index]), int(self._length[index])
         content = self._shards.read(shard, begin, length + CHECKSUM.size, MAX_BYTES)
         content, (expected,) = content[:length], CHECKSUM.unpack(content[length:])
@@ -110,12 +111,14 @@ class TfRecordSource:
         return key, self._datum(shard, key, features)
 
     def _datum(self, shard: int, key: str, features: dict[str, Sequence[Any]]) -> proto.Datum:
+        """Returns a Datum of an Example's picture, labels and mask. Raises DataError if one that is wanted is
+        missing."""
         picture = self._feature(shard, key, features, self._fields[:1] or PICTURE)
         if len(picture) != 1 or not isinstance(picture[0], bytes):
             raise self._shards.error(shard, f"{key}: expected the bytes of one image file, got a feature of numbers")
         datum = proto.Datum(encoded=True, data=picture[0])
         partners = self._fields[1:]
-        if not self._fields:  # the first label and the first mask that are there
+        if not self._fields:  # by their usual names
             found = (next((name for name in names if features.get(name)), None) for names in (LABEL, MASK))
             partners = tuple(name for name in found if name is not None)
         if not (partners or self._fields):
@@ -136,6 +139,7 @@ class TfRecordSource:
         return datum
 
     def _feature(self, shard: int, key: str, features: dict[str, Sequence[Any]], names: Sequence[str]) -> Sequence[Any]:
+        """Returns the values of the first of these features that an Example has. Raises DataError if it has none."""
         found = next((features[name] for name in names if features.get(name)), None)
         if found is None:
             raise self._shards.error(

@@ -1,4 +1,4 @@
-"""A .zip of image files, or a folder in one (data.zip/train): as a folder of them."""
+"""Zips of image files, or folders in one (data.zip/train), read as a folder on the disk is."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from engine.errors import DamagedItem, DataError
 from engine.files import check_members, is_regular, reason
 
 _MAGIC = b"PK\3\4"
-_LOCAL_HEADER = 30  # bytes, before the name and the extra field, whose lengths are its last two numbers
+_LOCAL_HEADER = 30  # bytes before a member's name and extra field, whose lengths are the last two numbers in them
 
 
 @source("ZIP")
 class ZipSource(MemberSource):
-    """Members are read by where they are, many at a time: the module zipfile holds 1 KB for each of them."""
+    """Reads members by their places in the file, from several threads at once. The module zipfile lists them only: an
+    open archive holds 1 KB for each member."""
 
-    KIND = "ZIP 2"  # 1: an index of samples in the order of the archive
-    SORTED = True  # what writes a zip follows no order
+    KIND = "ZIP 2"  # version 1 of the index had the samples in the order of the archive
+    SORTED = True  # programs that write zips follow no order
 
     def __init__(self, path: str, where: str | None = None, shuffled: bool = False, fields: Sequence[str] = ()):
         self._file, self._inside = _split(path, where)
@@ -37,7 +38,7 @@ class ZipSource(MemberSource):
             file, _ = _split(path, None)
         except DataError:
             return False
-        with open(file, "rb") as begin:  # one that is cut off has lost its directory, at its end
+        with open(file, "rb") as begin:  # a zip that is cut off has lost its directory, at the end, but begins as one
             return begin.read(len(_MAGIC)) == _MAGIC or zipfile.is_zipfile(file)
 
     @staticmethod
@@ -48,12 +49,13 @@ class ZipSource(MemberSource):
         return [self._file]
 
     def members(self) -> Iterator[Member]:
-        """Places: offset of the header, bytes packed and unpacked, checksum, method."""
+        """Yields the members in the order of the archive. A place is (offset of the local header, packed bytes,
+        unpacked bytes, checksum, method). Raises DataError."""
         try:
             with zipfile.ZipFile(self._file) as archive:
                 check_members(archive, self._shards.size(0))
                 entries = [each for each in archive.infolist() if not each.filename.endswith("/")]
-        except Exception as error:  # of nearly any type, for a damaged archive
+        except Exception as error:  # zipfile raises nearly any type for a damaged archive
             if not zipfile.is_zipfile(self._file):
                 raise self._shards.error(
                     0, "it has no directory at its end, as a zip has: it is truncated; copy it again"
@@ -100,7 +102,7 @@ class ZipSource(MemberSource):
 
 
 def _split(path: str, where: str | None) -> tuple[str, str]:
-    """(the zip, the folder in it). Raises DataError where there is no file."""
+    """Returns (the path of the zip, that of the folder in it). Raises DataError if there is no file."""
     for candidate in (Path(path), *Path(path).parents):
         if is_regular(candidate):
             inside = os.path.relpath(path, candidate)
