@@ -1,12 +1,12 @@
-// Functions of one number that oneDNN has. Where the gradient follows from their result, that may lie where their input
-// lay.
+// A base for functions of one number that oneDNN has. The result may be written over the input, so backward reads the
+// result if the gradient follows from it.
 #pragma once
 
 #include "ops/common/onednn_util.h"
 
 namespace engine {
 
-// inputs: x.
+// inputs: x, float32 or bf16, in any layout; outputs: as x.
 class Activation : public Op {
 public:
     struct Function {
@@ -14,11 +14,11 @@ public:
         float alpha = 0;
     };
 
-    // `from_result`: backward reads y; otherwise x, which then outlives the forward pass.
+    // from_result: whether backward reads y; else it reads x, which then stays in memory until backward.
     Activation(OpSpec spec, algorithm how, double alpha = 0, bool from_result = true)
         : Activation(std::move(spec), {how, float(alpha)}, {how, float(alpha)}, from_result) {}
 
-    // Of a function that forward computes in another way than backward.
+    // For a function that forward computes by another algorithm than backward.
     Activation(OpSpec spec, Function forward, Function backward, bool from_result)
         : Op(std::move(spec)), function_(backward) {
         const Layout& layout = input(0)->layout;

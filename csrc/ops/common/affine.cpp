@@ -11,7 +11,8 @@ Affine::Affine(OpSpec spec) : Op(std::move(spec)), rows_(view()), zeros_(rows_.l
     if (!is_plain(input(0)->layout) && spec_.attributes.integer("axis") == 0) copies_ = rows_.outer;
 }
 
-// Channels (axis 1) and the pair of axes 0 and 1 are walked in any layout, everything else in row-major order.
+// Returns how the kernels walk x: in any layout if the coefficients cover axis 1 or axes 0 and 1, else in row-major
+// order. Throws std::invalid_argument if x is laid out otherwise.
 ChannelRows Affine::view() const {
     const Layout& layout = input(0)->layout;
     const Dims dims = layout.get_dims();
@@ -69,7 +70,7 @@ void Affine::build_backward() {
         may_overwrite(Pass::backward, given, wanted);
 }
 
-// That of the result.
+// The gradient of what is added is that of the result: one buffer, if their layouts are equal.
 void Affine::build_added_gradient() {
     const TensorPtr &given = outputs_[0]->diff, &wanted = input(added_)->diff;
     touch(Pass::backward, wanted);
@@ -79,6 +80,7 @@ void Affine::build_added_gradient() {
         backward_calls_.push_back(reorder(given->memory, wanted->memory));
 }
 
+// Returns a coefficient as the kernels read it, with padded channels; `missing` if there is no tensor.
 PerChannel Affine::pad(const Coefficient& coefficient, const std::vector<float>& missing) const {
     const TensorPtr& tensor = coefficient.tensor;
     if (!tensor) return all(missing);
@@ -126,6 +128,7 @@ void Affine::write_gradient(const Coefficient& coefficient) const {
                     : write_sums<float>(address<double>(coefficient.sums), diff);
 }
 
+// Writes, or adds, the sums over n as the gradient of a coefficient: of each copy for itself.
 template <typename T>
 void Affine::write_sums(const double* sums, const TensorPtr& diff) const {
     const int64_t padded = rows_.padded_channels(), terms = rows_.outer / copies_;

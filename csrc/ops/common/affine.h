@@ -1,5 +1,5 @@
-// y = x scale + shift (+ what is added), with coefficients for one or several axes of x: what Axpy, Bias and Scale have
-// in common. x and y are float32 or bf16.
+// The base of Axpy, Bias and Scale: y = x scale + shift (+ a blob of x's shape), with coefficients for one or several
+// axes of x. x and y are float32 or bf16.
 #pragma once
 
 #include "kernels/channel_rows.h"
@@ -16,17 +16,17 @@ protected:
     // A scale or shift: a parameter or a bottom, row-major, float32 or bf16.
     struct Coefficient {
         TensorPtr tensor;
-        memory padded;  // scratch: the values as the kernels want them, if there is a tensor
-        memory sums;    // scratch: the gradient for each n, in double
+        memory padded;  // scratch: the values as the kernels read them, if there is a tensor
+        memory sums;    // scratch: the gradient for each n, float64
         bool wants_gradient() const { return tensor && tensor->diff; }
     };
 
-    // attributes: axis, the first that the coefficients cover, and num_axes, how many.
+    // attributes: axis, the first axis of x that the coefficients cover; num_axes, how many they cover.
     explicit Affine(OpSpec spec);
     Coefficient coefficient_param(size_t i);
     Coefficient coefficient_input(size_t i);
-    // Once the coefficients are set (either may be missing). added: the number of the input of x's shape that is added
-    // to the result, or -1.
+    // Builds both passes; scale_ and shift_, of which either may be missing, must be set before. added: the number of
+    // the input that is added to the result, or -1.
     void build(int added = -1);
 
     Coefficient scale_, shift_;
@@ -47,10 +47,10 @@ private:
     bool is_shift() const { return !scale_.tensor && !spec_.keep_all; }
 
     ChannelRows rows_;
-    std::vector<float> zeros_, ones_;  // of all channels
+    std::vector<float> zeros_, ones_;  // one value for each lane, which stand for all channels
     int added_ = -1;
     memory added_values_;  // in x's layout
-    int64_t copies_ = 1;   // of the coefficients along n, where they cover axes 0 and 1 of a blocked x
+    int64_t copies_ = 1;   // N if the coefficients cover axes 0 and 1 of a blocked x, for each n has its own
 };
 
 }  // namespace engine

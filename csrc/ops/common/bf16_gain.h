@@ -3,8 +3,8 @@
 
 namespace engine {
 
-// How many times as fast as in float32 one thread multiplies matrices in bf16; 0 where oneDNN has no such instructions
-// here. Measured once, in some milliseconds: processors that have the instructions may take as long by them.
+// Returns how many times as fast as in float32 one thread multiplies matrices in bf16; 0 if oneDNN cannot use bf16
+// instructions here. It is measured, once, in some milliseconds: on some processors these instructions gain nothing.
 double bf16_gain();
 
 }  // namespace engine

@@ -18,7 +18,7 @@ std::optional<ChannelRows> channel_rows(const Layout& layout) {
     }
     const int64_t step = rank > 2 ? strides[rank - 1] : dims[1];
     if (!blocks.empty()) return ChannelRows{dims[0], dims[1], inner, blocks[0], strides[0], strides[1], step};
-    const bool is_run = dims[1] == 1 && inner > 1;  // with one lane, kernels take it that rows are neighbours
+    const bool is_run = dims[1] == 1 && inner > 1;  // with one lane, kernels assume that rows lie side by side
     if (strides[1] == 1 && !(is_run && step != 1))
         return ChannelRows{dims[0], dims[1], inner, dims[1], strides[0], 0, step};
     if (step == 1) return ChannelRows{dims[0], dims[1], inner, 1, strides[0], strides[1], 1};

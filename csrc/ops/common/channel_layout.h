@@ -1,4 +1,4 @@
-// Which of oneDNN's layouts the kernels of channel_rows.h can walk.
+// Tells which of oneDNN's layouts the kernels of channel_rows.h can walk.
 #pragma once
 
 #include <optional>
@@ -8,18 +8,18 @@
 
 namespace engine {
 
-// Of a tensor whose channels are axis 1. Nothing if its memory cannot be seen as rows of channels.
+// Returns the memory of a tensor whose channels are axis 1 as rows of channels; nothing if it cannot be seen so.
 std::optional<ChannelRows> channel_rows(const Layout& layout);
 
-// The same, which throws std::invalid_argument, naming the layout, if it cannot.
+// Does the same, but throws std::invalid_argument, which names the layout, if it cannot be seen so.
 ChannelRows known_rows(const Layout& layout);
 
-// The same where the last block of channels has padding. Throws std::invalid_argument, naming the layout, where there
-// is padding that cannot be seen so.
+// Returns known_rows() of a layout with padding; nothing for a layout without.
 std::optional<ChannelRows> padded_rows(const Layout& layout);
 
-// The same of an op's bottom, (N, C, ...), and of a top that layout_like() gives it: planes of one pixel can be seen in
-// several ways, and both are seen in one. Throws std::invalid_argument, naming the layout, where there is none.
+// Returns the rows of an op's bottom, (N, C, ...), and of its top, which has the layout of layout_like(). Planes of one
+// pixel can be seen in several ways: both are seen in the same one. Throws std::invalid_argument, which names the
+// layouts, if there is none.
 struct BottomAndTop {
     ChannelRows bottom, top;
 };

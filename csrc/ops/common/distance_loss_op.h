@@ -1,7 +1,8 @@
-// Losses of distances: that of a sample from its own class's center shall be small, all others large (happynear's
-// fork, whose gradients are these). inputs: distances (N, D), labels (N), and, where there is a third one, a weight of
-// each sample's gradient (N); outputs: loss, and, where asked for, the mean distances (own, others).
-// attributes: loss_weight, and those that each op names.
+// The base of losses by which a sample's distance from the center of its own class gets small, and those from all other
+// centers large (happynear's fork, whose gradients these are).
+// inputs: distances (N, D), labels (N), optionally a weight of each sample's gradient (N), all float32, row-major;
+// outputs: loss (), optionally the mean distances (2): own, others; attributes: loss_weight, and those that each op
+// names.
 #pragma once
 
 #include <algorithm>
@@ -62,8 +63,8 @@ protected:
         if (needs_backward()) touch(Pass::backward, slopes_);
     }
 
-    // What a loss with two margins reads: distances from the own center count beyond own_margin, up to `outlier` more,
-    // those from others below other_margin.
+    // The attributes of a loss with two margins. The distance from the own center counts beyond own_margin, up to
+    // `outlier` more; distances from others count below other_margin.
     struct TwoMargins {
         explicit TwoMargins(const Attributes& attributes)
             : own_margin(attributes.real("positive_margin")),
@@ -78,15 +79,16 @@ protected:
         double own_margin, other_margin, own_weight, other_weight, outlier;
     };
 
-    // The loss of a sample, its derivative by each distance, and what it adds to the means.
+    // Returns the loss of a sample. Sets its derivatives with respect to the distances, D slopes, and what it adds to
+    // the means.
     virtual double row(const float* distances, int64_t label, float* slopes, Means& means) const = 0;
-    // What the slopes of the others are multiplied by.
+    // Returns the factor of the slopes of all distances but the own one.
     virtual float other_factor() const { return 1; }
 
     double real(const char* name) const { return spec_.attributes.real(name); }
     bool flag(const char* name) const { return spec_.attributes.flag(name); }
 
-    bool relative_weights_ = false;  // to their mean
+    bool relative_weights_ = false;  // whether the samples' weights are divided by their mean
     Labels labels_;
     TensorPtr slopes_;
 

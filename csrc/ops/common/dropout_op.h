@@ -1,5 +1,5 @@
-// What Dropout and SpatialDropout have in common: y = x times a mask, and nothing where that is all 1 (at test time),
-// unless Python may change y and not x. x is float32 or bf16.
+// The base of Dropout and SpatialDropout: y = x times a mask. If the mask is all 1 (at test time), y is a view of x,
+// unless Python may change y alone.
 #pragma once
 
 #include <optional>
@@ -21,7 +21,8 @@ public:
     }
 
 protected:
-    // inputs: x (N, ...); attributes: ratio, scale (of what is not dropped; default: 1 / (1 - ratio)).
+    // inputs: x (N, ...), float32 or bf16, any layout with rows of channels; outputs: as x; attributes: ratio, scale
+    // (the factor of what is not dropped; default: 1 / (1 - ratio)).
     explicit DropoutOp(OpSpec spec) : Op(std::move(spec)) {
         const TensorPtr& x = input(0);
         const double ratio = spec_.attributes.real("ratio"), scale = spec_.attributes.real("scale", 1 / (1 - ratio));
@@ -40,17 +41,17 @@ protected:
         may_overwrite(Pass::backward, outputs_[0]->diff, x->diff);
     }
 
-    // to = from times the mask of this step; both are laid out as x, and may be one memory.
+    // Writes `from` times the mask of this step to `to`. Both are laid out as x, and may be one memory.
     virtual void apply(const TensorPtr& from, const TensorPtr& to) const = 0;
 
-    // Of row n of this rank's share, at this step.
+    // Returns the mask of row n of this rank's batch, at this step.
     DropoutMask mask(int64_t n) const {
         const Counter& counter = *spec_.counter;
         return masks_->of(counter.seed, counter.step, counter.row(n, input(0)->shape[0]));
     }
 
     ChannelRows rows_{};
-    std::optional<DropoutMasks> masks_;  // none where the layer does nothing
+    std::optional<DropoutMasks> masks_;  // none if y is a view of x
 };
 
 }  // namespace engine

@@ -10,7 +10,7 @@ void Numbers::clear_padding(const ChannelRows& rows) const {
     engine::clear_padding(rows, narrow_ ? 2 : 4, memory_.get_data_handle());
 }
 
-// What is less than `floor` becomes that.
+// y = max(ca a + cb b, floor), in which NaN stays NaN.
 template <typename A, typename B, typename Y>
 ENGINE_VECTORISED static void sum_of_two(const A* a, float ca, const B* b, float cb, float floor, Y* y,
                                          int64_t length) {

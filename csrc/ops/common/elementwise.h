@@ -1,4 +1,4 @@
-// What ops share that treat all elements alike, whatever the layout: they run over the raw memory, padding included.
+// Helpers of ops that treat all elements alike, in any layout: they run over the raw memory, with its padding.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +19,10 @@ public:
     Numbers() = default;
     Numbers(const dnnl::memory& memory)  // NOLINT: what a memory holds
         : memory_(memory),
-          bytes_(memory.get_desc().get_size()),  // here, for a description is a copy, which allocates
+          bytes_(memory.get_desc().get_size()),  // kept, because get_desc() copies, which allocates
           narrow_(memory.get_desc().get_data_type() == dnnl::memory::data_type::bf16) {}
 
-    // Elements in memory, padding included.
+    // Returns the number of elements in memory, with those of padding.
     int64_t count() const { return int64_t(bytes_) / (narrow_ ? 2 : 4); }
     // Calls work(T()), where T is the type of the elements.
     template <typename Work>
@@ -33,8 +33,9 @@ public:
     T* as() const {
         return address<T>(memory_);
     }
-    // All of them 0.
+    // Sets all elements to 0.
     void clear() const;
+    // Sets the elements of padding to 0.
     void clear_padding(const ChannelRows& rows) const;
 
 private:
@@ -43,9 +44,9 @@ private:
     bool narrow_ = false;
 };
 
-// Folds pieces at(0), at(1), ... of at most chunk_size elements, two or more, into the piece y: combine(i, so_far,
-// at(i), into) for every i from 1 on. What is not y yet is float32. All are read before y is written, so y may be any
-// of them.
+// Folds two or more pieces at(0), at(1), ... of at most chunk_size elements into the piece y. Calls combine(i, so_far,
+// at(i), into) for every i from 1 on; `into` is y for the last one, and a float32 buffer before. y may be any of the
+// pieces, because it is written after all have been read.
 template <typename T, typename At, typename Combine>
 void fold(size_t pieces, const At& at, T* y, const Combine& combine) {
     if (pieces == 2) return combine(1, at(0), at(1), y);
@@ -55,7 +56,8 @@ void fold(size_t pieces, const At& at, T* y, const Combine& combine) {
     combine(pieces - 1, partial, at(pieces - 1), y);
 }
 
-// The same for all of x, piece by piece: combine(i, so_far, x[i], into, begin, length).
+// Folds all of x, two or more, into y, piece by piece, in parallel. Calls combine(i, so_far, piece of x[i], into,
+// begin, length).
 template <typename Combine>
 void fold_chunks(const std::vector<Numbers>& x, const Numbers& y, const Combine& combine) {
     y.typed([&](auto type) {
@@ -71,7 +73,7 @@ void fold_chunks(const std::vector<Numbers>& x, const Numbers& y, const Combine&
 
 constexpr float no_floor = -std::numeric_limits<float>::infinity();
 
-// y = coefficient x, or `floor` where that is less; y may be x.
+// y = max(coefficient x, floor), in which NaN stays NaN. y may be x.
 template <typename T>
 ENGINE_VECTORISED void scaled(const T* x, float coefficient, float floor, T* y, int64_t length) {
 #pragma omp simd
@@ -81,7 +83,7 @@ ENGINE_VECTORISED void scaled(const T* x, float coefficient, float floor, T* y, 
     }
 }
 
-// y = sum of coefficients[i] x[i], or 0 where that is negative with `relu`; y may be any x.
+// y = sum of coefficients[i] x[i]; with `relu`, 0 where that is negative. y may be any of x.
 void weighted_sum(const std::vector<Numbers>& x, const std::vector<float>& coefficients, const Numbers& y,
                   bool relu = false);
 

@@ -1,5 +1,5 @@
-// What EltwiseSum, EltwiseProduct and EltwiseMax have in common: several blobs of one shape, brought into one layout
-// and combined element by element.
+// The base of EltwiseSum, EltwiseProduct and EltwiseMax: several blobs of one shape are brought into one layout and
+// combined element by element.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace engine {
 
-// inputs: two or more.
+// inputs: two or more of one shape, float32 or bf16, in any layout; outputs: one of that shape.
 class Eltwise : public Op {
 public:
     explicit Eltwise(OpSpec spec) : Op(std::move(spec)), layout_(common_layout()) {
@@ -27,18 +27,19 @@ public:
     }
 
 protected:
-    // Blocked if any input is.
+    // Returns the layout of the first input that is not row-major, if there is one.
     Layout common_layout() const {
         for (const auto& tensor : spec_.inputs)
             if (!is_plain(tensor->layout)) return tensor->layout;
         return input(0)->layout;
     }
 
-    // The gradient of input i, to be written in layout_; backward_calls_ then bring it into the input's layout.
+    // The gradient of input i. It is written in layout_; backward_calls_ then bring it into the input's layout.
     struct Gradient {
         size_t i;
         Numbers target;
     };
+    // Makes write_gradients() write the gradient of input i.
     void want_gradient(size_t i) {
         const TensorPtr& wanted = input(i)->diff;
         const Target target = writing(wanted, layout_);
@@ -48,15 +49,15 @@ protected:
         may_overwrite(Pass::backward, outputs_[0]->diff, wanted);
     }
 
-    // write(i, given, into, begin, length), of the gradient of input i from `begin` on, where `given` is that of y, for
-    // every wanted gradient and piece of [0, count_).
+    // Calls write(i, given, into, begin, length) for every wanted gradient and piece of [0, count_). `given` is y's
+    // gradient and `into` that of input i, both from `begin` on.
     template <typename Write>
     void write_gradients(const dnnl::stream& stream, const Write& write) {
         if (gradients_.empty()) return;
         y_.typed([&](auto type) {
             using T = decltype(type);
             const T* const given = address<T>(outputs_[0]->diff->memory);
-            // Last the one that is written over the given gradient, if one is.
+            // The one that is written over the given gradient, if one is, comes last.
             std::partition(gradients_.begin(), gradients_.end(),
                            [&](const Gradient& gradient) { return gradient.target.as<T>() != given; });
             in_chunks(count_, [&](int64_t begin, int64_t length) {

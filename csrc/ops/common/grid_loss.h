@@ -1,8 +1,8 @@
-// Losses of YOLO detectors. What they show is the sum of the squares of numbers along which they descend, as the
-// originals do: these numbers are not that sum's gradient.
+// The base of losses of YOLO detectors. As in the originals, the loss that they show is the sum of squares of the
+// slopes by which the net learns: the slopes are not its gradient.
 // inputs: predictions (N, anchors * (5 + classes), H, W), ground truth (1, 1, M, 8) with labels from 1 or (N, 1, M, 5)
-// with labels from 0, both row-major; output: (); attributes: classes, anchors (width and height of each, in pixels of
-// the plane), loss_weight, object_scale, class_scale, coord_scale, threshold.
+// with labels from 0, both float32, row-major; outputs: loss (); attributes: classes, anchors (width and height of
+// each, in pixels of the plane), loss_weight, object_scale, class_scale, coord_scale, threshold (of covers_one()).
 #pragma once
 
 #include "kernels/anchor_grid.h"
@@ -64,23 +64,24 @@ protected:
         may_overwrite(Pass::backward, slopes_, input(0)->diff);
     }
 
-    // Sets the slopes of an image, which are 0.
+    // Sets the slopes of image n, which are 0 before.
     virtual void compare(int64_t n, const std::vector<Truth>& truths) const = 0;
-    // Makes the gradient, but for the division by N, of the slopes that were added up. Returns what is shown beside the
-    // sum of their squares.
+    // Turns the slopes of image n, whose squares have been summed by then, into its gradient times N. Returns what the
+    // shown loss has beside that sum.
     virtual double finish(int64_t, const std::vector<Truth>&) const { return 0; }
+    // Returns the loss to show, from the sum over all images.
     virtual double shown(double sum) const { return sum; }
 
     float& slope(int64_t n, int64_t box, int64_t k) const { return slopes_->data()[grid_.at(n, box, k)]; }
     float prediction(int64_t n, int64_t box, int64_t k) const { return input(0)->data()[grid_.at(n, box, k)]; }
-    // By more than threshold_.
+    // Tells whether a predicted box overlaps any of the truths by more than threshold_.
     bool covers_one(int64_t n, int64_t box, const std::vector<Truth>& truths) const {
         const Box predicted = grid_.decode(input(0)->data(), n, box);
         const auto covers = [&](const Truth& truth) { return overlap(predicted, truth.box) > threshold_; };
         return std::any_of(truths.begin(), truths.end(), covers);
     }
 
-    // The pixel in which a box has its center, and where in that.
+    // The pixel in which a box has its center, and the center's offset in it.
     struct Place {
         int64_t row, column;
         float x, y;

@@ -1,6 +1,7 @@
-// What is done to each sample's score of its own class, and to no other, in happynear's fork.
-// inputs: x (N, ..., row-major), labels (N); outputs: as x, and, where asked for, the numbers of this step; attributes:
-// iteration, at which step 0 is, and those that each op names.
+// The base of ops that apply a function to each sample's score of its own class; all other scores are multiplied by one
+// factor (happynear's fork).
+// inputs: x (N, ...), labels (N), both float32, row-major; outputs: y (as x), optionally the numbers that the function
+// uses at this step; attributes: iteration (that of step 0), and those that each op names.
 #pragma once
 
 #include <algorithm>
@@ -56,20 +57,20 @@ protected:
         may_overwrite(Pass::backward, outputs_[0]->diff, input(0)->diff);
     }
 
-    // Fills numbers_, from which value() and slope() follow.
+    // Sets numbers_, on which value() and slope(), its derivative, depend.
     virtual void begin_step() = 0;
     virtual float value(float x) const = 0;
     virtual float slope(float x) const = 0;
 
     double real(const char* name) const { return spec_.attributes.real(name); }
-    // (1 + gamma (iteration + step + ahead))^power, with gamma and power as attributes of these names.
+    // Returns (1 + gamma (iteration + step + ahead))^power; the arguments name the attributes that are gamma and power.
     double growth(const char* gamma, const char* power, int64_t ahead = 0) const {
         const double iteration = real("iteration") + double(spec_.counter->step) + double(ahead);
         return std::pow(1 + real(gamma) * iteration, real(power));
     }
 
     std::vector<float> numbers_;
-    float factor_ = 1;  // of all other scores
+    float factor_ = 1;  // of the scores of all other classes
 
 private:
     int64_t rows_, row_;

@@ -1,4 +1,4 @@
-// Class labels arrive as floats. Here they become integers, once, with errors that say where.
+// Converts class labels, which arrive as float32, to integers, with errors that say which one is wrong.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ class Labels {
 public:
     static constexpr int32_t ignored = -1;
 
-    // Attribute ignore_label, or ignore_labels if there are several: labels of this value do not count.
+    // For `count` labels. The attribute ignore_label, or ignore_labels for several, gives the values that do not count.
     Labels(const OpSpec& spec, int64_t count, int64_t classes) : layer_(spec.name), classes_(classes), values_(count) {
         const Attributes& attributes = spec.attributes;
         if (attributes.has("ignore_label")) ignore_.push_back(float(attributes.integer("ignore_label")));
@@ -25,10 +25,11 @@ public:
             for (int64_t label : attributes.integers("ignore_labels")) ignore_.push_back(float(label));
     }
 
-    // Converts `count` labels and returns how many are not ignored. Throws when one is outside [0, classes).
+    // Converts the labels and returns how many are not ignored. Throws std::runtime_error, which names layer and
+    // position, for a label that is neither ignored nor in [0, classes).
     int64_t read(const float* labels) {
         const auto count = int64_t(values_.size());
-        int64_t valid = 0, wrong = count;  // the first that is outside
+        int64_t valid = 0, wrong = count;  // wrong: the position of the first label that is outside
 #pragma omp parallel for schedule(static) reduction(+ : valid) reduction(min : wrong) if (count > chunk_size)
         for (int64_t i = 0; i < count; i++) {
             const float label = labels[i];
@@ -42,7 +43,7 @@ public:
         return valid;
     }
 
-    // The class, or Labels::ignored.
+    // Returns the class, or Labels::ignored.
     int32_t operator[](size_t i) const { return values_[i]; }
 
 private:

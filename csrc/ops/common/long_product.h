@@ -1,4 +1,4 @@
-// Products of matrices whose sums are long, as in gradients of weights over many rows.
+// Chooses a kernel for products of matrices whose sums are long, as in gradients of weights over many rows.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace engine {
 
-// On processors without AMX oneDNN's kernel for general matrices, which packs both on its way, takes up to a fifth less
-// than the one that oneDNN proposes first.
+// Returns the primitive for result = a b. Without AMX that is oneDNN's gemm kernel, if it is offered: it packs both
+// matrices, and takes up to a fifth less time than the kernel that oneDNN offers first.
 inline dnnl::matmul::primitive_desc long_product(const Layout& a, const Layout& b, const Layout& result,
                                                  const primitive_attr& attr) {
     const dnnl::matmul::primitive_desc first(cpu(), a, b, result, attr);

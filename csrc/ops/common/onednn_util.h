@@ -16,7 +16,8 @@ inline Layout any_layout(const Dims& dims, memory::data_type type) {
     return Layout(dims, type, memory::format_tag::any);
 }
 
-// Scratchpads come from the program's shared scratch, so that no primitive allocates while it runs.
+// Returns attributes with which a primitive takes its scratchpad from the program's scratch, and allocates nothing
+// while it runs.
 inline primitive_attr user_scratchpad() {
     primitive_attr attr;
     attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
@@ -27,8 +28,9 @@ inline prop_kind forward_kind(const OpSpec& spec) {
     return spec.backward ? prop_kind::forward_training : prop_kind::forward_inference;
 }
 
-// What make() asks for, the gradient of a convolution's source; for a depthwise one by the kernels for those. oneDNN
-// offers another first for strided ones in bf16, made for matrices, in which a channel has 16 lanes to itself.
+// Returns the primitive descriptor of make(), for the gradient of a convolution's source. If the convolution is
+// depthwise, it is one of a depthwise kernel: for strided ones in bf16 oneDNN first offers a kernel for matrices, in
+// which each channel takes 16 lanes.
 template <typename Make>
 auto depthwise_first(bool is_depthwise, const Make& make) -> decltype(make()) {
     auto pd = make();

@@ -7,7 +7,8 @@ namespace engine {
 
 using tag = memory::format_tag;
 
-// Whether a layout is that one, but for samples that lie further apart: part of the channels of a larger blob.
+// Tells whether a layout is `dense`, or differs from it only in that samples lie further apart: some channels of a
+// larger blob.
 static bool follows(const Layout& layout, const Layout& dense) {
     if (layout == dense) return true;
     if (layout.get_inner_blks() != dense.get_inner_blks() || layout.get_inner_idxs() != dense.get_inner_idxs())
@@ -30,8 +31,8 @@ Layout layout_like(const Layout& layout, const Dims& dims, memory::data_type typ
     }
     std::vector<size_t> order(dims.size());  // of axes, innermost first
     std::iota(order.rbegin(), order.rend(), 0);
-    // An axis of one element has the stride of its neighbour: it is the inner one, and channels are before others, as
-    // in nhwc.
+    // An axis of one element has the stride of a neighbour. It then counts as the inner of the two, the channels'
+    // before others, as in nhwc.
     const Dims from = layout.get_dims();
     const auto place = [&](size_t axis) { return from[axis] != 1 ? 2 : axis == 1 ? 0 : 1; };
     std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
@@ -55,12 +56,12 @@ std::optional<AxisRows> rows_along(const Layout& layout, int64_t axis) {
         extents[axes[i]] /= blocks[i];
         inside *= blocks[i];
     }
-    std::vector<size_t> order;  // of the axes that have steps, innermost first
+    std::vector<size_t> order;  // the other axes that have more than one step, innermost first
     for (size_t i = 0; i < extents.size(); i++)
         if (extents[i] > 1 && int64_t(i) != axis) order.push_back(i);
     std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return strides[a] < strides[b]; });
     AxisRows rows{1, 0, strides[axis] * extents[axis], strides[axis]};
-    int64_t next = 0;  // where the next row begins, from the second axis outside on
+    int64_t next = 0;  // the stride that the next outer axis must have; 0 before the first one
     for (const size_t i : order) {
         if (strides[i] < strides[axis]) {
             if (strides[i] != inside) return {};

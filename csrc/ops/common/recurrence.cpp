@@ -22,13 +22,13 @@ ENGINE_VECTORISED void clip_row(float limit, float* x, int64_t length) {
     for (int64_t i = 0; i < length; i++) x[i] = x[i] < -limit ? -limit : x[i] > limit ? limit : x[i];
 }
 
-// Rows of a memory that are `length` numbers long.
+// Returns row `index` of a memory of rows that are `length` numbers long.
 template <typename Number>
 Number* row_of(const memory& rows, int64_t index, int64_t length) {
     return address<Number>(rows) + index * length;
 }
 
-// Calls work(row) with row `index`, of bf16 or float.
+// Calls work(row) with row `index`, of bf16 if `narrow`, else of float.
 template <typename Work>
 void with_row(bool narrow, const memory& rows, int64_t index, int64_t length, const Work& work) {
     if (narrow)
@@ -37,12 +37,12 @@ void with_row(bool narrow, const memory& rows, int64_t index, int64_t length, co
         work(row_of<float>(rows, index, length));
 }
 
-// Step t of rows of all steps, where a step has `count` numbers.
+// Returns where step t begins in the rows of all steps. count: the numbers of a step.
 void* at_step(bool narrow, const memory& rows, int64_t t, int64_t count) {
     return address<char>(rows) + t * count * int64_t(narrow ? sizeof(bf16) : sizeof(float));
 }
 
-// For products that are added to what stands there.
+// Returns the post-ops of products that are added to what the result holds.
 dnnl::post_ops adding() {
     dnnl::post_ops post;
     post.append_sum(1.f);
@@ -79,7 +79,8 @@ Recurrence::Recurrence(OpSpec spec, size_t states, std::vector<Product> products
     if (needs_backward()) build_backward();
 }
 
-// The matrices of a product as one, in the order of memory that `layout` describes, row-major or that transposed.
+// Returns the matrices of a product, one above the other, as one matrix. layout: how it is seen, row-major or
+// transposed.
 memory Recurrence::matrix(const Product& product, const Layout& layout, Calls& calls) {
     if (product.matrices.size() == 1) return param(product.matrices[0])->as(layout);
     const memory whole = scratch(layout);
@@ -92,7 +93,7 @@ memory Recurrence::matrix(const Product& product, const Layout& layout, Calls& c
     return whole;
 }
 
-// As the kernel takes it; `stays`: in memory that nobody else uses.
+// Returns a matrix in the layout `wanted` of a kernel. stays: whether the copy has memory of its own, and not scratch.
 memory Recurrence::packed(const memory& given, const Layout& wanted, bool stays, Calls& calls) {
     if (given.get_desc() == wanted && !stays) return given;
     const memory result = stays ? memory(wanted, cpu()) : scratch(wanted);
@@ -136,7 +137,7 @@ void Recurrence::build_backward() {
         if (each->diff) touch(Pass::backward, each->diff);
 }
 
-// One step back: what the gradient of the result says of that of the source.
+// Builds the product of one step back, which makes the gradient of the source from that of the result.
 void Recurrence::build_backward(Multiplication& m) {
     const Layout step = plain_layout({batch_, m.outputs}, type_), source = plain_layout({batch_, hidden_});
     primitive_attr attr = user_scratchpad();
@@ -156,7 +157,7 @@ void Recurrence::build_backward(Multiplication& m) {
     touch(Pass::backward, m.sources);
 }
 
-// Of all steps at once.
+// Builds the gradients of a product's matrices: one product over all steps.
 void Recurrence::build_weight_gradient(Multiplication& m) {
     std::vector<TensorPtr> wanted;
     for (const size_t i : m.product.matrices) wanted.push_back(param_gradient(i) ? param(i)->diff : nullptr);
@@ -277,7 +278,7 @@ void Recurrence::forward(const dnnl::stream& stream) {
     end();
 }
 
-// The states, where there are as many sequences; the number of steps may be another.
+// Takes over the states if shapes agree; the number of steps may be another.
 void Recurrence::succeed(const Op& op) {
     const auto* const before = dynamic_cast<const Recurrence*>(&op);
     if (before && before->states_.size() == states_.size() && before->batch_ == batch_ && before->hidden_ == hidden_)
@@ -293,7 +294,7 @@ void Recurrence::begin_backward() {
     }
 }
 
-// What arrives at the hidden state behind step t: from the step after it, and from the top.
+// Sets the gradient of the hidden state after step t, which comes from the step after it and from the top.
 void Recurrence::take_gradient(int64_t t, int64_t n) const {
     float* const row = gradient(0, n);
     if (t + 1 < steps_) scale_row(cont(t + 1, n), row, row, hidden_);
@@ -324,7 +325,7 @@ void Recurrence::backward(const dnnl::stream& stream) {
     write_gradients();
 }
 
-// Of the inputs that are the same for all steps.
+// Writes the gradients of the inputs that are the same for all steps: the static one and the first states.
 void Recurrence::write_gradients() {
     if (has_static_ && input_gradient(2)) {
         float* const sums = input(2)->diff->data();

@@ -1,16 +1,18 @@
-// A sequence in which every step sees its own input and, through matrices, the hidden state of the step before: what
-// LSTM, GRU and RNN have in common.
-// inputs: drive (T N, G), what the units get from x; cont (T, N), by which states are multiplied before a step (0 where
-// a sequence begins); with the attribute `static`, a further drive of all steps (N, G); then, if states are exposed,
-// the first ones, each (1, N, H). attributes: static, constant (parameters change rarely), clip (what gradients of
-// products are cut off at, 0 for nowhere). params: matrices (outputs, H). outputs: hidden states (T, N, H), or (T N,
-// H); if states are exposed, the last ones. States that are not exposed go on from one batch to the next; gradients do
-// not.
+// The base of LSTM, GRU and RNN: every step of a sequence sees its own input and, through matrices, the hidden state of
+// the step before.
+// inputs: drive (T N, G), float32 or bf16, what x adds to the products; cont (T, N), by which states are multiplied
+// before a step (0 where a sequence begins); with the attribute `static`, a drive that is added at all steps (N, G);
+// then, if states are exposed, the first ones, each (1, N, H). outputs: hidden states (T, N, H), or (T N, H); if states
+// are exposed, the last ones. attributes: static, constant (parameters change rarely), clip (the limit of the gradients
+// of products' results, by magnitude; 0: none).
+// params: matrices (outputs, H).
 //
-// Products of matrices are computed in the precision of the drive, and so are their gradients; all else is float32.
-// (oneDNN has whole recurrent layers, too. These cannot begin a sequence in the middle of a batch. On an AMD EPYC they
+// States that are not exposed go on from one batch to the next; their gradients do not. Products and their gradients
+// are computed in the drive's precision, all else in float32.
+//
+// oneDNN has whole recurrent layers, but these cannot begin a sequence in the middle of a batch. On an AMD EPYC they
 // trained an LSTM of 256 units in the same time as this, and one of 512 in a tenth less in float32, but in a third more
-// in bf16.)
+// in bf16.
 #pragma once
 
 #include "ops/common/onednn_util.h"
@@ -25,24 +27,26 @@ public:
     void succeed(const Op& op) override;
 
 protected:
-    // What every step multiplies in one go: the hidden state before it, or else what the op makes of that, by matrices
-    // that lie one above the other, given by their numbers among the params.
+    // One product of every step. Its source is the hidden state before the step, or what the op makes of that; its
+    // matrices, given by their numbers among the params, lie one above the other.
     struct Product {
         std::vector<size_t> matrices;
         bool of_hidden = true;
     };
 
-    // `states` is how many kinds of state there are; the hidden one is the first. Products come in their order within a
-    // step. A single one has an output for each number of the drive.
+    // states: how many kinds of state there are; the hidden one is the first. products: in their order within a step. A
+    // single one must have G outputs.
     Recurrence(OpSpec spec, size_t states, std::vector<Product> products);
 
-    // Step t of sequence n, forward, when product k has its `result` (outputs of k): after the last product, to
-    // after().
+    // Computes step t of sequence n from the result of product k, an array that it may change. With the last product it
+    // writes the states of the step to after().
     virtual void advance(size_t k, int64_t t, int64_t n, float* result) = 0;
-    // Backward, products in reverse: the gradient of the result of product k. What arrives at after() is in
-    // gradient(state, n); in its place comes, until the first product is done, what goes on to before(), but for what
-    // goes through products of the hidden state, which is added.
+    // Computes the gradient of that result; products come in reverse. gradient(state, n) holds the gradient of after().
+    // When product 0 is done it must hold that of before(), or, for the hidden state, of cont before(), without what
+    // products of the hidden state send there: they add it themselves.
     virtual void retreat(size_t k, int64_t t, int64_t n, float* result_gradient) = 0;
+
+    // The rows of one sequence, H numbers: a state before and after step t, and a state's gradient.
 
     const float* before(size_t state, int64_t t, int64_t n) const {
         return t > 0 ? states_[state]->data() + ((t - 1) * batch_ + n) * hidden_ : first_[state].data() + n * hidden_;
@@ -53,27 +57,29 @@ protected:
     float* gradient(size_t state, int64_t n) const { return address<float>(gradients_[state]) + n * hidden_; }
     float cont(int64_t t, int64_t n) const { return input(1)->data()[t * batch_ + n]; }
 
-    // Adds what the units get from x and the static input, from number `begin` of the drive on.
+    // Adds numbers [begin, begin + length) of the drive, and of the static one, to a row.
     void add_drive(int64_t t, int64_t n, int64_t begin, int64_t length, float* row) const;
-    // What product k multiplies at step t, where that is not the hidden state, and its gradient.
+    // Sets the source of product k at step t, if that is not the hidden state. source_gradient() is its gradient.
     void set_source(size_t k, int64_t t, int64_t n, const float* row) const;
     float* source_gradient(size_t k, int64_t n) const;
-    // Where the gradient of the result of product k is written: also by retreat() of a later product.
+    // Returns where the gradient of product k's result is written; retreat() of a later product may write some of it.
     float* result_gradient(size_t k, int64_t t, int64_t n) const;
-    // The gradient of a part of the drive, where there are several products; a single one's result has the same.
+    // Sets numbers [begin, begin + length) of the drive's gradient, if there are several products. That of a single
+    // product's result is the drive's.
     void set_drive_gradient(int64_t t, int64_t n, int64_t begin, int64_t length, const float* row) const;
 
-    // Makes the sums of those of product k, over all steps and sequences, the gradient of param i.
+    // Makes the gradient of param i, a bias, the sum of those of product k's results over all steps and sequences.
     void sum_result_gradients(size_t k, size_t i);
 
     bool is_narrow() const { return type_ == memory::data_type::bf16; }
 
     int64_t steps_, batch_, hidden_, width_;  // T, N, H, G
-    memory::data_type type_;                  // of products
-    std::vector<TensorPtr> states_;           // of all steps
+    memory::data_type type_;                  // of the drive, and of products
+    std::vector<TensorPtr> states_;           // after each step, by kind
 
 private:
-    // A product as it is computed. Rows are those of all steps (T N), but in what says that it is of a step (N).
+    // A product as it is computed. Memories have a row for each step and sequence (T N), or, if they are "of a step",
+    // for each sequence (N).
     struct Multiplication {
         Product product;
         int64_t outputs;
@@ -103,14 +109,14 @@ private:
 
     std::vector<Multiplication> multiplications_;
     TensorPtr hidden_sources_;  // cont times the hidden state before each step, as products take it
-    Calls finish_;              // of backward, behind its first step
-    float clip_;                // of the absolute values of results' gradients, if above 0
+    Calls finish_;              // what backward does after the last of its steps
+    float clip_;                // the limit of results' gradients, if above 0
     bool has_static_;
-    size_t first_state_;                     // where they come among the inputs
+    size_t first_state_;                     // the number of the first exposed state among the inputs
     std::vector<std::vector<float>> first_;  // states before the first step
-    std::vector<std::vector<float>> last_;   // and after the last one
+    std::vector<std::vector<float>> last_;   // states after the last step
     std::vector<memory> gradients_;          // of the states, at the step that backward has come to
-    memory drive_gradients_;                 // if anything needs them
+    memory drive_gradients_;                 // empty if nothing reads them
     static constexpr uint64_t never = UINT64_MAX;
     uint64_t packed_at_ = never;  // writes() when constant matrices were packed
 };

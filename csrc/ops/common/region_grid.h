@@ -1,5 +1,6 @@
-// What ROIPooling and ROIAlign have in common: a grid over each region, whose cells the kernels fill. inputs and
-// attributes: regions.h; output: (R, C, pooled_h, pooled_w), laid out as the features.
+// The base of ROIPooling and ROIAlign: a grid over each region, whose cells the kernels fill.
+// inputs, attributes: see regions.h, features in any layout with rows of channels; outputs: (R, C, pooled_h, pooled_w),
+// float32, laid out as the features.
 #pragma once
 
 #include <algorithm>
@@ -23,12 +24,12 @@ protected:
         if (learns()) touch(Pass::backward, {y->diff, input(0)->diff});
     }
 
-    // Where the lanes of one cell of a region stand in the top.
+    // Returns the offset in the top of the lanes of one cell of a region.
     int64_t place(int64_t r, int64_t block, int64_t cell) const {
         return to_.offset(r, block) + cell * to_.inner_stride;
     }
 
-    // fill(region, block of channels, cell) for all.
+    // Calls fill(region, block of channels, cell) for all, in parallel.
     template <typename Fill>
     void for_cells(const Fill& fill) const {
         const int64_t blocks = to_.blocks(), cells = pooled_h_ * pooled_w_;
@@ -38,8 +39,8 @@ protected:
                 for (int64_t cell = 0; cell < cells; cell++) fill(r, block, cell);
     }
 
-    // add(region, block of channels, cell) for all, after the gradient of the features is 0. A block of channels
-    // belongs to one thread: regions overlap, and their gradients add.
+    // Sets the gradient of the features to 0 and calls add(region, block of channels, cell) for all used regions. A
+    // block of channels belongs to one thread, because regions overlap and their gradients are summed.
     template <typename Add>
     void add_cells(const Add& add) const {
         const int64_t pixels = height_ * width_, blocks = to_.blocks(), cells = pooled_h_ * pooled_w_;
@@ -52,12 +53,13 @@ protected:
         }
     }
 
+    // Returns the lanes of a pixel in the gradient of the features.
     float* wanted(int64_t n, int64_t block, int64_t pixel) const {
         return input(0)->diff->data() + from_.offset(n, block) + pixel * from_.inner_stride;
     }
 
     int64_t pooled_h_, pooled_w_;
-    ChannelRows from_{}, to_{};  // features and top: the same lanes
+    ChannelRows from_{}, to_{};  // the features and the top, which have the same number of lanes
 };
 
 }  // namespace engine

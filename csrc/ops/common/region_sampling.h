@@ -1,5 +1,5 @@
-// What AnchorTarget and ProposalTarget have in common: boxes x1, y1, x2, y2 whose last pixels belong to them, as
-// Faster R-CNN counts them, and a choice among them that follows from seed, layer, step and sample.
+// Helpers of AnchorTarget and ProposalTarget: boxes x1, y1, x2, y2 that include the pixels x2 and y2, as in Faster
+// R-CNN, and a random choice among boxes, which depends on seed, layer, step and sample alone.
 #pragma once
 
 #include <algorithm>
@@ -11,11 +11,11 @@
 
 namespace engine {
 
-constexpr int64_t true_box_columns = 5;  // x1, y1, x2, y2, class; class 0 or below: a row that is not used
+constexpr int64_t true_box_columns = 5;  // x1, y1, x2, y2, class; rows of class 0 or below are unused
 
 inline double area(const float* box) { return (double(box[2]) - box[0] + 1) * (double(box[3]) - box[1] + 1); }
 
-// Intersection over union.
+// Returns the intersection over union.
 inline double overlap(const float* a, const float* b) {
     const double width = double(std::min(a[2], b[2])) - std::max(a[0], b[0]) + 1;
     const double height = double(std::min(a[3], b[3])) - std::max(a[1], b[1]) + 1;
@@ -23,7 +23,8 @@ inline double overlap(const float* a, const float* b) {
     return width * height / (area(a) + area(b) - width * height);
 }
 
-// What moves a box onto the true one.
+// Sets the four offsets that move a box onto the true one: of its center, in sizes of the box, and of its size, as
+// logarithms.
 inline void box_offsets(const float* box, const float* truth, float* offsets) {
     for (int axis = 0; axis < 2; axis++) {
         const double size = double(box[axis + 2]) - box[axis] + 1, wanted = double(truth[axis + 2]) - truth[axis] + 1;
@@ -32,7 +33,7 @@ inline void box_offsets(const float* box, const float* truth, float* offsets) {
     }
 }
 
-// Leaves `count` of `numbers`, in their order; which ones is random.
+// Keeps `count` of `numbers`, chosen at random, in their order. drawn: memory to work in.
 inline void sample(std::vector<int64_t>& numbers, int64_t count, const DropoutMask& random,
                    std::vector<std::pair<uint32_t, int64_t>>& drawn) {
     if (int64_t(numbers.size()) <= count) return;

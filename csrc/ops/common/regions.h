@@ -1,5 +1,6 @@
-// What layers over regions of interest have in common. inputs: features (N, C, H, W), rois (R, 5), row-major; output:
-// (R, C, rows, columns); attributes: spatial_scale, from the regions' pixels to those of the features.
+// The base of ops over regions of interest.
+// inputs: features (N, C, H, W), rois (R, 5), row-major (rois.h), both float32; outputs: (R, channels, rows, columns);
+// attributes: spatial_scale (from the regions' pixels to those of the features).
 #pragma once
 
 #include <vector>
@@ -24,14 +25,14 @@ protected:
 
     const float* roi(int64_t r) const { return input(1)->data() + r * roi_columns; }
 
-    // Throws for a region of an image that is not in the batch.
+    // Sets image_of_. Throws std::runtime_error for a region of an image that is not in the batch.
     void find_images() {
         for (int64_t r = 0; r < rois_; r++) image_of_[r] = roi_image(spec_, input(1)->data(), r, images_);
     }
 
     float scale_;
     int64_t images_, height_, width_, rois_;
-    std::vector<int64_t> image_of_;  // every region's
+    std::vector<int64_t> image_of_;  // of each region; -1: the region is unused
 };
 
 }  // namespace engine

@@ -1,4 +1,4 @@
-// Regions of interest: rows (image, x1, y1, x2, y2) in pixels of the net's input. A row whose image is negative is
+// Regions of interest: rows (image, x1, y1, x2, y2), in pixels of the net's input. A row with a negative image is
 // unused.
 #pragma once
 
@@ -12,7 +12,7 @@ namespace engine {
 
 constexpr int64_t roi_columns = 5;
 
-// The image of row i, or -1 where the row is unused. Throws where there is no such image.
+// Returns the image of row i; -1 if the row is unused. Throws std::runtime_error if there is no such image.
 inline int64_t roi_image(const OpSpec& spec, const float* rois, int64_t i, int64_t images) {
     const float image = rois[i * roi_columns];
     if (image < 0) return -1;
@@ -23,7 +23,7 @@ inline int64_t roi_image(const OpSpec& spec, const float* rois, int64_t i, int64
     throw std::runtime_error(message.str());
 }
 
-// One window of a grid over a region, clipped to the features.
+// One cell of a grid over a region, clipped to the features: [top, bottom) and [left, right), in pixels.
 struct Bin {
     int64_t top, bottom, left, right;
     bool empty() const { return bottom <= top || right <= left; }

@@ -1,4 +1,4 @@
-// What BatchReindex and Filter have in common: each row of the top is a row of the bottom, or zero.
+// The base of BatchReindex and Filter: each row of the top is a row of the bottom, or zero.
 #pragma once
 
 #include "kernels/row_index.h"
@@ -16,8 +16,8 @@ public:
     void backward(const dnnl::stream&) override { narrow_ ? scatter<bf16>() : scatter<float>(); }
 
 protected:
-    // inputs: x (N, ...), float32 or bf16, in any layout whose samples lie one after the other, and what tells which
-    // rows, one number each, row-major; outputs: (M, ...), as x.
+    // inputs: x (N, ...), float32 or bf16, in any layout whose samples lie one after the other, and what choose()
+    // reads, one number for each row of the top, float32, row-major; outputs: (M, ...), as x.
     explicit RowIndexOp(OpSpec spec)
         : Op(std::move(spec)),
           narrow_(input(0)->is_bf16()),
@@ -30,7 +30,7 @@ protected:
         if (input_gradient(0) && output_gradient(0)) touch(Pass::backward, {outputs_[0]->diff, input(0)->diff});
     }
 
-    // Row i of the top is to be row rows[i] of the `count` rows of x, or zero where that is negative.
+    // Sets rows[i] to the row of x, of `count`, that row i of the top is; to a negative number if it is zero.
     virtual void choose(const float* values, int64_t count, std::vector<int64_t>& rows) const = 0;
 
 private:

@@ -1,4 +1,4 @@
-// What losses have in common that are a mean over the rows of their inputs.
+// The base of losses that are a mean over the rows of their inputs.
 #pragma once
 
 #include "kernels/chunks.h"
@@ -6,8 +6,8 @@
 
 namespace engine {
 
-// inputs: all row-major, with the same first axis N; outputs: loss (); attributes: loss_weight, normalizer (what the
-// sum over the rows is divided by; N by default).
+// inputs: all float32, row-major, with the same first axis N; outputs: loss (); attributes: loss_weight, normalizer
+// (the divisor of the sum over the rows; N by default).
 class RowLoss : public Op {
 protected:
     explicit RowLoss(OpSpec spec)
@@ -24,20 +24,21 @@ protected:
         }
     }
 
-    // The loss from those of the rows, loss_of(i), which may run in any thread.
+    // Sets the loss from those of the rows. loss_of(i) returns that of row i, in any thread.
     template <typename LossOf>
     void add_up(const LossOf& loss_of) {
         write(sum_of_strips({rows_, 1, 1}, losses_, [&](int64_t i, int64_t, int64_t) { return loss_of(i); }));
     }
 
-    // The loss from those of the elements, whatever their rows: loss_of(first, end) of neighbouring ones.
+    // Sets the loss from those of the elements. loss_of(begin, end) returns the sum of elements [begin, end) of the
+    // input, in any thread.
     template <typename LossOf>
     void add_up_elements(const LossOf& loss_of) {
         const auto loss = [&](int64_t, int64_t begin, int64_t length) { return loss_of(begin, begin + length); };
         write(sum_of_strips({1, 1, rows_ * row_}, losses_, loss));
     }
 
-    // What a row's gradient is multiplied by.
+    // Returns the factor of each row's gradient.
     float gradient_scale() const { return float(loss_gradient() / normalizer_); }
 
     int64_t rows_, row_;  // N, and the elements of each row of the first input

@@ -1,6 +1,7 @@
-// What poolings of position-sensitive score maps have in common (Dai et al. 2016, arXiv 1605.06409): a grid over each
-// region, of which every cell of every output has a channel of its own. inputs and attributes: regions.h, features of
-// output_dim * group^2 channels, row-major; output: (R, output_dim, group, group).
+// The base of poolings of position-sensitive score maps (Dai et al. 2016, arXiv 1605.06409): a grid over each region,
+// in which every cell of every output reads a channel of its own.
+// inputs, attributes: see regions.h, features of output_dim * group^2 channels, row-major; outputs: (R, output_dim,
+// group, group), float32, row-major.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +29,7 @@ protected:
         return input(0)->data() + (image_of_[r] * channels_ + channel) * height_ * width_;
     }
 
-    // The output is value(region, channel), for cells and channels correspond one to one; 0 for unused regions.
+    // Sets the output of every channel, which is that of one cell, to value(region, channel); to 0 for unused regions.
     template <typename Value>
     void for_cells(const Value& value) const {
 #pragma omp parallel for collapse(2)
@@ -37,8 +38,9 @@ protected:
                 outputs_[0]->data()[r * channels_ + c] = image_of_[r] < 0 ? 0.f : value(r, c);
     }
 
-    // add(region, channel, its gradient, the plane of the features' gradient) for all, after that is 0. A channel
-    // belongs to one thread: regions overlap, and their gradients add.
+    // Sets the gradient of the features to 0 and calls add(region, channel, the output's gradient, plane of the
+    // features' gradient) for all used regions. A channel belongs to one thread, because regions overlap and their
+    // gradients are summed.
     template <typename Add>
     void add_cells(const Add& add) const {
         const int64_t plane = height_ * width_;

@@ -1,4 +1,4 @@
-// What InfogainLoss and SoftmaxWithLoss have in common: softmax along one axis, and a loss of each label.
+// The base of FocalLoss, InfogainLoss and SoftmaxWithLoss: softmax along one axis, and a loss of each label.
 #pragma once
 
 #include "ops/common/labels.h"
@@ -13,7 +13,7 @@ public:
         if (!in_columns_) SoftmaxOp::forward(stream);
         normalizer_ = fixed_normalizer_ > 0 ? fixed_normalizer_ : double(std::max<int64_t>(valid, 1));
         const auto loss = [this](int64_t n, int64_t begin, int64_t width) {
-            if (in_columns_) compute_strip(n, begin, width);  // which is then in the cache
+            if (in_columns_) compute_strip(n, begin, width);  // here, so that its loss reads it from the cache
             return strip_loss(n, begin, begin + width);
         };
         const double sum = sum_of_strips(strips(), losses_, loss);
@@ -21,9 +21,9 @@ public:
     }
 
 protected:
-    // inputs: x (row-major) and labels (one per position of x outside the axis); outputs: loss (), and, where asked
-    // for, the probabilities (as x); attributes: axis, loss_weight, ignore_label (optional), normalizer (what the sum
-    // of the losses is divided by; 0: the number of labels that are not ignored, at least 1), distributions (optional:
+    // inputs: x and labels (one for each position of x outside the axis), both float32, row-major; outputs: loss (),
+    // optionally the probabilities (as x); attributes: axis, loss_weight, ignore_label (optional), normalizer (the
+    // divisor of the sum of losses; 0: the number of labels that are not ignored, at least 1), distributions (optional:
     // the labels are as x, a weight for each class).
     explicit SoftmaxLossOp(OpSpec spec)
         : SoftmaxOp(std::move(spec)),
@@ -41,14 +41,14 @@ protected:
         may_overwrite(Pass::backward, probabilities_, input(0)->diff);
     }
 
-    // The sum of the losses of a sample's labels from `begin` to `end`; called in any thread.
+    // Returns the sum of the losses of sample n's labels [begin, end), in any thread.
     virtual double strip_loss(int64_t n, int64_t begin, int64_t end) const = 0;
 
-    // What a label's gradient is multiplied by.
+    // Returns the factor of each label's gradient.
     float gradient_scale() const { return float(loss_gradient() / normalizer_); }
 
     bool distributions_;
-    Labels labels_;  // none where distributions_
+    Labels labels_;  // none with distributions_
     TensorPtr probabilities_;
 
 private:

@@ -15,8 +15,8 @@ namespace engine {
 
 namespace {
 
-// Of `width` columns, whose rows are `step` apart. They are worked on in `strip`, as rows that lie so far apart take
-// the same place in a cache.
+// Computes softmax down `width` columns, whose rows are `step` apart. It works in `strip`, (classes, width), because
+// rows that lie far apart may compete for the same places in the cache.
 ENGINE_VECTORISED void values(const float* x, float* y, int64_t classes, int64_t step, int64_t width, float* strip) {
     alignas(64) float largest[Strips::widest], sum[Strips::widest];
     std::copy_n(x, width, largest);
@@ -45,7 +45,8 @@ ENGINE_VECTORISED void values(const float* x, float* y, int64_t classes, int64_t
     }
 }
 
-// y (given - sum of y given), of columns in which every pixel has `lanes` neighbouring ones.
+// wanted = y (given - sum of y given), down `width` columns of `rows` rows; `lanes` neighbouring columns are one
+// pixel's, whose sum is over them, too.
 ENGINE_VECTORISED void gradients(const float* y, const float* given, float* wanted, int64_t rows, int64_t step,
                                  int64_t width, int64_t lanes) {
     alignas(64) float sum[Strips::widest] = {};
@@ -65,7 +66,7 @@ ENGINE_VECTORISED void gradients(const float* y, const float* given, float* want
     }
 }
 
-// The same of `count` pixels, `step` apart, whose classes are neighbours.
+// Does the same for `count` pixels, `step` apart, whose classes lie side by side.
 ENGINE_VECTORISED void gradients_in_rows(const float* y, const float* given, float* wanted, int64_t classes,
                                          int64_t step, int64_t count) {
     for (int64_t pixel = 0; pixel < count; pixel++, y += step, given += step, wanted += step) {
@@ -77,7 +78,7 @@ ENGINE_VECTORISED void gradients_in_rows(const float* y, const float* given, flo
     }
 }
 
-// Where one score of a pixel is NaN, so are all its probabilities; oneDNN makes 0 of others.
+// Makes all probabilities of a pixel NaN if one is: with a score that is NaN, oneDNN makes some of them 0.
 void spread_nans(const ChannelRows& rows, float* y) {
     const int64_t lanes = rows.lanes;
 #pragma omp parallel for collapse(2) schedule(static) if (!rows.small())

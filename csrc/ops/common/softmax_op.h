@@ -1,4 +1,4 @@
-// Softmax along one axis, in the layout of x: what layers share that begin with it.
+// The base of ops that begin with a softmax along one axis, float32, in the layout of x.
 #pragma once
 
 #include "kernels/chunks.h"
@@ -11,17 +11,17 @@ class SoftmaxOp : public Op {
 protected:
     using Op::Op;
 
-    // y = softmax(x), which forward() computes. x and y are of one layout, and y may lie in x's memory.
+    // Makes forward() compute y = softmax(x). x and y have one layout, and y may lie in x's memory.
     void add_softmax(const TensorPtr& x, const TensorPtr& y, int axis);
-    // Its gradient, which backward() computes; `wanted` may lie in the memory of y->diff.
+    // Makes backward() compute the gradient of x, `wanted`, which may lie in the memory of y->diff.
     void add_softmax_backward(const TensorPtr& wanted);
 
     Strips strips() const { return {outer_, classes_, inner_, threads_}; }
-    // Of one strip, with in_columns_, instead of forward().
+    // Computes one strip: with in_columns_, an op may call this for all strips instead of forward().
     void compute_strip(int64_t n, int64_t begin, int64_t width) const;
 
     int64_t outer_, classes_, inner_;  // of x, around the axis; add_softmax() sets them
-    // A row-major (outer, classes, inner) with inner above 1, where oneDNN has no fast kernel.
+    // Whether x is a row-major (outer, classes, inner) with inner above 1, for which oneDNN has no fast kernel.
     bool in_columns_ = false;
 
 public:

@@ -1,4 +1,4 @@
-// Functions of one number that oneDNN has not, or not with Caffe's parameters or values at the edges.
+// A base for functions of one number that oneDNN does not have, or not with Caffe's parameters or values at the edges.
 #pragma once
 
 #include <cmath>
@@ -22,8 +22,9 @@ ENGINE_VECTORISED void function_gradients(Function function, const T* known, con
     for (int64_t i = 0; i < length; i++) store(number(given[i]) * function.slope(number(known[i])), wanted[i]);
 }
 
-// A Function is made from the attributes. It has value(x) and slope(known), its derivative, where `known` is its result
-// if `from_result`, else x. inputs: x.
+// A Function is made from the attributes. It has value(x) and slope(known), its derivative; `known` is its result if
+// Function::from_result, else x.
+// inputs: x, float32 or bf16, in any layout; outputs: as x.
 template <typename Function>
 class Unary : public Op {
 public:
@@ -68,7 +69,7 @@ public:
 
 private:
     Function function_;
-    std::optional<ChannelRows> padded_;  // what the function makes of the zeros there is none of it
+    std::optional<ChannelRows> padded_;  // if there is padding, which is set to 0 again: f(0) may be another number
     Numbers x_, y_, given_, wanted_;
 };
 

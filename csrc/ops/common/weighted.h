@@ -1,11 +1,14 @@
-// What Convolution and InnerProduct have in common: a source, weights, an optional bias, and three primitives; and what
-// the graph may have fused in: the addition of a second input and an activation, and, where the attribute `constant`
-// says that parameters change rarely, a normalisation by running statistics. InnerProduct alone knows the attribute
-// `wide`: a top in float32 of a bottom in bf16. params: weights, bias, then with the attribute `norm` those of
-// BatchNorm: mean sum, variance sum, factor, and scale and shift where the attributes say so. The attributes forward,
-// data_gradient and weight_gradient name the kernels of these passes: "direct" (oneDNN's), "fp32" (the same in float32,
-// for blobs in bf16), "winograd", "amx" or "pairs", where an op has them; without a name, or where that kernel cannot
-// be had, the op has a rule of its own, but throws for `exact`, where somebody wants to measure it.
+// The base of Convolution and InnerProduct: a source, weights, an optional bias, and a primitive for each of three
+// passes. The graph may have fused into it the addition of a second input, an activation and, if parameters change
+// rarely (attribute `constant`), a normalisation by running statistics.
+// inputs: x, float32 or bf16, and with `adds` what is added to the result, as the top; outputs: y, of x's type, or
+// float32 with `wide`.
+// params: weights, bias, then with `norm` those of BatchNorm: mean sum, variance sum, factor, and scale and shift if
+// the attributes of these names are set. attributes: bias, adds, activation (with alpha, beta), constant, norm (with
+// eps), wide (InnerProduct alone: a float32 top of a bf16 bottom). forward, data_gradient and weight_gradient name the
+// kernels of these passes: "direct" (oneDNN's), "fp32" (oneDNN's in float32, for bf16 blobs), "winograd", "amx" or
+// "pairs", if the op has them. Without a name, or if the kernel cannot be used here, the op chooses; with `exact`, by
+// which somebody measures a kernel, it throws instead.
 #pragma once
 
 #include <cmath>
@@ -72,27 +75,29 @@ protected:
         return attr;
     }
 
-    // Whether the kernel adds one: the parameter, or what the normalisation amounts to.
+    // Tells whether the kernel adds a bias: the parameter, or the one that the normalisation folds into.
     bool biased() const { return bias_ || norm_; }
 
+    // Returns the kernel that an attribute names for a pass; "" if none does.
     std::string kernel(const char* pass) const {
         return spec_.attributes.has(pass) ? spec_.attributes.text(pass) : std::string();
     }
 
-    // Where the kernel that is asked for cannot be had.
+    // To be called if the named kernel of a pass cannot be used. Throws std::invalid_argument with `exact`.
     void without_kernel(const char* pass) const {
         if (spec_.attributes.flag("exact"))
             throw std::invalid_argument(std::string(pass) + " cannot be computed by '" + kernel(pass) + "' here");
     }
 
-    // In which a pass by oneDNN's kernels computes.
+    // Returns the type in which a pass computes by oneDNN's kernels.
     memory::data_type arithmetic(const char* pass) const {
         return kernel(pass) == "fp32" ? memory::data_type::f32 : input(0)->layout.get_data_type();
     }
 
     bool weights_learn() const { return param_gradient(0) || (bias_ && param_gradient(1)); }
 
-    // In bf16 the forward kernel reads a copy in any case: the parameter, float32, is laid out as its gradient is.
+    // Gives the weights the layout of their gradient, unless they have one. In bf16 this costs nothing, because forward
+    // reads a copy in any case.
     void decide_weights(const Layout& gradient) {
         if (!param(0)->decided()) param(0)->decide(gradient);
     }
@@ -114,7 +119,7 @@ protected:
         if (adds_ && !as_it_is) {
             forward_calls_.push_back(reorder(input(1)->memory, result));
             touch(Pass::forward, input(1));
-        } else if (adds_) {  // to what stands where the result goes: the plan puts it there if nobody else needs it
+        } else if (adds_) {  // the kernel adds to what the result's memory holds: input 1 lies there if the plan can
             added_ = input(1)->memory;
             bring_added_ = dnnl::reorder(added_, outputs_[0]->memory);
             touch(Pass::forward, input(1));
@@ -128,7 +133,8 @@ protected:
         touch(Pass::forward, {input(0), outputs_[0]});
     }
 
-    // Through a copy, if the kernel takes them otherwise; it stays until backward if that takes them so, too.
+    // Returns the weights in the layout `wanted`, by a copy if it is another. The copy stays until backward if the
+    // kernel of the data's gradient wants the same layout.
     memory read_weights(const Layout& wanted) {
         const memory given = described_param(0, wanted);
         if (wanted != data_weights_ || given.get_desc() == wanted) return reading_param(0, wanted, forward_calls_);
@@ -139,7 +145,8 @@ protected:
         return copy_->memory;
     }
 
-    // Weights as the kernel takes them, made when they have changed.
+    // Returns where forward finds constant weights in the layout `wanted`. If that is memory of their own,
+    // keep_parameters() fills it when parameters have changed.
     memory constant_weights(const Layout& wanted) {
         if (norm_)
             for (size_t i = 1; i < spec_.params.size(); i++) plain_param(i);
@@ -148,6 +155,7 @@ protected:
         return kept_weights_ = memory(wanted, cpu());
     }
 
+    // Returns how often the parameters have been written.
     uint64_t writes() const {
         uint64_t count = 0;
         for (const auto& each : written_) count += each->writes();
@@ -166,8 +174,8 @@ protected:
         dnnl::reorder(plain, kept_weights_).execute(stream, plain, kept_weights_);
     }
 
-    // scale ((w x + b) - mean) / sqrt(variance + eps) + shift is another w x + b. BatchNorm's files hold decayed sums,
-    // and the factor to divide them by.
+    // Folds the normalisation into weights and bias: scale ((w x + b) - mean) / sqrt(variance + eps) + shift is another
+    // w x + b. BatchNorm's parameters are decayed sums, and the factor to divide them by.
     void fold(float* weights, float* bias) const {
         const size_t at = bias_ ? 2 : 1;
         const bool scaled = spec_.attributes.flag("scale"), shifted = spec_.attributes.flag("shift");
@@ -182,7 +190,8 @@ protected:
         }
     }
 
-    // The gradient in front of the activation, from that behind it, if there is one. Call it before those that read it.
+    // Makes backward compute the gradient before the activation from that after it, if there is an activation. It must
+    // be called before the functions that read gradient().
     void close_activation() {
         if (!leaves_activation()) return;
         const algorithm how = activation_->backward;
@@ -201,7 +210,7 @@ protected:
                                     {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}});
     }
 
-    // For kernels that read it in bf16: the gradient of a top in float32.
+    // Makes backward convert the gradient of a float32 top to bf16, for kernels that read it so.
     void narrow_gradient() {
         if (!wide_ || !needs_backward() || !output_gradient(0)) return;
         passed_ = workspace("gradient", plain_layout(spec_.output_shapes[0], input(0)->layout.get_data_type()));
@@ -211,6 +220,7 @@ protected:
 
     bool leaves_activation() const { return activation_ && needs_backward() && output_gradient(0); }
 
+    // Makes the workspace for the gradient before the activation.
     void make_passed() {
         const TensorPtr& given = outputs_[0]->diff;
         passed_ = workspace("gradient", outputs_[0]->layout);
@@ -218,7 +228,7 @@ protected:
         may_overwrite(Pass::backward, given, passed_);
     }
 
-    // The gradient that the primitives take.
+    // Returns the gradient that the primitives read: before the activation, in x's type.
     const TensorPtr& gradient() const { return passed_ ? passed_ : outputs_[0]->diff; }
 
     template <typename Primitive>
@@ -256,16 +266,16 @@ protected:
     }
 
     bool bias_, adds_, constant_, norm_, wide_;
-    std::vector<TensorPtr> written_;  // parameters as others know them, whatever spec_ holds in their place
+    std::vector<TensorPtr> written_;  // the parameters whose writes count: spec_ may hold views of them instead
     std::optional<Activation> activation_;
-    TensorPtr passed_, copy_;
-    Layout data_weights_;  // as the gradient of the data takes them, where forward should know
+    TensorPtr passed_, copy_;  // see gradient(), read_weights()
+    Layout data_weights_;      // the layout that the gradient of the data wants, if read_weights() should know it
     memory added_;
     dnnl::reorder bring_added_;
-    memory given_weights_, kept_weights_, kept_bias_;  // constant parameters: as they are, and as the kernel takes them
+    memory given_weights_, kept_weights_, kept_bias_;  // constant parameters: as they are, and as the kernel wants them
     static constexpr uint64_t never = UINT64_MAX;
-    uint64_t seen_ = never;  // writes() when they were made
-    // As they are asked for: "any" where the kernel may choose. Gradients of parameters are float32.
+    uint64_t seen_ = never;  // writes() when the kept ones were made
+    // Layouts to ask oneDNN with; "any" lets the kernel choose. Gradients of parameters are float32.
     Layout src_, dst_, weights_, diff_weights_, bias_layout_;
 };
 

@@ -1,8 +1,9 @@
 // The passes of a convolution of 3 x 3 or 5 x 5 pixels with stride 1 by Winograd's algorithm (kernels/winograd.h), for
-// groups of whole blocks of channels. Blobs are float32 or bf16, sums float32. Attributes: as Convolution's.
+// groups of whole blocks of channels. Blobs are float32 or bf16, sums float32. The attributes are those of Convolution.
 //
-// At each of the points y = x w, and for the gradients w = x' y and x = y w'. Tiles are done in chunks, so that their
-// points stay in the caches between transform and product.
+// Transforms turn tiles and weights into matrices, one at each point of a tile. Forward computes y = x w at each point,
+// backward the gradients w = x' y and x = y w'. Tiles are done in chunks, so that their points stay in the caches
+// between transform and product.
 #pragma once
 
 #include <omp.h>
@@ -31,7 +32,7 @@ protected:
         kernel_ = kernel[0];
     }
 
-    // Whether this processor and this convolution can have these passes.
+    // Tells whether this processor and this convolution can use these passes.
     bool winograd_fits() const {
         const auto& attributes = spec_.attributes;
         const Dims &in = input(0)->shape, &out = spec_.output_shapes[0], ones{1, 1}, pad = attributes.integers("pad");
@@ -42,7 +43,7 @@ protected:
                in[1] / group % lanes() == 0 && out[1] / group % lanes() == 0;
     }
 
-    // Of kernels of our own: blobs of two axes, and float32 weights, in blocks of channels.
+    // Return the layouts of our own kernels, in blocks of channels: of images, and of float32 weights.
     Layout blocked(const Dims& dims) const {
         const auto tag = lanes() == 16 ? memory::format_tag::nChw16c : memory::format_tag::nChw8c;
         return Layout(dims, input(0)->layout.get_data_type(), tag);
@@ -99,7 +100,7 @@ protected:
         if (activation_ && !activation_->is_relu()) activate();
     }
 
-    // After close_activation().
+    // Makes backward compute the gradients of weights and bias. To be called after close_activation().
     void add_winograd_weights() {
         fresh_scratch();
         const Room room = make_room(false);
@@ -139,7 +140,7 @@ protected:
         touch(Pass::backward, {input(0), gradient()});
     }
 
-    // After close_activation().
+    // Makes backward compute the gradient of x. To be called after close_activation().
     void add_winograd_data() {
         fresh_scratch();
         const Room room = make_room(false);
@@ -169,8 +170,8 @@ protected:
     }
 
 private:
-    // At all points, a cache line further apart than they must be: at powers of two they would compete for the same
-    // places in the caches.
+    // A matrix at each point. They lie a cache line further apart than they need to: at powers of two they would
+    // compete for the same places in the caches.
     struct Matrices {
         Matrices() = default;
         Matrices(int64_t p, int64_t r, int64_t c) : points(p), rows(r), columns(c), stride(r * c + 16) {}
@@ -197,7 +198,7 @@ private:
     int64_t x_channels() const { return input(0)->shape[1] / groups(); }
     int64_t y_channels() const { return spec_.output_shapes[0][1] / groups(); }
 
-    // Channels of a block; 0 where this processor has no kernels.
+    // Returns the channels of a block; 0 if there are no kernels for this processor.
     int64_t lanes() const { return winograd_lanes(input(0)->is_bf16()); }
 
     int64_t points() const { return winograd_seen(kernel_) * winograd_seen(kernel_); }
@@ -213,7 +214,8 @@ private:
         input(0)->is_bf16() ? add(bf16{}) : add(float{});
     }
 
-    // A chunk fills half of the second-level caches, but has rows enough for weights to be read seldom.
+    // Makes the room of a pass. A chunk fills about half of the second-level caches, or more if it would have so few
+    // tiles that weights were read too often. keeps_weights: whether these have memory of their own, and not scratch.
     Room make_room(bool keeps_weights) {
         constexpr int64_t cache = 1 << 20, fewest = 256;
         const int64_t bytes = points() * (x_channels() + y_channels()) * int64_t(sizeof(float));
@@ -229,7 +231,7 @@ private:
         return room;
     }
 
-    // c = a b, or c + a b, where the matrices are the group's.
+    // Returns the call for c = a b, or with `add` c += a b, of a group's matrices at all points.
     Call product(const memory& a, const Layout& a_seen, const memory& b, const Layout& b_seen, const memory& c,
                  bool add = false) {
         primitive_attr attr = user_scratchpad();
@@ -246,7 +248,7 @@ private:
                  {DNNL_ARG_SCRATCHPAD, scratch(pd.scratchpad_desc())}}};
     }
 
-    // The transform of the results knows a ReLU; other functions are applied to them afterwards.
+    // Applies an activation that is no ReLU to the results; a ReLU is part of their transform.
     void activate() {
         const Layout& layout = outputs_[0]->layout;
         const dnnl::eltwise_forward::primitive_desc pd(cpu(), forward_kind(spec_), activation_->forward, layout, layout,
@@ -265,7 +267,7 @@ private:
                                                       x_channels(), turned, room.w[size_t(group)].values());
     }
 
-    // each(group, tiles) for all chunks of tiles that cover a plane.
+    // Calls each(group, tiles) for all chunks of tiles that cover a batch's planes.
     template <typename Each>
     void for_chunks(const Dims& plane, const Room& room, const Each& each) const {
         const int64_t rows = tiles_along(plane[2]), columns = tiles_along(plane[3]), all = plane[0] * rows * columns;
@@ -274,7 +276,7 @@ private:
                 each(group, Tiles{rows, columns, first, std::min(room.chunk, all - first)});
     }
 
-    // The last chunk may be short: rows that no tile wrote add nothing.
+    // Sets the rows behind `count` tiles, which the last chunk may not fill, to 0, so that they add nothing.
     static void clear_behind(const Room& room, int64_t count) {
         for (const Matrices* each : {&room.x, &room.y})
             for (int64_t point = 0; point < each->points; point++)
@@ -282,9 +284,9 @@ private:
                             (room.chunk - count) * each->columns, 0.f);
     }
 
-    int64_t pad_ = 0, kernel_ = 0;  // along both axes
+    int64_t pad_ = 0, kernel_ = 0;  // along either axis
     dnnl::stream stream_{cpu()};
-    uint64_t transformed_ = never;  // writes() when constant weights were
+    uint64_t transformed_ = never;  // writes() when constant weights were transformed
 };
 
 }  // namespace engine
