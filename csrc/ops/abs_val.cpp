@@ -1,4 +1,4 @@
-// |x|. inputs: x.
+// Computes |x|. inputs, outputs: see activation.h.
 #include "ops/common/activation.h"
 
 namespace engine {

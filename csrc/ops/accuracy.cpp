@@ -1,6 +1,7 @@
-// The share of labels that are among the k best scores; a label is, if fewer than k other classes score as much or
-// more. inputs: scores (row-major), labels (one per position outside the axis); outputs: accuracy (), and, where asked
-// for, the accuracy of every class (classes); attributes: axis, top_k, ignore_label (optional). Has no backward.
+// Computes the share of labels that are among the top_k best scores: fewer than top_k other classes score as much or
+// more. It has no backward.
+// inputs: scores, labels (one for each position outside the axis), both float32, row-major; outputs: accuracy (),
+// optionally the accuracy of every class (classes); attributes: axis, top_k, ignore_label (optional).
 #include <algorithm>
 
 #include "ops/common/labels.h"
@@ -39,11 +40,12 @@ public:
     }
 
 private:
-    // A score that is not a number is never below another one, so a net that has diverged is not found to be right.
+    // Tells whether label i is among the best. A NaN counts as above every score, so that a net that has diverged is
+    // not right.
     bool is_right(int64_t i) const {
         const float* const scores = input(0)->data() + i / inner_ * classes_ * inner_ + i % inner_;
         const float own = scores[labels_[i] * inner_];
-        int64_t others = -1;  // the label's own class will be counted
+        int64_t others = -1;  // the loop counts the label's own class, too
         for (int64_t c = 0; c < classes_ && others < top_k_; c++) others += !(scores[c * inner_] < own);
         return others < top_k_;
     }
@@ -63,7 +65,7 @@ private:
     int64_t axis_, top_k_, classes_, outer_, inner_;
     Labels labels_;
     std::vector<uint8_t> right_;
-    std::vector<int64_t> seen_, hits_;  // labels of each class; those that are right
+    std::vector<int64_t> seen_, hits_;  // of each class: its labels, and those that are right
 };
 
 static const RegisterOp<Accuracy> registered("Accuracy");

@@ -1,7 +1,7 @@
-// What a discriminator's scores s lose, averaged over all of them, where they should call their samples real (r = 1) or
-// made (r = 0): log(1 + exp(s)) - r s, (s - r)^2 / 2, or (1 - 2 r) s.
-// inputs: scores (N, ...), and, where there is a second one, r (one value; 1 without it), both row-major; outputs: loss
-// (); attributes: loss_weight, kind (an index of Kind).
+// Computes a loss of a discriminator's scores s, whose samples are to be called real (r = 1) or generated (r = 0): the
+// sum over the scores of log(1 + exp(s)) - r s, (s - r)^2 / 2 or (1 - 2 r) s, divided by normalizer.
+// inputs: scores (N, ...), optionally r (one value; 1 without it); outputs, further attributes: see row_loss.h;
+// attributes: kind (a number of Kind).
 #include <algorithm>
 #include <cmath>
 

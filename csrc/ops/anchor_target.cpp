@@ -1,9 +1,11 @@
-// What a region proposal network shall say of each anchor (Ren et al. 2015, Faster R-CNN).
-// inputs: scores (1, 2 A, H, W), of which only the shape counts; truth (G, 5), see region_sampling.h; image sizes
-// (height, width, ...); all row-major. outputs: labels (1, 1, A H, W) 1, 0, or -1 for anchors that do not count;
-// offsets, their weights inside and outside of the loss (1, 4 A, H, W each). attributes: anchors (A times 4), stride,
-// border, batch_size, positives (most of them), positive_overlap, negative_overlap, clobber, positive_weight,
-// inside_weights.
+// Computes what a region proposal network is to predict for each anchor (Ren et al. 2015, Faster R-CNN). It has no
+// backward.
+// inputs: scores (1, 2 A, H, W), of which only the shape is read; truth (G, 5), see region_sampling.h; image size
+// (height, width, ...); all float32, row-major; outputs: labels (1, 1, A H, W), 1, 0, or -1 for anchors that do not
+// count; offsets, their weights inside and outside of the loss (1, 4 A, H, W each); attributes: anchors (A times x1,
+// y1, x2, y2), stride, border (pixels by which anchors may leave the image), batch_size (the most anchors that count),
+// positives (the most with label 1), positive_overlap, negative_overlap, clobber (label 0 wins over 1), positive_weight
+// (of all positives together; below 0: all anchors count alike), inside_weights (4).
 #include "ops/common/onednn_util.h"
 #include "ops/common/region_sampling.h"
 
@@ -41,7 +43,7 @@ public:
     }
 
 private:
-    // Anchors are numbered pixel by pixel, and at a pixel as they are listed.
+    // Sets boxes_. Anchors are numbered pixel by pixel, and at a pixel in the order of the attribute.
     void place_anchors() {
         const double stride = spec_.attributes.real("stride");
         for (int64_t i = 0; i < int64_t(labels_.size()); i++) {
@@ -51,6 +53,7 @@ private:
         }
     }
 
+    // Sets best_, largest_ and labels_ by the overlap with the true boxes.
     void compare() {
         const double border = spec_.attributes.real("border");
         const double height = input(2)->data()[0] + border, width = input(2)->data()[1] + border;
@@ -83,7 +86,7 @@ private:
         }
     }
 
-    // The anchors, one or several, that overlap a true box most.
+    // Labels the anchors, one or several, that overlap a true box most.
     void mark_nearest(const float* truth) {
         if (!(truth[4] > 0)) return;
         double most = 0;
@@ -94,6 +97,7 @@ private:
             if (labels_[i] != outside && overlap(&boxes_[i * 4], truth) == most) labels_[i] = 1;
     }
 
+    // Keeps the labels of a random choice of anchors, and sets all others to -1.
     void choose() {
         const Counter& counter = *spec_.counter;
         const DropoutMask random = key_.of(counter.seed, counter.step, counter.first_sample);
@@ -133,14 +137,14 @@ private:
         }
     }
 
-    static constexpr int outside = -2;  // of the image
+    static constexpr int outside = -2;  // the label of an anchor that leaves the image too far
 
     DropoutMasks key_;
     int64_t height_, width_, truths_, each_ = 0;
     std::vector<float> anchors_, inside_, boxes_;
     std::vector<int> labels_;
-    std::vector<int64_t> best_, positives_, negatives_;  // best_: the true box that an anchor overlaps most
-    std::vector<double> largest_;
+    std::vector<int64_t> best_, positives_, negatives_;  // best_: the true box that an anchor overlaps most, or -1
+    std::vector<double> largest_;                        // the overlap with it
     std::vector<std::pair<uint32_t, int64_t>> drawn_;
 };
 

@@ -1,6 +1,7 @@
-// The largest values along an axis, the largest first, or where they stand there. Of equal ones the last comes first.
-// inputs: x, row-major (outer, classes, inner); outputs: (outer, top_k, inner), or (outer, 2, top_k) with `pairs`:
-// places and then values; attributes: axis, top_k, values (instead of places), pairs (inner is 1).
+// Finds the top_k largest values along an axis, the largest first, or their places on it. Of equal values the last
+// comes first. It has no backward.
+// inputs: x (outer, classes, inner), float32, row-major; outputs: (outer, top_k, inner), or with `pairs` (outer, 2,
+// top_k), places and then values; attributes: axis, top_k, values (instead of places), pairs (only if inner is 1).
 #include <algorithm>
 #include <functional>
 #include <utility>
@@ -11,8 +12,8 @@
 namespace engine {
 namespace {
 
-// Of `width` columns, whose rows are `step` apart. What is not a number gives way to the next, and takes the place of
-// the one before.
+// Finds the largest value of each of `width` columns, whose rows are `step` apart. A NaN replaces the values above it,
+// and is replaced by the next one.
 ENGINE_VECTORISED void largest(const float* x, int64_t classes, int64_t step, int64_t width, float* best,
                                float* place) {
     std::copy_n(x, width, best);

@@ -1,6 +1,6 @@
-// y = a x + added, with an a for each channel of each sample.
-// inputs: x (N, C, ...), a (N, C), row-major, and what is added, of x's shape; attributes: axis 0 and num_axes 2, those
-// of x that a covers.
+// Computes y = a x + added, with an a for each channel of each sample.
+// inputs: x (N, C, ...), a (N, C), row-major, and `added`, of x's shape, all float32 or bf16; outputs: y, as x;
+// attributes: axis 0 and num_axes 2, the axes of x that a covers.
 #include "ops/common/affine.h"
 
 namespace engine {

@@ -1,9 +1,10 @@
-// Every pair of a batch: distances of samples of one class shall be small, of different ones large. Half of the matrix
-// counts, above its diagonal: the mean over the N (N - 1) / 2 pairs of positive_weight max(d - positive_margin, 0) or
-// negative_weight max(negative_margin - d, 0), or, with `max_only`, the largest term of each kind. Derivatives are
-// those of happynear's fork: by N, and by 2 with `max_only`, in place of the number of pairs.
-// inputs: distances (N, N), labels (N); outputs: loss, and, where asked for, the mean distances (like, unlike);
-// attributes: loss_weight, these.
+// Computes a loss over all pairs of a batch, by which distances of samples of one class get small and others large. It
+// is the mean over the N (N - 1) / 2 pairs of positive_weight max(d - positive_margin, 0) for like pairs and
+// negative_weight max(negative_margin - d, 0) for unlike ones; with `max_only`, the sum of the largest term of each
+// kind. d is read above the matrix's diagonal. Derivatives are those of happynear's fork: they are divided by N, or by
+// 2 with `max_only`, and not by the number of pairs.
+// inputs: distances (N, N), labels (N); outputs: loss (), optionally the mean distances (2): like, unlike; attributes:
+// loss_weight, positive_margin, negative_margin, positive_weight, negative_weight, max_only.
 #include <algorithm>
 
 #include "ops/common/row_loss.h"
@@ -58,7 +59,7 @@ public:
     }
 
 private:
-    // work(index of the distance, whether the two are of one class)
+    // Calls work(index of the distance, whether the two samples are of one class) for all pairs.
     template <typename Work>
     void each_pair(const Work& work) const {
         const float* const labels = input(1)->data();
@@ -68,7 +69,7 @@ private:
 
     bool max_only_;
     double margins_[2], weights_[2];  // of unlike pairs, of like ones
-    int64_t worst_[2] = {-1, -1};
+    int64_t worst_[2] = {-1, -1};     // the pairs with the largest terms; -1: no term is above 0
 };
 
 static const RegisterOp<BatchContrastiveLoss> registered("BatchContrastiveLoss");

@@ -1,15 +1,17 @@
-// Batch normalisation, with what the graph fuses into it: the Scale layer that follows, an addition (the shortcut of a
-// residual block), a ReLU, and the Split of the result between two readers, whose gradients are added on the way.
-// inputs: x (N, C, ...), and what is added; params: mean sum (C), variance sum (C), factor (1), or, for layers of type
-// BN, mean (C) and variance (C), or no statistics at all; then scale (C) and shift (C) where the attributes `scale` and
-// `shift` say so; attributes: eps, moving_average_fraction, use_global_stats, sync, scale, shift, relu, ceiling (of
-// the ReLU, if it has one). outputs: y, as often as it is read.
+// Computes batch normalisation, and what the graph fuses into it: the Scale layer that follows, an addition (the
+// shortcut of a residual block), a ReLU, and the Split of the result between two readers, whose gradients are summed on
+// the way.
+// inputs: x (N, C, ...), float32 or bf16, any layout with rows of channels, optionally what is added (as x); outputs: y
+// (as x), once for each reader.
+// params: mean sum (C), variance sum (C), factor (1), or, for layers of type BN, mean (C) and variance (C), or no
+// statistics at all; then scale (C) and shift (C) with the attributes of these names. attributes: eps,
+// moving_average_fraction, use_global_stats, sync, scale, shift, relu, ceiling (of the ReLU, if it has one).
 //
-// With `sync`, statistics are of the batches of all ranks, which have the same size: sums are added up over the ranks
-// in the middle of forward and of backward (OpSpec::ranks).
+// With `sync`, statistics are those of the batches of all ranks, which have the same size: sums are summed over the
+// ranks in the middle of forward and of backward (OpSpec::ranks).
 //
-// The kernels are our own because memory limits this op: done one after the other, these layers read and write
-// activations three times as often.
+// The kernels are our own because memory limits this op: as separate ops, these layers would read and write activations
+// three times as often.
 #include <cmath>
 #include <numeric>
 
@@ -56,7 +58,7 @@ public:
         if (!global_ && statistics_ > 0) update_statistics();
     }
 
-    bool repeatable() const override { return needs_backward(); }  // else its statistics do not live that long
+    bool repeatable() const override { return needs_backward(); }  // else statistics are gone by then
 
     void repeat(const dnnl::stream& stream) override {
         run(forward_calls_, stream);
@@ -69,15 +71,16 @@ public:
     }
 
 private:
-    // Results larger than this will have left the caches before they are read.
+    // Results larger than this leave the caches before they are read.
     static constexpr int64_t cached_bytes = int64_t(16) << 20;
 
-    // Of all blobs but x, which may be part of the channels of a larger one (a chain of Concats).
+    // Returns the layout of all blobs but x, which may be some channels of a larger blob (a chain of Concats).
     static Layout dense(const Layout& x) {
         const Layout like = layout_like(x, x.get_dims(), x.get_data_type());
         return like.get_inner_blks() == x.get_inner_blks() ? like : x;
     }
 
+    // Returns the rows of x: rows_ with the strides of the larger blob.
     ChannelRows x_rows() const {
         ChannelRows result = rows_;
         if (input(0)->layout == layout_) return result;
@@ -130,7 +133,7 @@ private:
         if (input_gradient(0)) may_overwrite(Pass::backward, kept, input(0)->diff);
     }
 
-    // What arrives behind the addition is the gradient of both its terms.
+    // The gradient after the addition is that of both its terms: the second input's is written, or shared, as it is.
     void build_shortcut_gradient() {
         const TensorPtr& wanted = input(1)->diff;
         const Target target = writing(wanted, layout_);
@@ -152,7 +155,7 @@ private:
                grid_.aligned(sizeof(T), 64) && reinterpret_cast<uintptr_t>(result) % 64 == 0;
     }
 
-    // `again`: by the statistics of the last time.
+    // again: whether to use the statistics of the last call.
     template <typename T>
     void forward_of(bool again) {
         const NormKernels<T>& kernels = norm_kernels<T>();
@@ -179,8 +182,8 @@ private:
         clear_padding(rows_, sizeof(T), job.y);
     }
 
-    // As NormGrid::run, where the middle is gather(slice), which leaves totals, and finish(slice), which reads them.
-    // Of several ranks, which share() them in between, each ends the first half before any begins the second.
+    // Runs as NormGrid::run() does; its middle is gather(slice), which sets totals, and finish(slice), which reads
+    // them. With several ranks, share() sums the totals over the ranks in between: all slices are gathered before it.
     template <typename First, typename Gather, typename Share, typename Finish, typename Second>
     void run_grid(const First& first, const Gather& gather, const Share& share, const Finish& finish,
                   const Second& second) const {
@@ -220,12 +223,14 @@ private:
         return tensor->data() + slice.channel;
     }
 
-    // Two rows of sums for every part, in forward of deviations and their squares, in backward those of gradients.
+    // Returns sums of a part from a channel on. Forward sums deviations (which = 0) and their squares (1), backward
+    // gradients g (0) and g (x - mean) (1).
     float* sums(int which, int64_t part, int64_t channel) const {
         return address<float>(sums_) + (which * grid_.parts() + part) * grid_.channels() + channel;
     }
 
-    // adds(slice, panel, begin, begin in x, to sums of lanes, and to others) for a part, from 0.
+    // Sets both sums of a part. Calls add(slice, panel, begin, begin in x, sums, other sums) for its panels; sums are
+    // of lanes.
     template <typename Add>
     void sum_part(int64_t part, int64_t first, int64_t last, const Add& add) const {
         const int64_t from = grid_.slice(first).channel,
@@ -244,7 +249,7 @@ private:
                      });
     }
 
-    // The mean of a few values: deviations from it are summed, which costs no accuracy if it is near the mean of all.
+    // Sets mean_ to the mean of a few values. Sums of deviations from it lose no digits if it is near the mean of all.
     template <typename T>
     void find_pilot(const NormKernels<T>& kernels, const T* x) const {
         grid_.sample([&](const ChannelSlice& slice, const Panel& panel, int64_t begin) {
@@ -270,7 +275,7 @@ private:
 
     double& total(int which, int64_t c) { return totals_[size_t(which * grid_.channels() + c)]; }
 
-    // Totals over all parts, of both rows.
+    // Sets both totals of a slice's channels to their sums over all parts.
     void add_parts(const ChannelSlice& slice) {
         for (int which : {0, 1}) {
             double* const totals = &total(which, slice.channel);
@@ -286,7 +291,7 @@ private:
 
     int64_t ranks() const { return synchronised_ ? spec_.ranks->count : 1; }
 
-    // Means and variances, in place of the totals.
+    // Replaces the totals by means and variances.
     void gather_statistics(const ChannelSlice& slice) {
         const double count = double(grid_.per_channel());
         add_parts(slice);
@@ -297,7 +302,7 @@ private:
         }
     }
 
-    // Of each rank's means and variances, those of all batches.
+    // Replaces this rank's means and variances by those over the batches of all ranks.
     void share_statistics() {
         for (int64_t c = 0; c < grid_.channels(); c++) total(1, c) += total(0, c) * total(0, c);
         add_ranks();
@@ -305,14 +310,15 @@ private:
         for (int64_t c = 0; c < grid_.channels(); c++) total(1, c) -= total(0, c) * total(0, c);
     }
 
-    // Where x is infinite, the variance is NaN, which std::max keeps as its first argument. With 0 instead, finite x
-    // would become infinite below zero, of which a ReLU makes 0.
+    // If an x is infinite, the variance is NaN, which std::max keeps, being its first argument. Were it 0, finite x
+    // would become minus infinity, which a ReLU hides as 0.
     void set_statistics(const ChannelSlice& slice) {
         for (int64_t c = slice.channel; c < slice.channel + slice.count; c++)
             set_channel(c, float(total(0, c)), float(std::max(total(1, c), 0.0)));
     }
 
-    // Sums that were decayed at every step, and the factor to divide them by; or averages.
+    // Tells whether the parameters are sums that decay at every step, with the factor to divide them by; else they are
+    // averages.
     bool sums_up() const { return statistics_ == 3; }
 
     void load_statistics(const ChannelSlice& slice) {
@@ -341,9 +347,9 @@ private:
         }
     }
 
-    // With x^ = (x - mean) / sqrt(variance + eps), N values of a channel and g behind the normalisation:
+    // With x^ = (x - mean) / sqrt(variance + eps), N values of a channel, and g the gradient after the normalisation:
     //   dx = scale / sqrt(variance + eps) (g - sum(g) / N - x^ sum(g x^) / N)
-    // where statistics are of the batch; their own terms are missing where they are constants.
+    // The second and third term are missing if statistics are constants, and not of the batch.
     template <typename T>
     void backward_of() {
         const NormKernels<T>& kernels = norm_kernels<T>();
@@ -365,7 +371,8 @@ private:
             clear_padding(rows_, sizeof(T), address<T>(input(0)->diff));
     }
 
-    // The job, moved to where a panel begins. Whether a ReLU was open can be told from x unless something was added.
+    // Returns the job, moved to where a panel begins. It tells from x whether a ReLU was open, unless something was
+    // added: then from y.
     template <typename T>
     Gradient<T> moved(Gradient<T> job, int64_t begin, int64_t x_begin, const float* mean, const float* factor,
                       const float* offset) const {
@@ -395,7 +402,8 @@ private:
 
     double spread(int64_t c) const { return 1 / std::sqrt(double(values(variance_)[c]) + eps_); }
 
-    // The gradients of scale and shift: of this rank's batch, averaged over the ranks like all others.
+    // Writes the gradients of scale and shift. They are those of this rank's batch, averaged over the ranks like all
+    // others.
     void gather_gradients(const ChannelSlice& slice) {
         add_parts(slice);
         for (int64_t c = slice.channel; c < slice.channel + slice.count; c++) {
@@ -404,7 +412,7 @@ private:
         }
     }
 
-    // The means of dx, in place of the first part's sums.
+    // Replaces the sums of the first part by the coefficients of x - mean and of 1 in dx.
     void set_means(const ChannelSlice& slice) {
         const double count = double(grid_.per_channel() * ranks());
         for (int64_t c = slice.channel; c < slice.channel + slice.count; c++) {
@@ -439,17 +447,17 @@ private:
     }
 
     Layout layout_;     // of all blobs but x
-    ChannelRows rows_;  // the same
+    ChannelRows rows_;  // of these blobs
     NormGrid grid_;
     float eps_, fraction_;
     bool global_, synchronised_, relu_;
-    float ceiling_ = NAN;  // of the ReLU: there is none
-    int statistics_;       // how many parameters hold them
-    int scale_, shift_;    // which parameter, or -1
+    float ceiling_ = NAN;  // of the ReLU; NaN: none
+    int statistics_;       // how many parameters hold statistics
+    int scale_, shift_;    // the numbers of these parameters, or -1
     TensorPtr mean_, variance_, factor_, offset_;
     memory sums_, added_, kept_;
-    std::vector<double> totals_;  // two of each channel, over all parts
-    std::vector<TensorPtr> given_;
+    std::vector<double> totals_;    // (2, channels), over all parts
+    std::vector<TensorPtr> given_;  // the gradients of y that there are, one or two
 };
 
 static const RegisterOp<BatchNorm> registered("BatchNorm");

@@ -1,6 +1,7 @@
-// Sums or means along an axis, of groups of terms that lie side by side, or of the greatest ones of each group.
-// inputs: x, row-major (outer, terms, inner); output: (outer, groups, inner); attributes: outer; counts (of the terms
-// of each group); stride (places from a term to the next: 1, or more in a single group); mean; top_k (0: all).
+// Computes the sum or mean of each group of neighbouring terms along an axis, or the mean of its top_k greatest terms.
+// inputs: x (outer, places, inner), float32, row-major; outputs: (outer, groups, inner); attributes: outer; counts (the
+// terms of each group); stride (places from a term to the next: 1, or more with a single group); mean; top_k (0: all
+// terms).
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -63,13 +64,13 @@ public:
     }
 
 private:
-    // Neighbours in a row of the top, and the terms of their group.
+    // Neighbours in a row of the top, which begin at `result`; the terms of their group begin at `first` in x.
     struct Strip {
-        int64_t first, result, width, count;  // of x and of the top, from where
-        float share;                          // of each term
+        int64_t first, result, width, count;  // width: neighbours; count: terms
+        float share;                          // the factor of each term
     };
 
-    // work(strip) for all, in parallel.
+    // Calls work(strip) for all, in parallel.
     template <typename Work>
     void each_strip(const Work& work) const {
         const auto groups = int64_t(counts_.size());
@@ -81,8 +82,8 @@ private:
         });
     }
 
-    // take(i, where the term stands) for the top_k greatest terms of each place of a strip; of equal ones the first.
-    // What is not a number counts as the greatest.
+    // Calls take(i, offset of the term) for the top_k greatest terms of each column i of a strip; of equal ones for the
+    // first. NaN counts as the greatest.
     template <typename Take>
     void greatest(const Strip& strip, const float* x, const Take& take) const {
         std::vector<std::pair<float, int64_t>> terms(strip.count);

@@ -1,5 +1,5 @@
-// Rows of a blob in another order, some of them several times or not at all.
-// inputs: x (N, ...) and row numbers (M), both row-major; outputs: (M, ...).
+// Copies rows of a blob by number, in any order, some of them several times or not at all.
+// inputs: x (N, ...), float32 or bf16, and row numbers (M), float32, row-major; outputs: (M, ...), as x.
 #include "ops/common/row_index_op.h"
 
 namespace engine {

@@ -1,6 +1,6 @@
-// y = x + shift, where shift has the shape of one or several axes of x.
-// inputs: x and, in the two-bottom form, shift, row-major; params: shift in the one-bottom form;
-// attributes: axis, num_axes (which axes of x shift covers).
+// Computes y = x + shift, where shift has the shape of one or several axes of x.
+// inputs: x and, in the two-bottom form, shift, row-major, both float32 or bf16; params: shift in the one-bottom form;
+// outputs: y, as x; attributes: axis, num_axes (which axes of x shift covers).
 #include "ops/common/affine.h"
 
 namespace engine {

@@ -1,4 +1,4 @@
-// log(1 + exp(x)). inputs: x.
+// Computes log(1 + exp(x)). inputs, outputs: see unary.h.
 #include "kernels/squash.h"
 #include "ops/common/unary.h"
 
@@ -9,7 +9,7 @@ struct BNLL {
     static constexpr bool from_result = false;
     explicit BNLL(const Attributes&) {}
     float value(float x) const {
-        // The quotient is what rounding has taken from 1 + e, or nearly (W. Kahan's way to log(1 + e)).
+        // The quotient makes up for what rounding has taken from 1 + e (W. Kahan's way to log(1 + e)).
         const float e = expf(-std::fabs(x)), sum = 1 + e;
         return (x > 0 ? x : 0.f) + (sum == 1 ? e : logf(sum) * (e / (sum - 1)));
     }

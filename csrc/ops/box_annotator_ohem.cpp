@@ -1,6 +1,7 @@
-// Labels and weights of the regions whose loss is largest, so many of each image; all others are left out.
-// inputs: rois (R, 5, H, W), losses, labels (R, 1, H, W), weights (R, C, H, W), all row-major; outputs: labels,
-// weights; attributes: per_image, ignore_label. Has no backward.
+// Keeps the labels and weights of the regions with the largest losses, per_image of each image. All others get
+// ignore_label and weight 0. It has no backward.
+// inputs: rois (R, 5, H, W), losses and labels (R, 1, H, W), weights (R, C, H, W), all float32, row-major; outputs:
+// labels, weights; attributes: per_image, ignore_label.
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -31,7 +32,7 @@ public:
         std::stable_sort(order_.begin(), order_.end(), [&](int64_t a, int64_t b) { return losses[a] > losses[b]; });
         std::fill_n(outputs_[0]->data(), outputs_[0]->count(), ignore_label_);
         std::fill_n(outputs_[1]->data(), outputs_[1]->count(), 0.f);
-        std::map<int64_t, int64_t> chosen;  // of each image
+        std::map<int64_t, int64_t> chosen;  // image -> how many of its regions are chosen
         for (const int64_t at : order_) {
             const int64_t region = at / plane_, pixel = at % plane_;
             const float image = input(0)->data()[region * roi_columns * plane_ + pixel];

@@ -1,7 +1,8 @@
-// The same numbers in another precision, and their gradients back; the layout stays, but for what is read row by row,
-// which becomes row-major in the same pass, and for images that become bf16 where there is AMX: the kernels that read
-// them want channels last.
-// inputs: x; attributes: bf16 (what x becomes; else float32), in_rows (what reads it takes rows, not images).
+// Converts a blob to another precision, and its gradient back. The layout stays, with two exceptions, which spare
+// another pass: with in_rows the top is row-major, and images that become bf16 on a processor with AMX have channels
+// last, because the kernels that read them want that.
+// inputs: x, float32 or bf16, in any layout; outputs: as x; attributes: bf16 (the top's type; else float32), in_rows
+// (the reader takes rows, not images).
 #include "kernels/isa.h"
 #include "ops/common/parts.h"
 

@@ -1,8 +1,9 @@
-// Half the mean squared distance of features from the centers of their classes, or, L1, the mean of the sums of
-// magnitudes (Wen et al. 2016, "A Discriminative Feature Learning Approach for Deep Face Recognition").
-// inputs: x (M, ...), labels (M); params: centers (N, K); attributes: loss_weight, l1. A center's gradient is what the
-// paper updates it by, whatever loss_weight is: the sum of center - x (L1: of its signs) over the n samples of its
-// class, by 1 + n.
+// Computes half the mean squared distance of features from the centers of their classes or, with `l1`, the mean of
+// their L1 distances (Wen et al. 2016, "A Discriminative Feature Learning Approach for Deep Face Recognition"). A
+// center's gradient is the paper's update, which does not depend on loss_weight: the sum of center - x (with `l1`, of
+// its signs) over the n samples of its class, divided by 1 + n.
+// inputs: x (M, ...), labels (M); outputs, further attributes: see row_loss.h; attributes: l1.
+// params: centers (N, K).
 #include <algorithm>
 #include <cmath>
 
@@ -77,7 +78,7 @@ private:
     bool l1_;
     int64_t classes_;
     Labels labels_;
-    std::vector<int64_t> samples_of_;  // of this batch, by class
+    std::vector<int64_t> samples_of_;  // class -> how many samples of this batch it has
 };
 
 static const RegisterOp<CenterLoss> registered("CenterLoss");

@@ -1,4 +1,5 @@
-// The length of each position's channels, sqrt(sum of x^2). inputs: x (N, C, ..., row-major); outputs: (N, 1, ...).
+// Computes the length of each position's channels, sqrt(sum of x^2).
+// inputs: x (N, C, ...), float32, row-major; outputs: (N, 1, ...).
 #include <algorithm>
 #include <cmath>
 

@@ -1,4 +1,5 @@
-// min where x is less, max where it is more, x elsewhere. inputs: x; attributes: min, max.
+// Computes min where x is less, max where it is more, else x.
+// inputs, outputs: see unary.h; attributes: min, max.
 #include "ops/common/unary.h"
 
 namespace engine {

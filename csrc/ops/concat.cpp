@@ -1,7 +1,8 @@
-// Blobs one after the other along an axis.
-// inputs: one or more that agree in all other axes; attributes: axis, and where the top is the first part of a larger
-// blob, into which later Concats write what follows (graph/passes/chain_concats.py): parts, the sizes of all that the
-// larger one holds along the axis, and `continues`, whether the first input lies there already.
+// Concatenates blobs along an axis.
+// inputs: one or more, float32 or bf16, that agree in all other axes; outputs: one of their type; attributes: axis. If
+// the top is the first part of a larger blob, into which later Concats write what follows
+// (graph/passes/chain_concats.py), also `parts`, the sizes of all parts of the larger blob along the axis, and
+// `continues`, whether the first input lies there already.
 #include <algorithm>
 
 #include "kernels/row_pieces.h"
@@ -52,7 +53,7 @@ public:
     }
 
 private:
-    // A part that is moved row by row. Bytes.
+    // A part that is copied row by row; sizes are in bytes.
     struct Moved {
         TensorPtr part;
         int64_t offset, pitch, length, whole_pitch;
@@ -76,7 +77,7 @@ private:
             copy(piece(outputs_[0]->diff, axis_, offset, dims), part->diff->memory, backward_calls_);
     }
 
-    // Whether the part lies as the top does, so that rows need only be copied.
+    // Tells whether the part is laid out as the top, so that rows need only be copied, and if so, sets that up.
     bool moves_rows(const TensorPtr& part, int64_t offset) {
         const Layout &mine = part->layout, &whole = outputs_[0]->layout;
         if (layout_like(whole, mine.get_dims(), whole.get_data_type()) != mine) return false;
@@ -92,7 +93,7 @@ private:
         return true;
     }
 
-    // Elements of the axis that lie together.
+    // Returns the size of the layout's blocks along the axis.
     int64_t block(const Layout& layout) const {
         const Dims blocks = layout.get_inner_blks(), axes = layout.get_inner_idxs();
         int64_t size = 1;
@@ -101,7 +102,7 @@ private:
         return size;
     }
 
-    // What the memory holds that the top is in: the top, or the larger blob of which it is the first part.
+    // Returns the dims of the whole: the top, or the larger blob of which it is the first part.
     Dims whole_dims() const {
         Dims dims = spec_.output_shapes[0];
         if (!spec_.attributes.has("parts")) return dims;
@@ -110,7 +111,7 @@ private:
         return dims;
     }
 
-    // Of the whole: like the largest input's, unless parts would begin within a block.
+    // Returns the layout of the whole: like the largest input's, or row-major if parts would begin within a block.
     Layout best_layout() const {
         std::vector<Dims> parts;
         for (const auto& part : spec_.inputs) parts.push_back(part->layout.get_dims());
@@ -126,7 +127,7 @@ private:
         return divides(wanted, axis_, parts) ? wanted : plain_layout(wanted.get_dims(), wanted.get_data_type());
     }
 
-    // The same, where the first input lies in it.
+    // Returns the layout of the whole in which the first input lies already.
     Layout like_first() const {
         const Layout &first = input(0)->layout, whole = layout_like(first, whole_dims(), first.get_data_type());
         if (whole.get_strides() != first.get_strides())
@@ -134,7 +135,7 @@ private:
         return whole;
     }
 
-    // The top within the whole.
+    // Returns the layout of the top within the whole.
     Layout part_of(const Layout& whole) const {
         const Dims& dims = spec_.output_shapes[0];
         return whole.get_dims() == dims ? whole : whole.submemory_desc(dims, Dims(dims.size(), 0));
@@ -157,7 +158,7 @@ private:
 
     int64_t axis_ = 1, rows_ = 0;
     std::vector<Moved> moved_;
-    std::vector<RowCopy> copies_, gradients_;  // made anew in every pass: memory is placed late
+    std::vector<RowCopy> copies_, gradients_;  // set in every pass, because memory is placed late
 };
 
 static const RegisterOp<Concat> registered("Concat");

@@ -1,5 +1,5 @@
-// A blob whose values are known when the net is built.
-// attributes: values, in row-major order; where they are fewer than the blob has, each stands for as many in a row.
+// Fills a blob with values that are known when the net is built. It has no inputs. outputs: float32, row-major;
+// attributes: values (in row-major order; if the blob has more elements, each stands for equally many neighbours).
 #include <algorithm>
 
 #include "ops/common/onednn_util.h"
@@ -16,7 +16,7 @@ public:
         touch(Pass::forward, outputs_[0]);
     }
 
-    // Each time: the memory plan may use the blob's memory for others.
+    // The blob is filled every time, because the memory plan may use its memory for others.
     void forward(const dnnl::stream&) override {
         float* at = outputs_[0]->data();
         for (const float value : values_) at = std::fill_n(at, each_, value);

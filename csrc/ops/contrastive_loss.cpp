@@ -1,7 +1,8 @@
-// Pairs that are alike shall be close, others at least a margin apart: half of d^2 for the former, of
-// max(margin - d, 0)^2 for the latter, or, in the legacy version, of max(margin - d^2, 0); d is the distance of a and b
-// (Hadsell et al. 2006). inputs: a (N, ...), b (as a), whether they are alike (N; 0 for no) or labels of a and of b (N
-// each), equal where they are; attributes: loss_weight, margin, legacy_version.
+// Computes a loss by which like pairs get close and others at least a margin apart (Hadsell et al. 2006): the mean of
+// half of d^2 for like pairs, and of max(margin - d, 0)^2, or in the legacy version max(margin - d^2, 0), for others,
+// where d is the distance of a and b.
+// inputs: a (N, ...), b (as a), whether they are alike (N; 0: no), or labels of a and of b (N each), which are equal if
+// they are; outputs, further attributes: see row_loss.h; attributes: margin, legacy_version.
 #include <algorithm>
 #include <cmath>
 
@@ -49,14 +50,14 @@ public:
     }
 
 private:
-    static constexpr float least_distance = 1e-4f;  // added to d by Caffe, so that nothing is divided by 0
+    static constexpr float least_distance = 1e-4f;  // Caffe adds this to d, so that nothing is divided by 0
 
     bool alike(int64_t i) const {
         const auto first = whole(input(2)->data()[i]);
         return spec_.inputs.size() > 3 ? first == whole(input(3)->data()[i]) : first != 0;
     }
 
-    // The gradient with respect to a, as a multiple of a - b.
+    // Returns the factor of a - b in the gradient of a.
     float slope(int64_t i) const {
         if (alike(i)) return 1;
         if (legacy_) return margin_ - squares_[i] > 0 ? -1.f : 0.f;
@@ -66,7 +67,7 @@ private:
 
     float margin_;
     bool legacy_;
-    std::vector<float> squares_;  // of the distances
+    std::vector<float> squares_;  // of the distances of the pairs
 };
 
 static const RegisterOp<ContrastiveLoss> registered("ContrastiveLoss");

@@ -1,7 +1,8 @@
-// Convolution in any number of spatial dimensions, with groups, dilation and an optional bias.
-// inputs: x (N, C, ...); params: weights (O, C/group, ...), bias (O); attributes: kernel, stride, pad, dilation (one
-// each per spatial axis), group, bias, and the kernels of its passes (weighted.h). Without a name the gradient of
-// weights in bf16 is taken by AMX where it can be.
+// Computes a convolution over any number of spatial axes, with groups, dilation and an optional bias.
+// inputs: x (N, C, ...), float32 or bf16; outputs: y (N, O, ...).
+// params: weights (O, C/group, ...), bias (O). attributes: kernel, stride, pad, dilation (one for each spatial axis),
+// group; for others, and what the graph may have fused, see weighted.h. If no kernel is named, AMX computes the
+// gradient of weights in bf16 if it can.
 #include <omp.h>
 
 #include <algorithm>
@@ -23,7 +24,7 @@ public:
         stride_ = attributes.integers("stride");
         pads_ = attributes.integers("pad");
         dilation_ = attributes.integers("dilation");
-        for (auto& d : dilation_) d -= 1;  // oneDNN counts the holes
+        for (auto& d : dilation_) d -= 1;  // oneDNN's dilation is 0 without holes
         const Dims& out = spec_.output_shapes[0];
         if (biased()) bias_layout_ = any_layout({out[1]}, memory::data_type::f32);
 
@@ -56,13 +57,15 @@ private:
     using data_pd = dnnl::convolution_backward_data::primitive_desc;
     static constexpr auto how = algorithm::convolution_direct;
 
+    // Tells whether a pass runs by Winograd's algorithm. Throws std::invalid_argument if it must but cannot.
     bool by_winograd(const char* pass) const {
         if (kernel(pass) != "winograd") return false;
         if (!winograd_fits()) without_kernel(pass);
         return winograd_fits();
     }
 
-    // As the first kernel that reads or writes them wants them; in bf16 the forward kernel reads a copy in any case.
+    // Gives the weights the layout that the kernel of their gradient writes. If that is oneDNN's, and all is float32,
+    // forward decides, which reads them first.
     void lay_out_weights(bool by_amx, bool by_pairs) {
         if (by_amx)
             decide_weights(amx_layout());
@@ -79,7 +82,8 @@ private:
             make_backward_weights(make_forward("weight_gradient")));
     }
 
-    // By oneDNN, in the precision of a pass; what follows for that pass is asked for in it, too.
+    // Returns oneDNN's forward in the precision of a pass. Sets src_, dst_ and the other layouts, with which the
+    // primitive of that pass is made.
     forward_pd make_forward(const char* pass) {
         const int64_t group = spec_.attributes.integer("group", 1);
         const Dims &in = input(0)->shape, &out = spec_.output_shapes[0];
@@ -115,8 +119,8 @@ private:
         });
     }
 
-    // Whether blocks of 16 channels would be half padding in kernels of 5 x 5 and more: there oneDNN is faster with
-    // channels last, by more than it takes to bring the blobs into that layout. (With 3 x 3 or holes it is not.)
+    // Tells whether blocks of 16 channels would waste a third or more of the work on padding, in kernels of 5 x 5 and
+    // more. There oneDNN is faster with channels last, by more than the reorders take. (With 3 x 3 or holes it is not.)
     bool wastes_lanes() const {
         const Dims &in = input(0)->shape, &out = spec_.output_shapes[0];
         if (in.size() != 4 || in[1] < 16 || !may_use(Isa::avx512) || adds_ ||
@@ -129,8 +133,8 @@ private:
         return 2 * padded(in[1]) * padded(out[1]) > 3 * in[1] * out[1];
     }
 
-    // Whether oneDNN would take blocks of 4 channels, or of 8, because no more are in a group: what reads such a blob
-    // is slow on 16 lanes, and so is most of the convolution itself. Groups of just 8 in fp32 are its only fast case.
+    // Tells whether oneDNN would take blocks of 4 channels, or of 8, because groups have no more. Those who read such a
+    // blob are slow with 16 lanes, and so is the convolution itself, but for groups of just 8 in fp32.
     bool narrow_groups(memory::data_type type) const {
         const Dims &in = input(0)->shape, &out = spec_.output_shapes[0];
         const int64_t group = spec_.attributes.integer("group", 1);
@@ -139,7 +143,7 @@ private:
         return block == 4 || (block == 8 && (type != memory::data_type::f32 || std::min(in[1], out[1]) > 8 * group));
     }
 
-    // Of two axes.
+    // Returns the shape of a convolution over two axes.
     ConvolutionShape shape() const {
         const Dims &in = input(0)->shape, &out = spec_.output_shapes[0];
         const Dims kernel = spec_.attributes.integers("kernel");
@@ -155,7 +159,7 @@ private:
         return result;
     }
 
-    // Pictures in bf16, without groups: what our own kernels for the gradient of weights are made for.
+    // Tells whether the blobs are images in bf16, without groups, as our own kernels for the gradient of weights want.
     bool suits_own() const {
         return input(0)->shape.size() == 4 && input(0)->is_bf16() && spec_.attributes.integer("group", 1) == 1;
     }
@@ -178,7 +182,7 @@ private:
         return layout == Layout(dims, layout.get_data_type(), memory::format_tag::nhwc);
     }
 
-    // Of the weights: a row for every output, and in it the channels side by side.
+    // Returns the layout of weights for AMX: a row for every output, in which channels lie side by side.
     Layout amx_layout() const {
         const Dims kernel = spec_.attributes.integers("kernel");
         const Dims dims{spec_.output_shapes[0][1], input(0)->shape[1], kernel[0], kernel[1]};
@@ -186,7 +190,8 @@ private:
         return Layout(dims, memory::data_type::f32, memory::format_tag::ohwi);
     }
 
-    // For a kernel that can close a ReLU on its way; other activations are closed before it.
+    // Prepares the top's gradient for one of our own kernels, which applies a ReLU's own by itself; other activations
+    // are applied before it. Returns a function that tells where the gradient is.
     std::function<ResultGradient()> closing() {
         const bool closes = leaves_activation() && activation_->is_relu();
         if (closes)

@@ -1,8 +1,9 @@
-// How alike windows of two blobs are, for displacements of the second one (Dosovitskiy et al. 2015, FlowNet):
-// y[(p, o), i, j] = the mean over the window and the channels of a[i s1 + u, j s1 + v] b[the same, displaced by (p, o)
-// s2], or, with `subtract`, of |a - b|; both planes are padded with zeros.
-// inputs: a (N, C, H, W), b (as a), row-major; outputs: (N, D, h, w); attributes: pad and reach (of rows and of
-// columns; reach: where the first window begins), kernel, stride, down and across (the D displacements), subtract.
+// Computes the correlation of windows of a with displaced windows of b (Dosovitskiy et al. 2015, FlowNet): for
+// displacement d and window (i, j), y[d, i, j] is the mean over the channels and the window's (u, v) of a[i stride + u,
+// j stride + v] b[i stride + u + down[d], j stride + v + across[d]], or with `subtract` of |a - b|. Both planes are
+// padded with zeros.
+// inputs: a (N, C, H, W), b (as a), float32, row-major; outputs: (N, D, h, w); attributes: pad and reach (of rows and
+// of columns; reach: where the first window begins), kernel, stride, down and across (D each), subtract.
 #include <algorithm>
 #include <cmath>
 
@@ -95,7 +96,7 @@ public:
     }
 
 private:
-    // From a window of a to the displaced one of b, in their padded planes.
+    // Returns the distance from a window of a to the displaced one of b, in their padded planes.
     int64_t offset(int64_t d) const { return (down_[d] * columns_ + across_[d]) * channels_; }
 
     const float* at(size_t side, int64_t n, int64_t row, int64_t column) const {
@@ -103,7 +104,7 @@ private:
         return all + ((n * rows_ + row) * columns_ + column) * channels_;
     }
 
-    // Both inputs with zeros around them, channels last.
+    // Copies both inputs to padded_: channels last, with zeros around them.
     void spread() const {
         for (size_t side = 0; side < 2; side++) {
             const float* const x = input(side)->data();
@@ -121,7 +122,7 @@ private:
         }
     }
 
-    // Samples in parallel, and bands of the padded rows: each writes to its own.
+    // Computes the gradient of one input. Padded rows are done in parallel: a thread adds all that belongs to a row.
     void differentiate(size_t side) const {
         float* const all = address<float>(wanted_);
         const float scale = 1 / float(kernel_ * kernel_ * channels_);

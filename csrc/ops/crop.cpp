@@ -1,5 +1,6 @@
-// A window of a blob. inputs: x, row-major where the window has other channels than x; attributes: offsets (where the
-// window begins, one for each axis).
+// Cuts a window out of a blob.
+// inputs: x, float32 or bf16, row-major if the window has other channels than x; outputs: the window, laid out as x;
+// attributes: offsets (where the window begins, for each axis).
 #include "ops/common/elementwise.h"
 #include "ops/common/parts.h"
 

@@ -1,10 +1,11 @@
-// Connectionist temporal classification (Graves et al. 2006): the negative logarithm of the probability that a sequence
-// of softmaxes, read as the most probable paths are, without repetitions and then without blanks, spells the labels;
-// the mean over the sequences. Its gradient is that of the sum, as in Caffe's forks. inputs: scores (T, N, C),
-// row-major, and one of: labels (N, L); indicators (T, N), 0 where the next sequence begins, and labels (L, N), which a
-// negative one ends; lengths (N), numbers of labels (N) and labels (L, N). Labels that are the blank are left out.
-// outputs: loss (); attributes: loss_weight, blank, shift (added to labels), time (the length of all sequences, where
-// the inputs do not tell).
+// Computes the loss of connectionist temporal classification (Graves et al. 2006): the mean over the sequences of -log
+// p, where p is the probability that a sequence spells its labels. A path through the classes of the T softmaxes spells
+// what is left of it without repetitions and then without blanks. As in Caffe's forks, the gradient is that of the sum
+// over the sequences.
+// inputs: scores (T, N, C), and either labels (N, L); or indicators (T, N), 0 where the next sequence begins, and
+// labels (L, N), which end before a negative one; or lengths (N), numbers of labels (N) and labels (L, N); all float32,
+// row-major; labels that are the blank are left out; outputs: loss (); attributes: loss_weight, blank, shift (added to
+// labels), time (the length of all sequences, if the inputs do not give it).
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -18,13 +19,14 @@ namespace {
 
 constexpr double impossible = -std::numeric_limits<double>::infinity();
 
-// The logarithm of the sum of two probabilities, from theirs.
+// Returns the logarithm of the sum of two probabilities, from their logarithms.
 double either(double a, double b) {
     if (a < b) std::swap(a, b);
     return b == impossible ? a : a + std::log1p(std::exp(b - a));
 }
 
-// The logarithm of a sum of exponentials is most + rest; apart, for what is added to all scores would round the rest.
+// The logarithm of a sum of exponentials, most + rest. They are kept apart because a large `most` would take digits of
+// the rest.
 struct LogSum {
     float most;
     double rest;
@@ -83,35 +85,37 @@ public:
     }
 
 private:
-    // What one sequence spells, and the logarithms of its probabilities.
+    // What one sequence spells. A place is an index into `path`; probabilities are kept as their logarithms.
     struct Sequence {
         int64_t time;               // steps; 0: unused, or no possible path spells the labels
         std::vector<int32_t> path;  // the labels, a blank before each and one behind them
-        std::vector<LogSum> sums;   // of the scores, at each step
-        std::vector<double> from;   // of all paths from a place on, after the step at hand
+        std::vector<LogSum> sums;   // of each step's scores
+        std::vector<double> from;   // by place: of all paths that go on from it after the current step
         double log_probability;
     };
 
-    // Whether labels are a row for each sequence; else they are a column.
+    // Tells whether the labels of a sequence are a row of their blob; else they are a column.
     bool rows() const { return spec_.inputs.size() == 2; }
 
-    // Of a sequence, the logarithms of the probabilities of all paths up to a step that end at a place: (time, path).
+    // Returns the probabilities of all paths of a sequence up to a step that end at a place: (time, places).
     double* paths(int64_t n) const { return address<double>(paths_) + n * paths_->shape[1]; }
 
     const float* scores(int64_t t, int64_t n) const {
         return input(0)->data() + (t * int64_t(sequences_.size()) + n) * classes_;
     }
 
+    // Returns the logarithm of the probability of a place's class at step t.
     double emission(const Sequence& sequence, int64_t t, int64_t n, int64_t place) const {
         return double(scores(t, n)[sequence.path[place]]) - double(sequence.sums[t].most) - sequence.sums[t].rest;
     }
 
-    // Whether paths may go to a place from the one two before it, without the blank between them.
+    // Tells whether paths may go to a place from the one two before it, without the blank between them.
     bool skips(const Sequence& sequence, int64_t place) const {
         const int32_t* const path = sequence.path.data() + place;
         return place > 1 && path[0] != blank_ && path[0] != path[-2];
     }
 
+    // Sets the path and the time of sequence n. Throws std::runtime_error for labels or lengths that cannot be.
     void read(int64_t n) {
         const auto count = int64_t(sequences_.size());
         const TensorPtr& blob = spec_.inputs.back();
@@ -137,9 +141,9 @@ private:
         if (labels > sequence.time)
             fail(n,
                  "has " + std::to_string(labels) + " labels, but " + std::to_string(sequence.time) + " steps of time");
-        if (labels + repetitions > sequence.time) sequence.time = 0;  // a blank has to part those that are alike
+        if (labels + repetitions > sequence.time) sequence.time = 0;  // equal neighbours need a blank between them
 
-        sequence.sums.resize(sequence.time);  // here, for no exception leaves a parallel loop
+        sequence.sums.resize(sequence.time);  // here, because no exception may leave a parallel loop
         sequence.from.resize(sequence.path.size());
     }
 
@@ -162,6 +166,7 @@ private:
         throw std::runtime_error("layer '" + spec_.name + "': sequence " + std::to_string(n) + " " + what);
     }
 
+    // Computes the paths() of sequence n and its probability.
     void follow(int64_t n) {
         Sequence& sequence = sequences_[n];
         if (sequence.time == 0) return;
@@ -207,7 +212,7 @@ private:
         }
     }
 
-    // `from` before step t, from what it is after that.
+    // Sets `from` to its values before step t, from those after it.
     void step_back(Sequence& sequence, int64_t t, int64_t n) const {
         const auto places = int64_t(sequence.path.size());
         double* const from = sequence.from.data();
