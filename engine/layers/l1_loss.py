@@ -1,4 +1,4 @@
-"""The mean absolute distance of two blobs."""
+"""The sum of the absolute differences of two blobs, over the number of samples, and FlowNet 2's forms of it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ if TYPE_CHECKING:
 
 @register("L1Loss")
 class L1Loss(FlowLoss):
-    """As the base: sum |a - b| / N. With l1_loss_param as in FlowNet 2: of each position the root of the sum over the
-    channels of (a - b)^2 (times 1/C with `l2_prescale_by_channels`) + epsilon, with `l2_per_location`; divided by the
-    number of positions with `normalize_by_num_entries`; values, or sums, below `plateau`, or its square, count as 0.
-    There and with one bottom, what is not a number counts as 0, and not as an entry."""
+    """Computes sum |a - b| / N, as several forks do. Bottoms: a and b, of one count, with N samples along the first
+    axis; top: the loss ().
+
+    With l1_loss_param, or with one bottom a, for which b is 0, it is FlowNet 2's layer, whose bottoms are (N, C, ...),
+    of one shape. There NaN counts as a difference of 0, and not as an entry. Of its fields:
+    - `l2_per_location`: the loss is the sum over the positions of sqrt(s sum over the channels of (a - b)^2 + epsilon),
+      where s is 1, or 1/C with `l2_prescale_by_channels`.
+    - `normalize_by_num_entries`: the sum is divided by the number of entries over C, not by N.
+    - `plateau`: a difference below it counts as 0; with `l2_per_location`, a sum over the channels below its square.
+    """
 
     @property
     def _is_flownets(self) -> bool:

@@ -1,4 +1,4 @@
-"""Margins and weights for the score of each sample's own class, from happynear's fork."""
+"""Changes the score of each sample's own class by margins and weights, as layers of happynear's fork do."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 class LabelSpecific(Layer):
-    """Bottoms: scores (N, ...), labels (N); tops: the scores, changed, and, if given, the numbers of this step.
+    """The base of layers that change the score of each sample's own class. Bottoms: scores (N, ...), labels (N); tops:
+    the changed scores (N, ...) and, if given, the numbers by which this step has changed them (`numbers`).
 
-    What a number has come to follows from the solver's iteration i, from 0 on, so that a run that resumes goes on where
-    it was.
+    Numbers that change in the course of a training follow from the solver's iteration i, which counts from 0. So a run
+    that is resumed goes on with the same ones.
     """
 
     bottom_range = (2, 2)
     top_range = (1, 2)
     first_top_learns = True
     constant_bottoms = frozenset({1})
-    numbers: ClassVar[int] = 1
-    in_test = False  # whether TEST changes scores, too
+    numbers: ClassVar[int] = 1  # how many numbers the second top has
 
     def infer(self) -> list[Shape]:
         scores, labels = self.shapes
@@ -35,7 +35,7 @@ class LabelSpecific(Layer):
         return [scores, (self.numbers,)][: len(self.message.top)]
 
     def fields(self, param, *names: str) -> Attributes:
-        """Of a param, by name."""
+        """Returns the values of a message's fields, by name."""
         return {name: getattr(param, name) for name in names}
 
     def lower(self, builder: Builder) -> None:
@@ -45,8 +45,12 @@ class LabelSpecific(Layer):
 
 @register("LabelSpecificAdd")
 class LabelSpecificAdd(LabelSpecific):
-    """The own score x becomes x + b where that is above 0, in TRAIN; b is `bias`, or, where `bias_base` is given,
-    bias_base + (1 + bias_gamma (iteration + i))^bias_power - 1, between bias_min and bias_max."""
+    """In TRAIN the own score x becomes x + b if that is above 0, and stays x if not (happynear's layer). Bottoms, tops:
+    see LabelSpecific.
+
+    b is `bias` or, if `bias_base` is given, bias_base + (1 + bias_gamma (iteration + i))^bias_power - 1, between
+    bias_min and bias_max.
+    """
 
     def attributes(self) -> Attributes:
         param = self.message.label_specific_add_param
@@ -58,11 +62,13 @@ class LabelSpecificAdd(LabelSpecific):
 
 @register("LabelSpecificMargin")
 class LabelSpecificMargin(LabelSpecific):
-    """The own score, the cosine of an angle, becomes that of the angle plus m degrees, in TRAIN; m is, where
-    `margin_base` is given, margin_base + (1 + gamma (iteration + i))^power - 1, else the parameter, and margin_max at
-    most where that is given; params: the margin (1), which nothing changes.
+    """In TRAIN the own score x, the cosine of an angle, becomes the cosine of that angle plus m degrees
+    (happynear's layer). Bottoms, tops: see LabelSpecific; params: the margin (1), which nothing changes.
 
-    As in the fork's GPU code, x is bounded by +-(1 - 1e-4), and the slope by 0 and 2. The slope is the derivative,
+    If `margin_base` is given, m is margin_base + (1 + gamma (iteration + i))^power - 1, else the parameter. If
+    `margin_max` is given, m is at most that.
+
+    As in the fork's GPU code, x is limited to +-(1 - 1e-4), and the slope to 0 and 2. The slope is the derivative,
     cos m + sin m x / sqrt(1 - x^2); the fork subtracts the second term.
     """
 
@@ -89,12 +95,14 @@ class LabelSpecificMargin(LabelSpecific):
 
 @register("LabelSpecificAffine")
 class LabelSpecificAffine(LabelSpecific):
-    """The own score, an angle x, becomes s pi^(1 - p) x^p + b degrees, pi - 1e-4 at most, in TRAIN; s = min(scale_max,
-    scale_base (1 + scale_gamma (iteration + i))^scale_power), b = min(bias_max, bias_base + (1 + bias_gamma (iteration
-    + i))^bias_power - 1), p = max(power_min, power_base (1 + power_gamma (iteration + i))^power_power); params: three
-    numbers, which nothing reads.
+    """In TRAIN the own score x, an angle, becomes s pi^(1 - p) x^p plus b degrees, and at most pi - 1e-4
+    (happynear's layer). Bottoms, tops: see LabelSpecific; params: three numbers, which nothing reads.
 
-    This is the fork's GPU code; its CPU code has the older s x + b, without degrees.
+    - s = min(scale_max, scale_base (1 + scale_gamma (iteration + i))^scale_power)
+    - b = min(bias_max, bias_base + (1 + bias_gamma (iteration + i))^bias_power - 1)
+    - p = max(power_min, power_base (1 + power_gamma (iteration + i))^power_power)
+
+    This is what the fork's GPU code computes; its CPU code has the older s x + b, without degrees.
     """
 
     numbers = 3
@@ -119,17 +127,21 @@ class LabelSpecificAffine(LabelSpecific):
         numbers = self.fields(self.param, "iteration", *names)
         if self.training:
             return numbers
-        bases = {f"{kind}_gamma": 0.0 for kind in kinds}
+        gammas = {f"{kind}_gamma": 0.0 for kind in kinds}
         limits = {"scale_max": 1.0, "bias_max": 0.0, "power_min": 1.0}
-        return {**numbers, **bases, **limits, "scale_base": 1.0, "bias_base": 0.0, "power_base": 1.0}
+        return {**numbers, **gammas, **limits, "scale_base": 1.0, "bias_base": 0.0, "power_base": 1.0}
 
 
 @register("LabelSpecificRescale")
 class LabelSpecificRescale(LabelSpecific):
-    """The own score x becomes w x, all others are multiplied by `negative_weight`, in TRAIN and, with `rescale_test`,
-    in TEST. w is `positive_weight`, or in TRAIN, where `positive_weight_base` is given, positive_weight_base
-    (1 + gamma (iteration + i + 1))^-power, between positive_weight_min and positive_weight_max, where these are given.
-    `power_on_positive`: sign(x) |x|^w. `bias_fix`: w x + 1 - w. `for_ip`: only where x is above 0."""
+    """In TRAIN, and with `rescale_test` in TEST, too, the own score x becomes w x, and all others are multiplied by
+    `negative_weight` (happynear's layer). Bottoms, tops: see LabelSpecific.
+
+    w is `positive_weight`. In TRAIN, if `positive_weight_base` is given, it is positive_weight_base (1 + gamma
+    (iteration + i + 1))^-power, between positive_weight_min and positive_weight_max if these are given. With
+    `power_on_positive` x becomes sign(x) |x|^w, with `bias_fix` w x + 1 - w. With `for_ip` it changes only if it is
+    above 0.
+    """
 
     def attributes(self) -> Attributes:
         param = self.message.label_specific_rescale_param

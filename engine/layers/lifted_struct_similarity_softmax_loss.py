@@ -1,4 +1,5 @@
-"""Draws samples of a class together and away from all others of a batch (Song et al. 2016, arXiv 1511.06452)."""
+"""Pulls the samples of a class together and pushes them away from all others of a batch
+(Song et al. 2016, arXiv 1511.06452)."""
 
 from __future__ import annotations
 
@@ -11,9 +12,13 @@ from engine.layers.registry import register
 
 @register("LiftedStructSimilaritySoftmaxLoss")
 class LiftedStructSimilaritySoftmaxLoss(LossLayer):
-    """Bottoms: features (N, ...), labels (N). With D the distance of two samples' features, a pair (i, j) of one class
-    has J = log(sum over samples k of other classes of exp(margin - D_ik) + exp(margin - D_jk)) + D_ij. Top: the sum of
-    max(J, 0)^2 over the pairs, by 2 times their number; 0 where no class has two samples, or all are of one.
+    """The loss of lifted structured embeddings, as the code of the paper has it. Bottoms: features (N, ...), labels
+    (N); top: the loss (), which is the sum of max(J, 0)^2 over all pairs of samples of one class, divided by twice
+    their number.
+
+    D is the distance of two samples' features. A pair (i, j) has J = D_ij + log(sum over the samples k of other classes
+    of exp(margin - D_ik) + exp(margin - D_jk)). The loss is 0 if no class has two samples, or if all samples are of one
+    class.
     """
 
     def infer(self) -> list[Shape]:

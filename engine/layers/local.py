@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 @register("Local", "LocallyConnected")
 class Local(Layer):
-    """Bottom (N, C, H, W), top (N, num_output, h, w), as a convolution's; params: weights (num_output, 1,
-    C * kernel_size^2, h * w) and, with `bias_term`, bias (1, 1, num_output, h * w)."""
+    """A convolution that has weights of its own for each pixel of the top (happynear's layer, and others'). Bottom
+    (N, C, H, W); top (N, num_output, h, w), of the size that a convolution's has; params: weights
+    (num_output, 1, C * kernel_size^2, h * w) and, with `bias_term`, bias (1, 1, num_output, h * w)."""
 
     @property
     def param(self):
@@ -41,7 +42,7 @@ class Local(Layer):
 
     @property
     def _values(self) -> int:
-        """Of one window."""
+        """The number of values in a window."""
         return self.shapes[0][1] * self.param.kernel_size**2
 
     def make_params(self) -> list[Parameter]:

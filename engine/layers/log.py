@@ -11,7 +11,8 @@ from engine.layers.registry import register
 
 @register("Log")
 class Log(Activation):
-    """Bottom and top: any shape. base -1 (the default) means e."""
+    """Computes log(shift + scale x) to the `base`, for which -1, the default, stands for e (Caffe's layer). Bottom and
+    top: any shape."""
 
     def infer(self) -> list[Shape]:
         base = self.message.log_param.base

@@ -14,7 +14,8 @@ LABELS_THAT_COUNT = 0.0  # as a normalizer: the number of labels that are not ig
 
 
 class LossLayer(Layer):
-    """Bottoms: predictions (N, ...), targets (N, ...). Top: the loss (). Only its gradient is scaled by loss_weight."""
+    """The base of losses. Bottoms: predictions (N, ...), targets (N, ...); top: the loss (). The top is not multiplied
+    by loss_weight, only the gradient is."""
 
     bottom_range = (2, 2)
     top_range = (0, 1)  # Caffe gives a loss without a top an automatic one

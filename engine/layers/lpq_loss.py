@@ -10,7 +10,8 @@ from engine.layers.registry import register
 
 
 class FlowLoss(LossLayer):
-    """Bottoms: a and, if given, b (N, C, ...) of one shape. Top: the loss () of a - b, or of a."""
+    """The base of FlowNet 2's losses. Bottoms: a and, if given, b, of one shape (N, C, ...); top: the loss () of a - b,
+    or of a."""
 
     bottom_range = (1, 2)
     constant_bottoms = frozenset()
@@ -26,10 +27,13 @@ class FlowLoss(LossLayer):
 
 @register("LpqLoss")
 class LpqLoss(FlowLoss):
-    """As the base: the sum over the positions of (s sum over the channels of (|a - b| + p_epsilon)^p + q_epsilon)^q, by
-    N, or, `normalize_by_num_entries`, by the positions' number; s is 1, or 1/C with `l2_prescale_by_channels`.
-    What is not a number counts as 0, and not as an entry. `p` and `q` change at the iterations of
-    pq_episode_starts_at_iter."""
+    """Computes the sum over the positions of (s sum over the channels of (|a - b| + p_epsilon)^p + q_epsilon)^q,
+    divided by N (FlowNet 2's layer). Bottoms, top: see FlowLoss.
+
+    s is 1, or 1/C with `l2_prescale_by_channels`. A difference that is NaN counts as 0, and not as an entry: with
+    `normalize_by_num_entries` the sum is divided by the number of entries over C, not by N. If there are several values
+    of `p` and `q`, each pair holds from its iteration of pq_episode_starts_at_iter on.
+    """
 
     takes_nan = True
 

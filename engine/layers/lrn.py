@@ -10,8 +10,12 @@ from engine.layers.registry import register
 
 @register("LRN")
 class LRN(Layer):
-    """Bottom and top (N, C, H, W): x / (k + alpha/count * sum of x^2)^beta, over `local_size` channels, or,
-    WITHIN_CHANNEL, over a square of that side; there k is 1 whatever the net says."""
+    """Computes x / (k + alpha / n * sum of x^2)^beta, where the sum is over n neighbours, x among them (Caffe's layer).
+    Bottom and top (N, C, H, W).
+
+    The neighbours are `local_size` channels at the same pixel or, WITHIN_CHANNEL, a square of local_size pixels a side
+    in the same channel; there k is 1 whatever the net says.
+    """
 
     bf16 = True
 
@@ -21,6 +25,7 @@ class LRN(Layer):
 
     @property
     def across(self) -> bool:
+        """Whether the sum is over channels."""
         return self.param.norm_region == self.param.ACROSS_CHANNELS
 
     def infer(self) -> list[Shape]:

@@ -13,9 +13,13 @@ if TYPE_CHECKING:
 
 @register("LSTM")
 class LSTM(Recurrent):
-    """Top: h (T, N, H), H = num_output, with c = f c + i g, h = o tanh(c), where i, f and o are sigmoids, g is a tanh;
-    params: weights of x (4H, I), bias (4H), with a static input its weights (4H, S), weights of h (4H, H). Their rows
-    are those of i, f, o and g. States: h, c."""
+    """Computes c = f c + i g and h = o tanh(c) from step to step (Caffe's layer). The gates i, f and o are sigmoids,
+    and g is a tanh, of the sums of x, h and the static input times their weights, plus the bias.
+
+    Bottoms: see Recurrent; top: h (T, N, H), H = num_output; params: weights of x (4H, I), bias (4H), with a static
+    input its weights (4H, S), weights of h (4H, H). The rows of each are those of i, f, o and g. The states are h and
+    c.
+    """
 
     states = 2
     gates = 4

@@ -14,10 +14,13 @@ if TYPE_CHECKING:
 
 @register("Lstm")
 class Lstm(Layer):
-    """Bottoms: x (T, N, I, ...) or, with N = `batch_size` sequences, (T N, I); if given, clip (T, N) or (T N), which is
-    0 where a sequence begins and else 1; without it all begin with the batch. Top: h (T, N, H) or (T N, H), H =
-    `num_output`, by LSTM's formulas. With a `clipping_threshold` gradients of what drives the gates are cut off there;
-    params: weights of x (4H, I), weights of h (4H, H), bias (4H); their rows are those of i, f, o and g."""
+    """Computes what LSTM does (junhyukoh's layer). Bottoms: x (T, N, I, ...) or, with N = `batch_size`, (T N, I), and,
+    if given, clip (T, N) or (T N), which is 0 at the first step of a sequence and 1 elsewhere; without it all sequences
+    begin with the batch. Top: h (T, N, H) or (T N, H), H = `num_output`; params: weights of x (4H, I), weights of h
+    (4H, H), bias (4H). The rows of each are those of i, f, o and g.
+
+    With `clipping_threshold` the gradients of the sums of which the gates are made are limited to plus and minus that.
+    """
 
     bottom_range = (1, 2)
     constant_bottoms = frozenset({1})
@@ -31,12 +34,12 @@ class Lstm(Layer):
 
     @property
     def goes_on(self) -> bool:
-        """The states, for the next batch, unless all sequences begin with it."""
+        """Whether the next batch begins with this one's states: if clip says where sequences begin."""
         return len(self.message.bottom) == 2
 
     @property
     def steps_and_batch(self) -> tuple[int, int]:
-        """T and N."""
+        """T, the number of steps, and N, that of sequences."""
         first, *others = self.shapes[0]
         if len(others) > 1:
             return first, others[0]
@@ -44,7 +47,7 @@ class Lstm(Layer):
 
     @property
     def inputs(self) -> int:
-        """I."""
+        """I, the number of inputs at each step."""
         return math.prod(self.shapes[0][2 if len(self.shapes[0]) > 2 else 1 :])
 
     @property
@@ -82,7 +85,7 @@ class Lstm(Layer):
         if len(self.bottoms) == 2:
             cont = builder.view(self, builder.tensor(self.bottoms[1]), (steps, batch))
         else:
-            values = {"values": [0.0] + [1.0] * (steps - 1)}  # one for each step's sequences
+            values = {"values": [0.0] + [1.0] * (steps - 1)}  # one number for all sequences of a step
             shapes = [(steps, batch)]
             cont = builder.op("Constant", self, [], values, params=[], tops=[], shapes=shapes, gradients=[False])[0]
         attributes = {"static": False, "constant": self.constant, "clip": self.param.clipping_threshold}

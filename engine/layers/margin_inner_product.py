@@ -15,13 +15,16 @@ if TYPE_CHECKING:
 
 
 class MarginLayer(Layer):
-    """Bottoms: x (outer..., inner...), split at `axis`, labels, one for each of outer; tops (outer..., num_output)
-    and, if given, lambda (1). The score of class j is x w_j, but that of a sample's own class, with m = 1 to 4 for
-    `type` SINGLE to QUADRUPLE and t the angle between x and w, (|x| |w| psi(t) + lambda x w) / (1 + lambda),
-    psi(t) = (-1)^k cos(m t) - 2 k for t from k pi / m to (k + 1) pi / m.
+    """The base of layers that score classes with a margin. Bottoms: x (outer..., inner...), split at `axis`, and
+    labels, one for each of outer; tops: scores (outer..., num_output) and, if given, lambda (1).
 
-    lambda = max(lambda_min, base (1 + gamma (iteration + i))^-power) at the i-th iteration, from 1 on; it follows from
-    the solver's iteration, so that a run that resumes goes on where it was.
+    The score of class j is x w_j, w_j being its row of the weights. But that of a sample's own class is
+    (|x| |w| psi(t) + lambda x w) / (1 + lambda), where t is the angle between x and w, and
+    psi(t) = (-1)^k cos(m t) - 2 k for t from k pi / m to (k + 1) pi / m, with m = 1 to 4 for `type` SINGLE to
+    QUADRUPLE.
+
+    At iteration i of the solver, counted from 1, lambda is max(lambda_min, base (1 + gamma (iteration + i))^-power). So
+    a run that is resumed goes on with the same values.
     """
 
     bottom_range = (2, 2)
@@ -81,10 +84,11 @@ class MarginLayer(Layer):
 
 @register("MarginInnerProduct")
 class MarginInnerProduct(MarginLayer):
-    """As the base; params: weights (num_output, inner), whose rows each forward scales to length 1.
+    """A-Softmax, as SphereFace trains it. Bottoms, tops: see MarginLayer; params: weights (num_output, inner), whose
+    rows each forward scales to length 1.
 
-    Gradients are those that SphereFace trains with. The weights' is that of x w, without margin and scaling. What
-    comes to x from its own class is a w + b x with a and b as the formula has them, divided by sqrt(a^2 + b^2).
+    The gradient of the weights is that of x w, without margin and scaling. The gradient of a sample's own score by x is
+    a w + b x, with a and b as the formula has them, divided by sqrt(a^2 + b^2).
     """
 
     unit_weights = True
@@ -100,7 +104,8 @@ class MarginInnerProduct(MarginLayer):
 
 @register("LargeMarginInnerProduct")
 class LargeMarginInnerProduct(MarginLayer):
-    """As the base; params: weights (num_output, inner)."""
+    """L-Softmax, with the gradients of its formula (happynear's layer). Bottoms, tops: see MarginLayer; params: weights
+    (num_output, inner)."""
 
     @property
     def param(self) -> proto.LargeMarginInnerProductParameter:

@@ -1,4 +1,4 @@
-"""Adds or subtracts a mean, and scales, from FlowNet 2."""
+"""Scales a blob, and adds or subtracts a mean, from FlowNet 2."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 
 @register("Mean")
 class Mean(Layer):
-    """Bottoms (N, C, H, W), tops of their shapes: output_scale (input_scale x + mean_scale m), m subtracted with
-    `operation: SUBTRACT`; m is `value`, once or once for each channel, repeated, or the image in `file`, a
-    binaryproto."""
+    """Computes output_scale (input_scale x + mean_scale m), or, with `operation: SUBTRACT`, - mean_scale m
+    (FlowNet 2's layer). Bottoms (N, C, H, W); tops: one for each bottom, of its shape.
+
+    The mean m is `value`, one number or several, or the image in `file`, a binaryproto. If it has fewer channels than
+    x, it is repeated.
+    """
 
     bottom_range = (1, None)
     top_range = (1, None)
@@ -42,7 +45,7 @@ class Mean(Layer):
         return self.shapes
 
     def _mean(self) -> np.ndarray:
-        """(C', H, W) or (C', 1, 1)."""
+        """Returns the mean, (C', H, W) or (C', 1, 1), where C' divides the channels of a bottom."""
         if self.param.value:
             return np.array(self.param.value, np.float32).reshape(-1, 1, 1)
         mean = read_blob(self.param.file)

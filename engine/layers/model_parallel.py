@@ -77,7 +77,7 @@ def exchange(builder: Builder, layer: Layer, tensor: Tensor, part: Part, top: Bl
 
 
 def _by_sample(blocks: tuple[int, ...]) -> tuple[int, ...]:
-    """(parts, N, channels, pixels) -> (N, parts, channels, pixels)"""
+    """Returns (N, parts, channels, pixels) of (parts, N, channels, pixels)."""
     return (blocks[1], blocks[0], *blocks[2:])
 
 

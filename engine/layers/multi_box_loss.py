@@ -12,13 +12,15 @@ from engine.layers.registry import register
 
 @register("MultiBoxLoss")
 class MultiBoxLoss(LossLayer, PriorPredictions):
-    """Bottoms: locations, confidences, priors, ground truth (1, 1, M, 8) of image, label, instance, x1, y1, x2, y2,
-    difficult, padded with rows of image -1. Top: the loss ().
+    """SSD's loss of locations and classes. Bottoms: locations, confidences and priors (see PriorPredictions), and
+    ground truth (1, 1, M, 8) of image, label, instance, x1, y1, x2, y2, difficult, where rows of image -1 are unused;
+    top: the loss ().
 
-    `loc_weight` times the loss of the offsets of matched priors, plus that of the classes of matched priors and, with
-    mining_type MAX_NEGATIVE, of the neg_pos_ratio times as many others of the image whose loss is largest; both divided
-    by the number of matches (normalization VALID). As in SSD, locations or confidences with `propagate_down: false` add
-    nothing to the loss.
+    The loss has two terms, each divided by the number of priors that match a true box (with normalization VALID). One
+    is `loc_weight` times the loss of the offsets of these priors. The other is the loss of their classes and, with
+    mining_type MAX_NEGATIVE, of the classes of other priors: in each image, of those whose loss is largest,
+    neg_pos_ratio times as many as match. As in SSD, locations or confidences with `propagate_down: false` add nothing
+    to the loss.
     """
 
     bottom_range = (4, 4)
@@ -31,7 +33,7 @@ class MultiBoxLoss(LossLayer, PriorPredictions):
     def infer(self) -> list[Shape]:
         self.check_predictions()
         param, truth = self.param, self.shapes[3]
-        # As in SSD, rows are as many as the blob is high, whatever it is called: a DummyData's blob will do.
+        # As in SSD, the height is the number of rows, whatever the other axes are: a blob of DummyData will do.
         if len(truth) != 4 or math.prod(truth) < 8 * truth[2]:
             raise self.error(f"expected ground truth (1, 1, M, 8), got {truth}")
         if param.mining_type == param.HARD_EXAMPLE or param.HasField("nms_param"):
@@ -54,6 +56,7 @@ class MultiBoxLoss(LossLayer, PriorPredictions):
 
     @property
     def mining(self) -> bool:
+        """Whether mining_type is MAX_NEGATIVE."""
         if self.param.HasField("do_neg_mining") and not self.param.HasField("mining_type"):
             return self.param.do_neg_mining  # the older spelling
         return self.param.mining_type == self.param.MAX_NEGATIVE

@@ -1,4 +1,4 @@
-"""How well scores tell labels that are positive, negative or unknown, as in forks of Caffe's first years."""
+"""Measures how well scores tell labels that are positive, negative or unknown, as in forks of Caffe's first years."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 @register("MultiLabelAccuracy")
 class MultiLabelAccuracy(Layer):
-    """Bottoms: scores (N, labels, ...), labels (same count) as of MultiLabelLoss. Top (1, 5, 1, 1): recall,
-    specificity, the harmonic mean of both, precision, and F1; 0 where there are no labels to measure them by."""
+    """Compares the signs of scores with those of labels. Bottoms: scores (N, labels, ...) and labels, of one count, as
+    those of MultiLabelLoss; top (1, 5, 1, 1): recall, specificity, the harmonic mean of both, precision, and F1. A
+    measure is 0 if there is no label to measure it by."""
 
     bottom_range = (2, 2)
     differentiable = False

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 @register("MultiLabelLoss")
 class MultiLabelLoss(LossLayer):
-    """Bottoms: scores (N, labels, ...), labels (same count): above 0 for yes, below 0 for no, 0 for those that do not
-    count. Tops: the sum of -log s of the first and -log(1 - s) of the second, over N, (), and the sigmoids s."""
+    """Computes the sum of -log s for positive labels and of -log(1 - s) for negative ones, divided by N, where s is the
+    sigmoid of the score. Bottoms: scores (N, labels, ...) and labels, of one count: above 0 for positive, below 0 for
+    negative, 0 for those that do not count; tops: the loss (), and the sigmoids."""
 
     top_range = (0, 2)
     probabilities = "Sigmoid"

@@ -13,22 +13,26 @@ from engine.layers.registry import register
 if TYPE_CHECKING:
     from engine.layers.builder import Builder
 
-# The diagonals of weights where the text gives none: what files beside the fork's own net say.
+# The diagonals of weights that the text does not give, as in the files beside the fork's own net.
 SPATIAL, BILATERAL = 3.0, 5.0
 _DEVIATIONS = ("theta_alpha", "theta_beta", "theta_gamma")
 _MOST_ITERATIONS = 1000
-_MOST_PIXELS = (2**31 - 1) // 6  # six corners of the bilateral filter's lattice for each, which int32 counts
+_MOST_PIXELS = (2**31 - 1) // 6  # int32 counts six corners of the bilateral filter's lattice for each
 
 
 @register("MultiStageMeanfield")
 class MultiStageMeanfield(Layer):
-    """Bottoms: unary scores (N, C, H, W), the scores to begin with (as the unary ones, of which they are a copy as a
-    rule), pictures (N, 3, H, W), which have no gradient. Top (N, C, H, W): the scores after `num_iterations` of mean
-    field inference, before the softmax; params: weights of the spatial filter (1, 1, C, C), and, of the same shape, of
-    the bilateral filter (both diagonal at first) and compatibilities (-1 on the diagonal: a class supports itself).
+    """Computes `num_iterations` of mean field inference (CRF-RNN's layer). In each, with p the softmax of the scores,
+    these become unary - compatibilities (spatial weights S(p) + bilateral weights B(p)), where S and B are the spatial
+    and the bilateral filter.
 
-    `theta_gamma` is the spatial filter's deviation in pixels, `theta_alpha` and `theta_beta` the bilateral one's in
-    pixels and in values of the picture.
+    Bottoms: unary scores (N, C, H, W), the scores to begin with, of the same shape and as a rule a copy, and pictures
+    (N, 3, H, W), into which no gradient flows; top: the scores (N, C, H, W), before the softmax; params: weights of the
+    spatial filter (1, 1, C, C), and, of the same shape, of the bilateral filter (both diagonal at first) and
+    compatibilities (-1 on the diagonal: a class supports itself).
+
+    `theta_gamma` is the deviation of the spatial filter in pixels; `theta_alpha` and `theta_beta` are those of the
+    bilateral filter, in pixels and in values of the picture.
     """
 
     bottom_range = (3, 3)
@@ -56,7 +60,8 @@ class MultiStageMeanfield(Layer):
         return [unary]
 
     def _weights(self, filter: str, otherwise: float) -> np.ndarray:
-        """The diagonal that a filter's weights begin with. Raises ConfigError where it has not C numbers."""
+        """Returns the diagonal (C) with which the weights of a filter begin. otherwise: each value, if the text gives
+        none. Raises ConfigError if the text does not give C numbers."""
         text, classes = getattr(self.param, f"{filter}_filter_weights_str"), self.shapes[0][1]
         if not text:
             name = f"{filter}_filter_weight"

@@ -8,7 +8,8 @@ from engine.layers.registry import register
 
 @register("MultinomialLogisticLoss")
 class MultinomialLogisticLoss(ClassLoss):
-    """Bottoms: probabilities (N, classes...), labels (N). Top: -sum log(p of the label's class) / N."""
+    """Computes -sum log p / N, where p is the probability of a sample's label (Caffe's layer). Bottoms: probabilities
+    (N, classes...), labels (N); top: the loss ()."""
 
     def flops(self) -> int:
         return 2 * self.shapes[0][0]

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 @register("MVN")
 class MVN(Layer):
-    """Bottom (N, C, ...), top of its shape with 4 axes at least, the last ones of length 1: (x - mean) / (standard
-    deviation + eps) over each (n, c), or, `across_channels`, over each n; with `normalize_variance: false` x - mean.
+    """Computes (x - mean) / (deviation + eps), or, with `normalize_variance: false`, x - mean (Caffe's layer). Mean and
+    standard deviation are those of each channel of each sample or, with `across_channels`, of each sample.
+
+    Bottom (N, C, ...); top: of its shape, but with at least 4 axes, for which axes of length 1 are added at the end.
     """
 
     bf16 = True

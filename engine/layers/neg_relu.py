@@ -15,7 +15,7 @@ _NEGATED = {"power": 1.0, "scale": -1.0, "shift": 0.0}
 
 @register("NegReLU")
 class NegReLU(Activation):
-    """Bottom and top: any shape. It is -ReLU(-x)."""
+    """Computes -ReLU(-x), with the slope of relu_param (FlowNet 2's layer). Bottom and top: any shape."""
 
     bf16 = True
 

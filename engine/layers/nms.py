@@ -14,9 +14,13 @@ if TYPE_CHECKING:
 
 @register("Nms")
 class Nms(Layer):
-    """Bottom (N, C, H, W); top (N, num_parts, max_peaks + 1, 3): of the first num_parts planes, in the first row, how
-    many pixels are above `threshold` and above their eight neighbours, and then, for the first max_peaks of these from
-    top to bottom, column and row, of the center of what is above 0 around it, and value. Other rows are 0."""
+    """Finds pixels that are above `threshold` and above their eight neighbours (OpenPose's layer). Bottom (N, C, H, W);
+    top (N, num_parts, max_peaks + 1, 3), for the first num_parts channels.
+
+    The first row holds the number of peaks of the channel, 0 and 0. The next rows hold a peak each: column and row of
+    the center of the values above 0 that are at most three pixels away, and the peak's value. They are the first
+    max_peaks peaks, from top to bottom; the rows that are left are 0.
+    """
 
     differentiable = False
 

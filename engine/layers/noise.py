@@ -1,4 +1,4 @@
-"""Adds random numbers to each element, as in several forks."""
+"""Adds random numbers to each element, as several forks do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class _Numbers(NamedTuple):
-    """Normal, of standard deviation `spread`, or even, up to `spread` from the center; of several, a step has one."""
+    """The numbers to draw: normal ones, with the standard deviation `spread`, or uniform ones, at most `spread` from
+    the center. If there are several spreads, each step draws one of them."""
 
     gaussian: bool
     center: float
@@ -43,7 +44,8 @@ def _yao_zhaos(param: proto.NoiseParameter) -> _Numbers:
     return _Numbers(True, 0.0, [param.sigma])
 
 
-# What forks say in noise_param: their fields, of which the first ones tell, and whether there is noise at test, too.
+# The forms of noise_param, each of one or more forks: the fields by which it is known, those that it may have besides,
+# whether there is noise in TEST, too, and the function that reads it.
 _FORMS = (
     (("gaussian_std", "uniform_range"), ("bias",), False, _happynears),
     (("noise_type", "std_var", "upper", "lower"), ("mean",), False, _winggans),
@@ -54,11 +56,18 @@ _FORMS = (
 
 @register("Noise")
 class Noise(Activation):
-    """Bottom and top: any shape, of which the first axis counts samples. In training, and in the last two forms at
-    test, y = x + numbers that are drawn for each element: normal ones with the standard deviation `gaussian_std`, or
-    even ones in [-`uniform_range`, `uniform_range`), both around `bias`; of `noise_type` GAUSSIAN with `mean` and
-    `std_var`, or UNIFORM from `lower` to `upper`; as `filler_param` says, gaussian or uniform, where each step has one
-    of the deviations `std`; normal ones with the standard deviation `sigma`.
+    """Adds a number to each element, drawn anew at each step. Bottom and top: any shape with samples along the first
+    axis.
+
+    The fields of noise_param tell whose layer it is:
+    - `gaussian_std`, the deviation of normal numbers, or `uniform_range`, the largest of uniform ones, and `bias`,
+      which is added to them (happynear).
+    - `noise_type` GAUSSIAN with `mean` and `std_var`, or UNIFORM from `lower` to `upper` (winggan).
+    - `filler_param`, gaussian or uniform, with one of the deviations `std` for each step, if they are given
+      (jyegerlehner, DeepDenoising).
+    - `sigma`, the deviation of normal numbers (yao-zhao).
+
+    The first two add noise in TRAIN alone, the others in TEST, too.
     """
 
     def infer(self) -> list[Shape]:
@@ -74,7 +83,8 @@ class Noise(Activation):
         return super().infer()
 
     def _form(self) -> tuple[bool, _Numbers]:
-        """Whether there is noise at test, too, and which."""
+        """Returns whether there is noise in TEST, too, and the numbers to draw. Raises ConfigError unless noise_param
+        has the fields of one fork."""
         given = {field.name for field, _ in self.message.noise_param.ListFields()}
         for tell, more, at_test, read in _FORMS:
             if given.intersection(tell) and given.issubset((*tell, *more)):

@@ -1,4 +1,4 @@
-"""Scales each sample to length 1, under the names that it has in several forks."""
+"""Scales each sample to length 1, under the names that this has in several forks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @register("Normalization", "L2Normalization")
 class Normalization(Layer):
-    """Bottom and top (N, ...): x / sqrt(sum of x^2), the sum over all of a sample. A sample of zeros stays as it is;
-    in some of the forks it is not a number."""
+    """Computes x / sqrt(sum of x^2), where the sum is over a sample. Bottom and top (N, ...). A sample of zeros stays
+    as it is; in some forks it becomes NaN."""
 
     def infer(self) -> list[Shape]:
         if not self.shapes[0]:
@@ -35,8 +35,8 @@ class Normalization(Layer):
 
 @register("L2Norm", "NormalizationL2")
 class L2Norm(Normalization):
-    """As Normalization, of samples (N, C) or (N, C, 1, 1): of others, some forks scale each sample, and some the
-    channels of each position."""
+    """Computes what Normalization does, for bottoms (N, C) or (N, C, 1, 1). It refuses others: some forks scale each
+    sample of these, and some the channels of each position."""
 
     def infer(self) -> list[Shape]:
         if math.prod(self.shapes[0][2:]) != 1:

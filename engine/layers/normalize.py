@@ -18,13 +18,17 @@ LEAST = 1e-6  # happynear's fork adds this to sums
 
 @register("Normalize")
 class Normalize(Normalization):
-    """Bottom and top (N, C, ...): SSD's, where norm_param is given, x scale / sqrt(sum of x^2 + eps), the sum over all
-    of a sample, or, `across_spatial: false`, over the channels of a position; params: scale (), or (C) with
-    `channel_shared: false`; 1 without a filler; no other form has any.
+    """Bottom (N, C, ...); top: x divided by a length, of the bottom's shape. There are three forms.
 
-    happynear's, where normalize_param or a second top is given: x / sqrt(sum of x^2 + 1e-6), or, `normalize_type:
-    "L1"`, x / (sum of |x| + 1e-6), over the channels of a position; second top: that length (N, 1, ...), whose gradient
-    counts with `bp_norm`. caffe-face's, without any of these: x / sqrt(sum of x^2) over all of a sample.
+    If norm_param is given, it is SSD's: x scale / sqrt(sum of x^2 + eps), where the sum is over a sample or, with
+    `across_spatial: false`, over the channels of a position; params: scale (), or (C) with `channel_shared: false`; 1
+    without a filler; no other form has any.
+
+    If normalize_param or a second top is given, it is happynear's: x / sqrt(sum of x^2 + 1e-6) or, with
+    `normalize_type: "L1"`, x / (sum of |x| + 1e-6), where the sum is over the channels of a position. The second top is
+    that length (N, 1, ...); its gradient counts with `bp_norm`.
+
+    Otherwise it is caffe-face's: x / sqrt(sum of x^2), where the sum is over a sample.
     """
 
     bf16 = True
