@@ -1,4 +1,4 @@
-"""What losses have in common that compare two blobs element by element; both may be predictions."""
+"""The base of losses that compare two blobs element by element, both of which may be predictions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.layers.loss import LossLayer
 
 
 class PairLoss(LossLayer):
-    """Bottoms: two blobs (N, ...) of the same count. Top: the loss ()."""
+    """Bottoms: two blobs (N, ...) of one count, with gradients for both; top: the loss ()."""
 
     constant_bottoms = frozenset()
 

@@ -9,8 +9,8 @@ from engine.layers.registry import register
 
 @register("Parameter")
 class Parameter(Layer):
-    """No bottoms; top: the parameter; params: one of `shape`, zeros unless weights are loaded or there is a
-    `blob_filler` (happynear's)."""
+    """Gives its parameter to other layers as its top (Caffe's layer). It has no bottoms; top: of the given `shape`;
+    params: one of `shape`, zeros unless weights are loaded or there is a `blob_filler` (happynear's)."""
 
     bottom_range = (0, 0)
 

@@ -13,13 +13,14 @@ if TYPE_CHECKING:
 
 @register("Permute")
 class Permute(Layer):
-    """Bottom: any shape; top: axis i is the bottom's axis `order`[i]; axes not named follow in their order."""
+    """Makes axis `order`[i] of the bottom axis i of the top (SSD's layer). Bottom: any shape. Axes that `order` does
+    not name follow in their order."""
 
     bf16 = True
 
     @property
     def order(self) -> list[int]:
-        """Of all axes."""
+        """The order of all axes. Raises ConfigError if the text's `order` is wrong."""
         given, rank = list(self.message.permute_param.order), len(self.shapes[0])
         if len(set(given)) != len(given) or any(axis >= rank for axis in given):
             raise self.error(f"expected different axes below {rank} in order, got {given}")

@@ -16,13 +16,15 @@ MOST_PLACES = 2**24  # the most pixels of a plane whose numbers float32 holds ex
 
 @register("Pooling")
 class Pooling(Layer):
-    """Bottom (N, C, spatial...), top (N, C, pooled...), sizes rounded up unless `round_mode: FLOOR`. A second top of
-    MAX: where in the bottom's plane each maximum was, row * W + column (the mask that Upsample reads).
+    """Computes the maximum or the average of windows, or draws a value of each (Caffe's layer). Bottom
+    (N, C, spatial...); tops: (N, C, pooled...), whose sizes are rounded up unless `round_mode: FLOOR`, and, for MAX, if
+    given, a mask of the same shape: where in the bottom's plane each maximum was, as row * W + column. Upsample reads
+    it.
 
-    The last window of an axis is dropped if it starts beyond bottom and padding; where nothing is padded it stays, as
-    in Caffe, and its maximum is the lowest float32. MAX ignores padding; AVE divides by the part of the window that
-    lies within bottom and padding, or with `avg_include_pad: false` within the bottom. STOCHASTIC takes a value with a
-    probability that is its share of the window's sum, and in TEST the mean weighted by these shares.
+    The last window of an axis is dropped if it starts beyond bottom and padding. It stays if nothing is padded, as in
+    Caffe, and its maximum is the lowest float32. MAX ignores padding; AVE divides by the number of pixels of the window
+    that lie within bottom and padding, or with `avg_include_pad: false` within the bottom. STOCHASTIC takes a value
+    with a probability that is its fraction of the window's sum; in TEST it takes the mean weighted by these fractions.
     """
 
     bf16 = True
@@ -66,6 +68,8 @@ class Pooling(Layer):
             raise self.error(f"expected pad 0 with pool STOCHASTIC, got {self.window['pad']}")
 
     def _pooled(self, i: int, size: int) -> int:
+        """Returns the top's size along spatial axis i, from the bottom's. Raises ConfigError if the window does not
+        fit."""
         kernel, stride, pad = (self.window[what][i] for what in ("kernel", "stride", "pad"))
         if kernel < 1 or stride < 1:
             raise self.error(f"expected kernel and stride of at least 1, got {kernel} and {stride}")
@@ -100,6 +104,7 @@ class Pooling(Layer):
         }
 
     def _whole_plane(self) -> dict[str, list[int]]:
+        """Returns the window of global_pooling. Raises ConfigError if the text gives another one."""
         spatial = self.shapes[0][2:]
         for field in ("kernel_size", "kernel_h", "kernel_w"):
             if self.param.HasField(field):

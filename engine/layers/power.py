@@ -9,11 +9,11 @@ from engine.layers.registry import register
 
 @register("Power")
 class Power(Activation):
-    """Bottom and top: any shape.
+    """Computes (shift + scale x)^power (Caffe's layer). Bottom and top: any shape.
 
-    In bf16 where the power is 1, as behind residuals that are scaled, or 2. Other powers, as Exp and Log, make roots,
-    quotients and likelihoods for losses and norms, which are added up with more digits than bf16 has: those stay
-    float32, as exp, log and pow do in PyTorch's autocast for CUDA (its CPU autocast leaves them in bf16).
+    It runs in bf16 if the power is 1, as behind residuals that are scaled, or 2. Other powers, Exp and Log make the
+    roots, quotients and likelihoods of losses and norms, where they are added up and need more digits than bf16 has.
+    These stay in float32, as exp, log and pow do in PyTorch's autocast for CUDA (its CPU autocast leaves them in bf16).
     """
 
     bf16 = True

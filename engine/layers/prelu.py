@@ -10,8 +10,8 @@ from engine.layers.registry import register
 
 @register("PReLU")
 class PReLU(Activation):
-    """Bottom and top (N, C, ...) of 2 to 5 axes; params: slopes (C), or () with `channel_shared`; 0.25 without a
-    filler."""
+    """Computes x where it is above 0, else a learned slope times x (Caffe's layer). Bottom and top (N, C, ...), of 2 to
+    5 axes; params: slopes (C), or () with `channel_shared`; 0.25 without a filler."""
 
     bf16 = True
 

@@ -13,16 +13,18 @@ from engine.layers.registry import register
 if TYPE_CHECKING:
     from engine.layers.builder import Builder
 
-MOST_SIZES = 1000  # of min_size, and of aspect_ratio: their product is made before anybody looks at its size
+MOST_SIZES = 1000  # of min_size, and of aspect_ratio: infer() makes all of their product's boxes
 
 
 @register("PriorBox")
 class PriorBox(Layer):
-    """Bottoms: features (N, C, H, W) and, unless the text gives the image's size, the images. Top (1, 2, H W boxes 4):
-    corners x1, y1, x2, y2 as shares of the image, and their variances.
+    """Lays boxes around the pixels of a feature map (SSD's layer). Bottoms: features (N, C, H, W) and, unless the text
+    gives the image's size, the images; top (1, 2, H W boxes 4): the corners x1, y1, x2, y2 of the boxes, in fractions
+    of the image's sides, and their variances.
 
-    Around each pixel, for every min_size s (a whole number; fractions are cut off): a square of side s; one of side
-    sqrt(s max_size); and for every aspect ratio a but 1, s sqrt(a) times s / sqrt(a).
+    For each min_size s, a whole number (fractions are cut off), a pixel has a square of side s, one of side
+    sqrt(s max_size) if max_size is given, and for each aspect ratio a but 1 a box of width s sqrt(a) and height
+    s / sqrt(a).
     """
 
     bottom_range = (1, 2)
@@ -57,7 +59,7 @@ class PriorBox(Layer):
         return [(1, 2, height * width * len(self.sizes()) * 4)]
 
     def sizes(self) -> list[tuple[float, float]]:
-        """Width and height of the boxes around a pixel, in pixels of the image."""
+        """Returns the width and height of each box around a pixel, in pixels of the image."""
         sizes, ratios = [], self._aspect_ratios()
         for i, given in enumerate(self.param.min_size):
             side = int(given)
@@ -68,7 +70,7 @@ class PriorBox(Layer):
         return sizes
 
     def _aspect_ratios(self) -> list[float]:
-        """All but 1, each once."""
+        """Returns the different aspect ratios, without 1."""
         ratios = [1.0]
         for ratio in self.param.aspect_ratio:
             if all(abs(ratio - known) >= 1e-6 for known in ratios):
@@ -76,7 +78,8 @@ class PriorBox(Layer):
         return ratios[1:]
 
     def _pair(self, square: str, stem: str) -> tuple[float, float] | None:
-        """Height and width from the field `square`, or from the two that begin with `stem`; None without any."""
+        """Returns height and width, from the field `square` or from the two fields that begin with `stem`; None if none
+        is given."""
         both = [f"{stem}_h", f"{stem}_w"]
         param, given = self.param, [field for field in both if self.param.HasField(field)]
         if given and (len(given) != 2 or param.HasField(square)):
@@ -90,7 +93,8 @@ class PriorBox(Layer):
 
     @np.errstate(over="raise", divide="raise", invalid="raise")
     def boxes(self) -> np.ndarray:
-        """(2, H W boxes 4), float32: the top."""
+        """Returns the top (1, 2, H W boxes 4) without its first axis, float32. Raises ConfigError if the image's size
+        is not known."""
         height, width = self.shapes[0][2:]
         image = self._pair("img_size", "img")
         if image is None:

@@ -1,4 +1,4 @@
-"""What layers that read a detector's predictions for prior boxes have in common (SSD)."""
+"""The base of layers that read a detector's predictions for prior boxes (SSD)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ CODES = proto.PriorBoxParameter.CodeType
 
 
 class PriorPredictions(Layer):
-    """Bottoms begin with: locations (N, P * 4, or P * classes * 4 without `share_location`), confidences (N, P *
-    classes), priors (1, 2, P * 4), boxes and variances."""
+    """The first three bottoms are locations (N, P * 4), or (N, P * classes * 4) without `share_location`, confidences
+    (N, P * classes), and priors (1, 2, P * 4), which are boxes and variances."""
 
     @property
     def param(self):
@@ -20,9 +20,11 @@ class PriorPredictions(Layer):
 
     @property
     def priors(self) -> int:
+        """P, the number of prior boxes."""
         return math.prod(self.shapes[2]) // 8
 
     def check_predictions(self) -> None:
+        """Raises ConfigError unless the first three bottoms fit each other."""
         locations, confidences, priors = self.shapes[:3]
         classes = self.param.num_classes
         if classes < 1:

@@ -14,12 +14,13 @@ from engine.layers.registry import register
 if TYPE_CHECKING:
     from engine.layers.builder import Builder
 
-RATIOS, SCALES = (0.5, 1.0, 2.0), (8.0, 16.0, 32.0)  # of py-faster-rcnn, where the text gives none
+RATIOS, SCALES = (0.5, 1.0, 2.0), (8.0, 16.0, 32.0)  # py-faster-rcnn's, if the text gives none
 
 
 @np.errstate(over="raise", divide="raise", invalid="raise")
 def anchor_boxes(base: int, ratios: Sequence[float], scales: Sequence[float]) -> np.ndarray:
-    """(A, 4): x1, y1, x2, y2 around the first pixel; ratio by ratio, and in it scale by scale."""
+    """Returns the A anchors around the first pixel, (A, 4) of x1, y1, x2, y2: ratio by ratio, and scale by scale for
+    each. base: the side of a square of ratio and scale 1, in pixels of the net's input."""
     anchors = []
     for ratio in ratios or RATIOS:
         width = np.round(math.sqrt(base * base / ratio))
@@ -33,14 +34,16 @@ def anchor_boxes(base: int, ratios: Sequence[float], scales: Sequence[float]) ->
 
 @register("Proposal")
 class Proposal(Layer):
-    """Bottoms: scores (N, 2 A, H, W), those of objects after those of the background, offsets (N, 4 A, H, W), and
-    image sizes (N or 1, 3) of height, width and scale. Tops: regions (N post_nms_topn, 5) of image, x1, y1, x2, y2 in
-    pixels of the net's input, the best first in each image, and their scores (N post_nms_topn, 1).
+    """Proposes regions from the predictions for A = ratios * scales anchors at each pixel (py-faster-rcnn's layer).
 
-    A = ratios * scales anchors at each pixel are moved by their offsets and clipped; of those not smaller than
-    min_size * scale the pre_nms_topn best are kept, of these those that overlap no better one by more than nms_thresh.
-    Caffe's tops have as many rows as there are regions; here rows that are not used hold -1, which ROIPooling and
-    PSROIPooling take for such.
+    Bottoms: scores (N, 2 A, H, W), those of the background first, then those of objects; offsets (N, 4 A, H, W); and
+    image sizes (N or 1, 3) of height, width and scale. Tops: regions (N post_nms_topn, 5) of image, x1, y1, x2, y2 in
+    pixels of the net's input, for each image the best first, and, if given, their scores (N post_nms_topn, 1).
+
+    Anchors are moved by their offsets and clipped to the image. Those with a side below min_size * scale are dropped,
+    and of the others the pre_nms_topn best are kept. Of these a region stays if it overlaps no better one by more than
+    nms_thresh. Caffe's tops have as many rows as there are regions; here unused rows hold -1, which ROIPooling and
+    PSROIPooling leave out.
     """
 
     bottom_range = (3, 3)
@@ -84,4 +87,4 @@ class Proposal(Layer):
         builder.op("Proposal", self, inputs, attributes)
 
     def flops(self) -> int:
-        return 5 * math.prod(self.shapes[1])  # moving the anchors; suppression depends on the scores
+        return 5 * math.prod(self.shapes[1])  # to move the anchors; what suppression takes depends on the scores

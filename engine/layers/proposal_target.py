@@ -1,4 +1,4 @@
-"""Regions for a detector to learn from, and what it shall say of them (Ren et al. 2015, arXiv 1506.01497)."""
+"""Chooses regions for a detector to learn from, and makes their targets (Ren et al. 2015, arXiv 1506.01497)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,20 @@ DEVIATIONS = (0.1, 0.1, 0.2, 0.2)  # of offsets, in py-faster-rcnn's end-to-end 
 
 @register("ProposalTarget")
 class ProposalTarget(Layer):
-    """py-faster-rcnn's ProposalTargetLayer. Bottoms: regions (R, 5) of image, x1, y1, x2, y2, unused where the image is
-    negative, and true boxes (G, 5) of x1, y1, x2, y2 and class, rows of class 0 being unused; of one image. Tops:
-    regions (batch_size, 5), their classes (batch_size), 0 for the background, offsets to the true boxes (batch_size, 4
-    num_classes), less `bbox_normalize_mean` and by `bbox_normalize_std`, and their weights inside and outside of the
-    loss, which are 0 but at the region's class.
+    """Does what py-faster-rcnn's ProposalTargetLayer does, for one image. Bottoms: regions (R, 5) of image, x1, y1, x2,
+    y2, unused if the image is negative, and true boxes (G, 5) of x1, y1, x2, y2, class, unused if the class is 0.
 
-    At most `fg_fraction` of the regions overlap a true box by `fg_thresh`, the others by bg_thresh_lo to bg_thresh_hi;
-    the seed, the layer's name and the iteration choose them. Where there are too few of both, they are repeated, for
-    Caffe's tops have fewer rows then.
+    Tops:
+    - the chosen regions (batch_size, 5); true boxes may be among them,
+    - their classes (batch_size), 0 for the background,
+    - the offsets that lead to their true boxes (batch_size, 4 num_classes), from which `bbox_normalize_mean` is
+      subtracted before they are divided by `bbox_normalize_std`,
+    - weights for SmoothL1Loss, inside and outside (as the offsets). Offsets and weights are 0 but for the region's
+      class.
+
+    At most `fg_fraction` of the chosen overlap a true box by `fg_thresh` or more; the others overlap one by
+    bg_thresh_lo to bg_thresh_hi. The seed, the layer's name and the iteration decide the choice. If there are too few,
+    regions are repeated; Caffe's tops have fewer rows then.
     """
 
     bottom_range = (2, 2)

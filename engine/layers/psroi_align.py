@@ -9,8 +9,9 @@ from engine.layers.registry import register
 
 @register("PSROIAlign")
 class PSROIAlign(ScoreMaps):
-    """Top: the average of bilinear samples of every cell, of which there are `sample_num` squared, inside of it, or, if
-    `sampling_ratio` is given, those of ROIAlign."""
+    """Computes the average of bilinear samples of each cell (R-FCN-PSROIAlign's layer). Bottoms: see RegionPooling;
+    top: see ScoreMaps. A cell has `sample_num` squared samples inside of it or, if `sampling_ratio` is given, the
+    samples that ROIAlign takes."""
 
     @property
     def param(self):
@@ -30,10 +31,12 @@ class PSROIAlign(ScoreMaps):
 
     @property
     def aligned(self) -> bool:
+        """Whether samples are those of ROIAlign."""
         return self.param.HasField("sampling_ratio")
 
     @property
     def samples(self) -> int:
+        """The number of samples of a cell along each axis; 0 if ROIAlign's follow from the size of the cell."""
         return max(self.param.sampling_ratio, 0) if self.aligned else self.param.sample_num
 
     def attributes(self) -> Attributes:

@@ -8,8 +8,9 @@ from engine.layers.roi_pooling import RegionPooling
 
 
 class ScoreMaps(RegionPooling):
-    """Top (R, output_dim, group_size, group_size), of features (N, output_dim group_size^2, H, W): of every cell of a
-    grid over the region, cell (i, j) of output c in channel (c group_size + i) group_size + j."""
+    """The base of layers that pool each cell of a region from a channel of its own. Features
+    (N, output_dim group_size^2, H, W); top (R, output_dim, group_size, group_size), where cell (i, j) of output c comes
+    from channel (c group_size + i) group_size + j."""
 
     def pooled_shape(self, channels: int) -> Shape:
         output_dim, group = self.param.output_dim, self.param.group_size
@@ -25,7 +26,8 @@ class ScoreMaps(RegionPooling):
 
 @register("PSROIPooling")
 class PSROIPooling(ScoreMaps):
-    """Top: the average of every cell; 0 where a cell is empty."""
+    """Computes the average of each cell; 0 if the cell is empty (R-FCN's layer). Bottoms: see RegionPooling; top: see
+    ScoreMaps."""
 
     @property
     def param(self):

@@ -304,5 +304,5 @@ def _array(tensor: Tensor) -> np.ndarray:
 
 
 def _values(tensor: Tensor, blob: LayerBlob) -> np.ndarray:
-    """Returns the same in the shape of a blob."""
+    """Returns a view of a row-major tensor's values in the shape of a blob."""
     return _array(tensor).reshape(blob.shape)

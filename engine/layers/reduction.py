@@ -16,8 +16,8 @@ TERMS = {1: "value", 2: "magnitude", 3: "square", 4: "value"}  # what SUM, ASUM,
 
 @register("Reduction")
 class Reduction(Layer):
-    """Bottom (outer..., inner...), split at `axis`; top (outer...): the SUM, ASUM (of magnitudes), SUMSQ (of squares)
-    or MEAN of inner, times `coeff` (1)."""
+    """Computes `coeff` times the SUM, ASUM (of magnitudes), SUMSQ (of squares) or MEAN of inner (Caffe's layer). Bottom
+    (outer..., inner...), split at `axis`; top (outer...)."""
 
     bf16 = True
     wide_tops = True

@@ -1,4 +1,4 @@
-"""The loss of a YOLO detector."""
+"""The loss of the second version of YOLO."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from engine.layers.registry import register
 
 @register("RegionLoss")
 class RegionLoss(GridLoss):
-    """Bottoms: predictions, ground truth. Top: the loss ().
+    """The loss of YOLO v2, as Intel's fork has it. Bottoms: predictions and ground truth (see AnchorGrid and GridLoss);
+    top: the loss ().
 
-    The gradient, divided by N, is that of: for the box of each truth's pixel whose anchor fits best, coord_scale times
-    the rounded absolute difference of its place, object_scale (1 - p)^4 / 2 and class_scale times the negative
-    log-likelihood of its class; for other boxes that overlap no truth by `thresh`, noobject_scale p^2 / 2. The top is
-    the sum of the squares of that gradient before the division, the number that Caffe's YOLO shows.
+    The gradient is that of a sum over boxes, divided by N. To each truth belongs a box: at the pixel that holds its
+    center, the one whose anchor, or with `bias_match: 0` whose predicted size, fits best. The box adds
+    - coord_scale times the smooth L1 distances of x, y, log w and log h,
+    - object_scale (1 - p)^4 / 2, where p is its probability of an object,
+    - class_scale times the negative log-likelihood of the truth's class.
+
+    Each other box that overlaps no truth by more than `thresh` adds noobject_scale p^2 / 2. The top is another number,
+    the one that Caffe's YOLO shows: the sum of the squares of the gradient before it is divided.
     """
 
     @property

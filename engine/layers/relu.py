@@ -9,7 +9,7 @@ from engine.layers.registry import register
 
 @register("ReLU")
 class ReLU(Activation):
-    """Bottom and top: any shape."""
+    """Computes max(x, 0), or negative_slope * x where x is negative (Caffe's layer). Bottom and top: any shape."""
 
     bf16 = True
 

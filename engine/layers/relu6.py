@@ -8,6 +8,7 @@ from engine.layers.registry import register
 
 @register("ReLU6")
 class ReLU6(Activation):
-    """Bottom and top: any shape. The gradient passes where 0 < x < 6."""
+    """Computes min(max(x, 0), 6), as several forks do. Bottom and top: any shape. The gradient is that of x where 0 < x
+    < 6, else 0."""
 
     bf16 = True

@@ -13,12 +13,15 @@ if TYPE_CHECKING:
 
 @register("Reorg")
 class Reorg(Layer):
-    """Bottom (N, C, H, W); top (N, C s^2, H/s, W/s), s being `stride`, or, with `reverse`, (N, C/s^2, H s, W s).
+    """Moves s x s pixels into channels, s being `stride`, or back with `reverse` (YOLO v2's layer). Bottom
+    (N, C, H, W); top (N, C s^2, H/s, W/s), or (N, C/s^2, H s, W s) with `reverse`.
 
-    With `reverse`, channel (i s + j) C/s^2 + k, pixel (h, w) becomes channel k, pixel (h s + i, w s + j). Without it,
-    as darknet and its Caffe ports have it and weights trained there expect, the bottom is read as if it were
-    (N, C/s^2, H s, W s), squares of s pixels of that become channels, and the result, (N, C, H, W), is then called
-    (N, C s^2, H/s, W/s). So C must be divisible by s^2 both ways, and one is not the inverse of the other.
+    With `reverse`, pixel (h, w) of channel (i s + j) C/s^2 + k becomes pixel (h s + i, w s + j) of channel k.
+
+    Without it, the bottom is read as if it were (N, C/s^2, H s, W s); squares of s x s pixels of that become channels;
+    and the result, (N, C, H, W), is called (N, C s^2, H/s, W/s). This is what darknet and its ports to Caffe do, and
+    what weights trained there expect. So C must be divisible by s^2 both ways, and neither way is the inverse of the
+    other.
     """
 
     bf16 = True

@@ -1,4 +1,4 @@
-"""Planes in another size, as FlowNet 2 resizes them."""
+"""Resizes planes, as FlowNet 2 does."""
 
 from __future__ import annotations
 
@@ -19,8 +19,16 @@ if TYPE_CHECKING:
 def taps(
     size: int, centers: np.ndarray, reach: int, weight: Callable[[np.ndarray], np.ndarray], name: str
 ) -> Attributes:
-    """What the op needs to know of an axis: each pixel of the top is a mean of the bottom's within `reach` of the one
-    nearest to its center, by weight(distance); weights add up to 1."""
+    """Returns the attributes of the op for one axis: the pixels of the bottom whose weighted mean is a pixel of the
+    top.
+
+    Args:
+        size: of the bottom.
+        centers: where in the bottom the pixels of the top have their centers.
+        reach: how many pixels count on each side of the one nearest to the center.
+        weight: the weight of a pixel by its distance from the center; the weights are then made to add up to 1.
+        name: "row" or "column".
+    """
     nearest = np.floor(np.abs(centers) + 0.5) * np.sign(centers)  # rounds halves away from 0, as C does
     places = nearest[:, None].astype(np.int64) + np.arange(-reach, reach + 1)
     weights = np.where((places >= 0) & (places < size), weight(centers[:, None] - places), 0.0)
@@ -34,14 +42,16 @@ def taps(
 
 
 class Resizing(Layer):
-    """Bottoms: x (N, C, H, W) and, if given, a blob whose height and width the top gets."""
+    """The base of layers that resize to a given size. Bottoms: x (N, C, H, W) and, if given, a blob of whose shape the
+    top gets height and width; top (N, C, height, width)."""
 
     bottom_range = (1, 2)
     constant_bottoms = frozenset({1})
     shape_bottoms = frozenset({1})
 
     def size(self, width: int, height: int) -> tuple[int, int]:
-        """Of the top: the second bottom's, or what the text says. Raises ConfigError."""
+        """Returns the height and width of the top: the second bottom's, or the given ones. Raises ConfigError if they
+        do not fit."""
         if any(len(shape) != 4 for shape in self.shapes):
             raise self.error(f"expected bottoms of 4 axes (N, C, H, W), got {', '.join(map(str, self.shapes))}")
         if len(self.shapes) == 2:
@@ -55,10 +65,12 @@ class Resizing(Layer):
 
 
 def triangle(distance: np.ndarray) -> np.ndarray:
+    """Returns the weights of linear interpolation."""
     return np.maximum(1 - np.abs(distance), 0)
 
 
 def cubic(distance: np.ndarray) -> np.ndarray:
+    """Returns the weights of cubic interpolation (Keys 1981, with a = -1/2)."""
     x = np.abs(distance)
     near, far = x * x * (1.5 * x - 2.5) + 1, x * (x * (2.5 - 0.5 * x) - 4) + 2
     return np.where(x <= 1, near, np.where(x < 2, far, 0))
@@ -66,12 +78,13 @@ def cubic(distance: np.ndarray) -> np.ndarray:
 
 @register("Resample")
 class Resample(Resizing):
-    """As the base, of `height` and `width` without a second bottom; interpolated as `type` says: NEAREST, LINEAR
-    (default) or CUBIC, and smoothed where it becomes smaller, unless `antialias: false`. Top (N, C, height, width).
+    """Interpolates as `type` says: NEAREST, LINEAR (default) or CUBIC (FlowNet 2's layer). Bottoms, top: see Resizing;
+    without a second bottom the size is `height` and `width`. A plane that becomes smaller is smoothed, unless
+    `antialias: false`.
 
-    With f = size / top size along each axis, pixel i lies at f_x i + f_y / 2 - 1/2 along x, at f_y i + f_x / 2 - 1/2
-    along y: as the fork has it, which is the pixels' centers where both are equal. Gradients are the formula's; the
-    fork has none.
+    With f = size / top size along each axis, the center of pixel i is f_x i + f_y / 2 - 1/2 along x, and
+    f_y i + f_x / 2 - 1/2 along y. This is what the fork computes; it is the usual center only if f_x and f_y are equal.
+    Gradients are those of the formula; the fork has none.
     """
 
     bf16 = True
@@ -109,9 +122,13 @@ class Resample(Resizing):
 
 @register("Downsample")
 class Downsample(Resizing):
-    """As the base, of `top_height` and `top_width` without a second bottom; with s = (size - 1) / (top size - 1) along
-    each axis, pixel i is the mean of those within s of i s, by their nearness. What is not a number does not count, and
-    where more than half would not, the result is none. Has no gradient, as in the fork. Top (N, C, height, width)."""
+    """Averages pixels by their nearness (FlowNet 2's layer, which has no gradient). Bottoms, top: see Resizing; without
+    a second bottom the size is `top_height` and `top_width`.
+
+    With s = (size - 1) / (top size - 1) along each axis, pixel i of the top is the mean of the bottom's pixels less
+    than s away from i s, weighted by 1 - distance / s. NaN does not count; if it has more than half as much weight as
+    the numbers have, the pixel is NaN.
+    """
 
     differentiable = False
     takes_nan = True
@@ -138,10 +155,13 @@ class Downsample(Resizing):
 
 @register("Accum")
 class Accum(Layer):
-    """Bottoms (N, C_i, H_i, W_i); top (N, sum of C_i, H, W): all of them, interpolated bilinearly with aligned corners,
-    one after the other. The size is that of the last bottom, which is then no part, with `have_reference`, else the
-    largest one, rounded up to multiples of `size_divisible_by` or raised to `top_height` and `top_width`, where both
-    are larger."""
+    """Concatenates blobs after bringing them to one size, by bilinear interpolation with aligned corners
+    (FlowNet 2's layer). Bottoms (N, C_i, H_i, W_i); top (N, sum of C_i, H, W).
+
+    With `have_reference` the last bottom gives the size, and is not concatenated. Without it the size is the largest
+    height and width of the bottoms. This is raised to multiples of `size_divisible_by`, or if that is 0 to `top_height`
+    and `top_width`, but only if both sides become larger.
+    """
 
     bottom_range = (1, None)
 
@@ -154,18 +174,20 @@ class Accum(Layer):
         return frozenset({len(self.bottoms) - 1} if self.param.have_reference else ())
 
     @property
-    def _parts(self) -> list[Shape]:
+    def _concatenated(self) -> list[Shape]:
+        """The shapes of the bottoms that are concatenated."""
         return self.shapes[:-1] if self.param.have_reference else self.shapes
 
     def infer(self) -> list[Shape]:
         if any(len(shape) != 4 or shape[0] != self.shapes[0][0] for shape in self.shapes):
             raise self.error(f"expected bottoms (N, C, H, W) of one N, got {', '.join(map(str, self.shapes))}")
-        if not self._parts:
+        if not self._concatenated:
             raise self.error("expected two bottoms at least with have_reference, the last of which gives the size")
         size = self.shapes[-1][2:] if self.param.have_reference else self._largest()
-        return [(self.shapes[0][0], sum(shape[1] for shape in self._parts), *size)]
+        return [(self.shapes[0][0], sum(shape[1] for shape in self._concatenated), *size)]
 
     def _largest(self) -> tuple[int, ...]:
+        """Returns height and width of the top without a reference."""
         largest = tuple(max(shape[axis] for shape in self.shapes) for axis in (2, 3))
         divisor = self.param.size_divisible_by
         wanted = (self.param.top_height, self.param.top_width)
@@ -175,13 +197,13 @@ class Accum(Layer):
         return wanted if raised else largest
 
     def lower(self, builder: Builder) -> None:
-        top, parts = self.tops[0], []
-        for blob, shape in zip(self.bottoms, self._parts):
+        top, resized = self.tops[0], []
+        for blob, shape in zip(self.bottoms, self._concatenated):
             x, size = builder.tensor(blob), (*shape[:2], *top.shape[2:])
             if shape != size:
                 x = builder.op("Resample", self, [x], aligned(shape, size), tops=[], shapes=[size])[0]
-            parts.append(x)
-        builder.op("Concat", self, parts, {"axis": 1})
+            resized.append(x)
+        builder.op("Concat", self, resized, {"axis": 1})
 
     def flops(self) -> int:
         return 9 * math.prod(self.tops[0].shape)

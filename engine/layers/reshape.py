@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 @register("Reshape")
 class Reshape(Layer):
-    """Replaces `num_axes` (-1: all that follow) axes from `axis` (0) on by `shape`, where 0 copies the bottom's axis at
-    that place and one -1 takes what is left."""
+    """Replaces `num_axes` (-1: all that follow) axes from `axis` (0) on by the dims of `shape`; the values stay
+    (Caffe's layer). Bottom: any shape. A dim of 0 copies the bottom's axis at its place; one dim may be -1, which
+    stands for what is left."""
 
     bf16 = True
 
@@ -38,7 +39,8 @@ class Reshape(Layer):
         return list(self.message.reshape_param.shape.dim)
 
     def _range(self, rank: int) -> tuple[int, int]:
-        """First replaced axis and the one after the last; axis -1 means after the last one, as in Caffe."""
+        """Returns the first axis that is replaced, and the one after the last. axis -1 is the place after the last
+        axis, as in Caffe."""
         param = self.message.reshape_param
         begin = param.axis if param.axis >= 0 else rank + param.axis + 1
         end = rank if param.num_axes == -1 else begin + param.num_axes
@@ -47,6 +49,7 @@ class Reshape(Layer):
         return begin, end
 
     def _replacement(self, shape: Shape, begin: int) -> list[int]:
+        """Returns the dims that replace the axes from `begin` on, where each 0 has become the bottom's. A -1 stays."""
         dims = self._dims()
         if dims.count(-1) > 1 or min(dims, default=0) < -1:
             raise self.error(f"expected dims of at least 0 and at most one -1, got {dims}")

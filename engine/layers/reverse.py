@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @register("Reverse", "ReverseAxis")
 class Reverse(Layer):
-    """Bottom and top: any shape; the top's entries along `axis` are the bottom's, the last one first."""
+    """Reverses the order of the entries along `axis` (CTPN's layer). Bottom and top: any shape."""
 
     @property
     def axis(self) -> int:

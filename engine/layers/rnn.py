@@ -14,8 +14,12 @@ if TYPE_CHECKING:
 
 @register("RNN")
 class RNN(Recurrent):
-    """Top: o = tanh(W_ho h + b_o) (T, N, H), H = num_output, with h = tanh(W_hh h + W_xh x + b_h); params: W_xh (H, I),
-    b_h (H), with a static input its weights (H, S), W_hh (H, H), W_ho (H, H), b_o (H). State: h."""
+    """Computes h = tanh(W_hh h + W_xh x + b_h) from step to step, and o = tanh(W_ho h + b_o) (Caffe's layer). With a
+    static input, its product with its weights is added to the sum in h.
+
+    Bottoms: see Recurrent; top: o (T, N, H), H = num_output; params: W_xh (H, I), b_h (H), with a static input its
+    weights (H, S), W_hh (H, H), W_ho (H, H), b_o (H). The state is h.
+    """
 
     states = 1
     gates = 1

@@ -9,8 +9,9 @@ from engine.layers.roi_pooling import RegionGrid
 
 @register("ROIAlign", "RoIAlign")
 class ROIAlign(RegionGrid):
-    """Top (R, C, pooled_h, pooled_w): the average of `sampling_ratio` squared samples in every cell of a grid over the
-    region, or of one for each pixel that the cell is long without it."""
+    """Computes the average of bilinear samples of each cell, as in Mask R-CNN. Bottoms: see RegionPooling; top: see
+    RegionGrid. A cell has `sampling_ratio` squared samples or, without it, one for each pixel that it is long, rounded
+    up, along each axis."""
 
     op_type = "ROIAlign"
 
@@ -29,6 +30,7 @@ class ROIAlign(RegionGrid):
 
     @property
     def ratio(self) -> int:
+        """The number of samples of a cell along each axis; 0 if it follows from the size of the cell."""
         return max(self.param.sampling_ratio, 0)
 
     def attributes(self) -> Attributes:

@@ -11,12 +11,13 @@ from engine.layers.registry import register
 if TYPE_CHECKING:
     from engine.layers.builder import Builder
 
-MOST_SAMPLES = 1000  # of a cell along each axis: of more, a region takes longer than anyone waits
+MOST_SAMPLES = 1000  # of a cell along each axis: with more, a region takes longer than anyone waits
 
 
 class RegionPooling(Layer):
-    """Bottoms: features (N, C, H, W), regions (R, 5) of rows (image, x1, y1, x2, y2) in pixels of the net's input;
-    `spatial_scale` leads to those of the features. Rows with a negative image are unused: their tops are zero."""
+    """The base of layers that pool regions of interest. Bottoms: features (N, C, H, W), regions (R, 5) of image, x1,
+    y1, x2, y2 in pixels of the net's input, which `spatial_scale` turns into pixels of the features. A row with a
+    negative image is unused: its top is 0."""
 
     bottom_range = (2, 2)
     constant_bottoms = frozenset({1})
@@ -36,7 +37,7 @@ class RegionPooling(Layer):
         return [(regions[0], *self.pooled_shape(features[1]))]
 
     def pooled_shape(self, channels: int) -> Shape:
-        """(C, H, W) of one region's top."""
+        """Returns the shape of one region's top, (C, H, W). channels: of the features."""
         raise NotImplementedError
 
     def check_samples(self, name: str, count: int, least: int = 1) -> None:
@@ -53,7 +54,8 @@ class RegionPooling(Layer):
 
 
 class RegionGrid(RegionPooling):
-    """Top (R, C, pooled_h, pooled_w), of features in any layout, in which the top is, too."""
+    """The base of layers that divide each region into a grid of cells. Top (R, C, pooled_h, pooled_w). The features may
+    have any layout, which the top has, too. op_type: the op that the layer becomes."""
 
     op_type: ClassVar[str]
 
@@ -74,7 +76,8 @@ class RegionGrid(RegionPooling):
 
 @register("ROIPooling")
 class ROIPooling(RegionGrid):
-    """Top (R, C, pooled_h, pooled_w): the maximum of every cell of a grid over the region; 0 where a cell is empty."""
+    """Computes the maximum of each cell; 0 if the cell is empty (Fast R-CNN's layer). Bottoms: see RegionPooling; top:
+    see RegionGrid."""
 
     op_type = "ROIPooling"
 

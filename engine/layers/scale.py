@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 
 @register("Scale")
 class Scale(Affine):
-    """Bottoms: x, and the scale in the two-bottom form; top: x's shape; params: scale (in the one-bottom form; 1
-    without a filler) and, with `bias_term`, shift (0 without a filler), of the scale's shape. happynear's `min_value`
-    and `max_value` bound the scale after each update."""
+    """Computes scale * x, or scale * x + shift with `bias_term` (Caffe's layer). Bottoms: x, and the scale in the
+    two-bottom form; top: x's shape; params: scale (in the one-bottom form; 1 without a filler) and, with `bias_term`,
+    shift (0 without a filler), of the scale's shape.
+
+    happynear's `min_value` and `max_value` limit the scale after each update.
+    """
 
     @property
     def param(self):
@@ -26,7 +29,7 @@ class Scale(Affine):
 
     @property
     def is_per_channel(self) -> bool:
-        """True for one parameter, of the length of axis 1."""
+        """Whether the scale is a parameter with one number for each channel, along axis 1."""
         return len(self.bottoms) == 1 and self.axis == 1 and self.params[0].shape == self.shapes[0][1:2]
 
     def make_params(self) -> list[Parameter]:

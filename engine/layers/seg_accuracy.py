@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 @register("SegAccuracy")
 class SegAccuracy(Layer):
-    """Bottoms: scores (N, classes, ...), one label for each (n, ...). Top (1, 1, 1, 3): the share of pixels that are
-    right, its mean over the classes that were seen, and the mean over all classes of intersection over union.
+    """Measures how well pixels are classified (DeepLab's layer). Bottoms: scores (N, classes, ...), one label for each
+    (n, ...); top (1, 1, 1, 3): the fraction of pixels that are right, the mean of that fraction over the classes that
+    were seen, and the mean over all classes of intersection over union.
 
-    With `reset: false` all batches since the start are counted together.
+    With `reset: false` it counts all batches since the start together.
     """
 
     bottom_range = (2, 2)
@@ -31,7 +32,7 @@ class SegAccuracy(Layer):
 
     @property
     def goes_on(self) -> bool:
-        """The pixels so far."""
+        """Whether it counts the pixels of the batches before, too."""
         return not self.message.seg_accuracy_param.reset
 
     def infer(self) -> list[Shape]:

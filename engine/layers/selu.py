@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 @register("SeLu", "SELU")
 class SeLu(Activation):
-    """Bottom and top: any shape; lambda x, or lambda alpha (exp(x) - 1) where x is negative."""
+    """Computes lambda x, or lambda alpha (exp(x) - 1) where x is negative, as several forks do. Bottom and top: any
+    shape."""
 
     bf16 = True
 

@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 
 @register("SeLuDropout", "SELUDropout", "AlphaDropout")
 class SeLuDropout(Activation):
-    """Bottom and top: any shape, of which the first axis counts samples. At training each x becomes `alpha` with
-    probability p, `dropout_ratio`, and then all a x + b, a = ((1 - p) (1 + p alpha^2))^-1/2, b = -a p alpha."""
+    """Sets values to `alpha` with probability p = `dropout_ratio` in TRAIN, and scales and shifts all; does nothing in
+    TEST. Bottom and top: any shape with samples along the first axis.
+
+    The value x' that is left, x or alpha, becomes a x' + b, with a = ((1 - p) (1 + p alpha^2))^-1/2 and b = -a p alpha.
+    """
 
     def infer(self) -> list[Shape]:
         ratio = self.message.selu_dropout_param.dropout_ratio
@@ -32,7 +35,8 @@ class SeLuDropout(Activation):
         if not self.training:
             builder.op("Dropout", self, [x], {"ratio": 0.0})
             return
-        # Dropout gives x m / (1 - p), m being 1 for what stays, and x m + alpha (1 - m) = (x - alpha) m + alpha.
+        # Dropout computes x m / (1 - p), where m is 1 for values that stay and 0 for others. Asked for is
+        # x m + alpha (1 - m) = (x - alpha) m + alpha.
         scale = ((1 - ratio) * (1 + ratio * alpha**2)) ** -0.5
         shifted = builder.op("Power", self, [x], {"power": 1.0, "scale": 1.0, "shift": -alpha}, tops=[], shapes=[shape])
         kept = builder.op("Dropout", self, shifted, {"ratio": ratio}, tops=[], shapes=[shape])

@@ -1,4 +1,4 @@
-"""The fraction of sequences of labels that are found without a mistake, of CRNN's forks."""
+"""The fraction of sequences of labels that are found without a mistake, from CRNN's forks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 @register("LabelsequenceAccuracy")
 class SequenceAccuracy(Layer):
-    """Bottoms: scores (N, T, C), labels (N, L), where those that are `blank_label` are none. Top (): the fraction of
-    the samples whose best classes, without repetitions and then without blanks, are the labels."""
+    """Compares sequences with the best class of each step (the layer of CRNN's forks). Bottoms: scores (N, T, C),
+    labels (N, L), of which those that are `blank_label` do not count; top (): the fraction of the samples whose best
+    classes are the labels, after repetitions, and then blanks, are left out."""
 
     bottom_range = (2, 2)
     differentiable = False

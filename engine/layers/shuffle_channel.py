@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 @register("ShuffleChannel")
 class ShuffleChannel(Layer):
-    """Bottom and top (N, C, ...). The channels come in `group` (1) groups one after the other; in the top the first
-    channels of all groups come first, then the second ones, and so on."""
+    """Takes channels from `group` groups in turn (ShuffleNet's layer). Bottom and top (N, C, ...). In the bottom the
+    groups follow each other; in the top the first channels of all groups come first, then the second ones, and so on.
+    """
 
     bf16 = True
 

@@ -8,6 +8,6 @@ from engine.layers.registry import register
 
 @register("Sigmoid")
 class Sigmoid(Activation):
-    """Bottom and top: any shape."""
+    """Computes 1 / (1 + exp(-x)) (Caffe's layer). Bottom and top: any shape."""
 
     bf16 = True

@@ -11,11 +11,12 @@ from engine.layers.registry import register
 
 @register("SigmoidCrossEntropyLoss")
 class SigmoidCrossEntropyLoss(LossLayer):
-    """Bottoms: scores (N, labels, ...), targets (same count). Top: loss ().
+    """Compares the sigmoids of scores with targets in [0, 1] (Caffe's layer). Bottoms: scores (N, labels, ...),
+    targets, of the same count; top: the loss ().
 
-    Of a score with sigmoid s and target t: -p t log s - n (1 - t) log(1 - s), where p and n are the label's
-    `loss_param.positive_weight` and `negative_weight`, or 1 (Rajpurkar et al. 2017, arXiv 1711.05225, section 2.1).
-    What the sum is divided by counts targets, not weights.
+    A score with sigmoid s and target t adds -p t log s - n (1 - t) log(1 - s), where p and n are the label's
+    `loss_param.positive_weight` and `negative_weight`, or 1 (Rajpurkar et al. 2017, arXiv 1711.05225, section 2.1). If
+    the sum is divided by the number of targets, their weights do not count.
     """
 
     probabilities = "Sigmoid"
@@ -31,7 +32,8 @@ class SigmoidCrossEntropyLoss(LossLayer):
         return [()]
 
     def _label_weights(self, field: str) -> list[float]:
-        """Of loss_param: one for each label. Raises ConfigError for another number of them, and for impossible ones."""
+        """Returns the weights in a field of loss_param, one for each label. Raises ConfigError if their number does not
+        fit, or if one is below 0."""
         given = list(getattr(self.message.loss_param, field))
         labels = math.prod(self.shapes[0][1:2])
         if len(given) not in (0, 1, labels):

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 @register("Silence")
 class Silence(Layer):
-    """Bottoms: any. No gradient flows into them."""
+    """Reads its bottoms, of any shapes, and does nothing (Caffe's layer). It has no tops, and no gradient flows into
+    its bottoms."""
 
     bf16 = True
 
@@ -24,4 +25,4 @@ class Silence(Layer):
         return []
 
     def lower(self, builder: Builder) -> None:
-        """Nothing to run."""
+        """Adds no op."""

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @register("Slice")
 class Slice(Layer):
-    """Bottom: any shape; tops: its slices along `axis` (1), cut at every `slice_point`, or into
-    equal slices where there is none."""
+    """Cuts a blob along `axis` (1), at each `slice_point` or, if none is given, into equal slices (Caffe's layer).
+    Bottom: any shape; tops: the slices."""
 
     bf16 = True
 
@@ -27,7 +27,7 @@ class Slice(Layer):
 
     @property
     def points(self) -> list[int]:
-        """Where the tops begin."""
+        """Where the tops begin along the axis. Raises ConfigError if the slices do not fit the bottom."""
         tops, size, given = len(self.message.top), self.shapes[0][self.axis], list(self.message.slice_param.slice_point)
         if not given:
             if size % tops:
@@ -50,7 +50,7 @@ class Slice(Layer):
 
     def lower(self, builder: Builder) -> None:
         x = builder.tensor(self.bottoms[0])
-        block = re.search(r"(\d+)b$", x.layout)  # channels that lie together, such as in aBcd16b
+        block = re.search(r"(\d+)b$", x.layout)  # the channels of a block: 16 in aBcd16b
         if self.axis == 1 and block and any(point % int(block[1]) for point in self.points):
             x = builder.plain(self, x)
         builder.op("Slice", self, [x], self.attributes())

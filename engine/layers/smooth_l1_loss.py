@@ -11,9 +11,9 @@ from engine.layers.registry import register
 
 @register("SmoothL1Loss")
 class SmoothL1Loss(PairLoss):
-    """Bottoms: predictions (N, ...), targets, and, of the same count, weights within the function, then weights of its
-    values. Top: sum w_out f(w_in (a - b)) / N, f(d) = sigma^2 d^2 / 2 below 1 / sigma^2, else |d| - 1 / 2 sigma^2.
-    """
+    """Computes sum w_out f(w_in (a - b)) / N, where f(d) = sigma^2 d^2 / 2 if |d| is below 1 / sigma^2, else
+    |d| - 1 / (2 sigma^2) (Fast R-CNN's layer). Bottoms: predictions a (N, ...), targets b and, if given, the weights
+    w_in and w_out, all of one count; top: the loss ()."""
 
     bottom_range = (2, 4)  # 3: Fast R-CNN before it had outside weights
     constant_bottoms = frozenset({2, 3})

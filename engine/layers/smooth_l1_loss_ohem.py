@@ -12,10 +12,11 @@ from engine.layers.registry import register
 
 @register("SmoothL1LossOHEM")
 class SmoothL1LossOHEM(PairLoss):
-    """Bottoms: predictions (N, C, H, W), targets, and, of the same count, weights. Tops: the sum of f(w (a - b)), where
-    f(d) = d^2 / 2 below 1, else |d| - 1 / 2; and (N, 1, H, W), the sum over the channels. H and W of 1 may be left out.
+    """Computes the sum of f(w (a - b)), where f(d) = d^2 / 2 if |d| is below 1, else |d| - 1/2 (R-FCN's layer).
+    Bottoms: predictions a (N, C, H, W), targets b and, if given, weights w, all of one count; tops: the loss (), and
+    the sum over the channels, (N, 1, H, W). H and W may be left out if they are 1.
 
-    `normalization` FULL and VALID divide the first by N H W, BATCH_SIZE by N.
+    `normalization` FULL and VALID divide the loss by N H W, BATCH_SIZE divides it by N.
     """
 
     op_type = "SmoothL1Loss"

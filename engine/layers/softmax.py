@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @register("Softmax")
 class Softmax(Layer):
-    """Bottom and top: any shape."""
+    """Computes exp(x) / sum of exp(x), where the sum is along `axis` (1) (Caffe's layer). Bottom and top: any shape."""
 
     @property
     def asked_axis(self) -> int:

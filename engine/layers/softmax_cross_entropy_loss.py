@@ -11,8 +11,9 @@ from engine.layers.softmax_with_loss import SoftmaxWithLoss
 
 @register("SoftmaxCrossEntropyLoss")
 class SoftmaxCrossEntropyLoss(SoftmaxWithLoss):
-    """Bottoms: scores (outer..., classes, inner...), as many targets, a distribution over the classes at each (outer,
-    inner). Tops: the sum of -t log p over outer, () , the probabilities."""
+    """Computes the sum of -t log p, divided by outer, where p are the probabilities and t the targets. Bottoms: scores
+    (outer..., classes, inner...), and targets of the same count, a distribution over the classes for each
+    (outer, inner); tops: the loss (), and the probabilities."""
 
     default_normalization = BATCH_SIZE
 

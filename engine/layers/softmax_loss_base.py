@@ -10,8 +10,8 @@ from engine.layers.loss import VALID, LossLayer
 
 
 class SoftmaxLossBase(LossLayer):
-    """Bottoms: scores (outer..., classes, inner...), one label for each (outer, inner). Tops: the loss (), the
-    probabilities."""
+    """Bottoms: scores (outer..., classes, inner...), one label for each (outer, inner); tops: the loss (), and the
+    probabilities, of the shape of the scores."""
 
     top_range = (0, 2)
     probabilities = "Softmax"

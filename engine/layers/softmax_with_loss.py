@@ -12,13 +12,15 @@ from engine.layers.softmax_loss_base import SoftmaxLossBase
 
 @register("SoftmaxWithLoss")
 class SoftmaxWithLoss(SoftmaxLossBase):
-    """Bottoms: scores (outer..., classes, inner...), one label for each (outer, inner), or a distribution over the
-    classes, as large as the scores (of mix_param). Tops: loss (), probabilities.
+    """Computes the sum of -log p of the labels' classes, where p are the probabilities, divided as loss_param says
+    (Caffe's layer). Bottoms: scores (outer..., classes, inner...), and one label for each (outer, inner), or, of the
+    same count as the scores, a distribution over the classes for each, as mix_param makes them; tops: the loss (), and
+    the probabilities.
 
     `softmax_param.axis` is the axis of the classes. With `label_smoothing` e, a label stands for the distribution that
     gives e / classes to every class and the rest to the label's own (Szegedy et al. 2016). SegNet's `class_weighting`
-    (with `weight_by_label_freqs: true`) and happynear's `softmax_param.class_weight` multiply the loss of each label by
-    the number of its class; what the sum is divided by stays.
+    (with `weight_by_label_freqs: true`) and happynear's `softmax_param.class_weight` have a number for each class, by
+    which they multiply the loss of its labels; what the sum is divided by does not change.
     """
 
     op_type = "SoftmaxWithLoss"
@@ -37,7 +39,7 @@ class SoftmaxWithLoss(SoftmaxLossBase):
 
     @property
     def class_weights(self) -> list[float]:
-        """One for each class, or none."""
+        """The weights of the classes, in their order; empty if there are none."""
         loss, softmax = self.message.loss_param, self.message.softmax_param
         return list(loss.class_weighting) if loss.weight_by_label_freqs else list(softmax.class_weight)
 

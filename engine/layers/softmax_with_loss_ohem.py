@@ -9,9 +9,9 @@ from engine.layers.softmax_with_loss import SoftmaxWithLoss
 
 @register("SoftmaxWithLossOHEM")
 class SoftmaxWithLossOHEM(SoftmaxWithLoss):
-    """Bottoms: scores (outer..., classes, inner...), one label for each (outer, inner). Tops: loss (), probabilities,
-    the loss of each label, in the labels' shape, of one axis as (N, 1, 1, 1), like that of R-FCN's labels, and 0 where
-    a label is ignored."""
+    """Computes what SoftmaxWithLoss does, for labels (R-FCN's layer). Bottoms: scores (outer..., classes, inner...),
+    one label for each (outer, inner); tops: the loss (), the probabilities, and the loss of each label, which is 0 if
+    the label is ignored. The last has the labels' shape, or (N, 1, 1, 1) if they have one axis, like R-FCN's labels."""
 
     top_range = (0, 3)
     takes_distributions = False

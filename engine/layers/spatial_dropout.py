@@ -9,8 +9,8 @@ from engine.layers.registry import register
 
 @register("SpatialDropout")
 class SpatialDropout(Activation):
-    """Bottom and top (N, C, ...). At training each channel of each sample becomes 0 with probability `dropout_ratio`,
-    the others are multiplied by 1 / (1 - dropout_ratio)."""
+    """In TRAIN each channel of each sample becomes 0 with probability `dropout_ratio`; the others are multiplied by
+    1 / (1 - dropout_ratio). Bottom and top (N, C, ...)."""
 
     bf16 = True
 

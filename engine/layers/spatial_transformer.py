@@ -16,8 +16,13 @@ NUMBERS = [f"theta_{row}_{column}" for row in (1, 2) for column in (1, 2, 3)]
 
 @register("SpatialTransformer")
 class SpatialTransformer(Layer):
-    """Bottoms: x (N, C, H, W), theta (N, ...), those of the six numbers that `st_param` does not give; top
-    (N, C, output_H, output_W), by default of x's size: at (row, column), from -1 to 1, x at theta (row, column, 1)."""
+    """Takes each pixel of the top from where an affine map leads in the bottom, by bilinear interpolation. Bottoms: x
+    (N, C, H, W), and theta (N, ...), those of its six numbers that `st_param` does not give; top
+    (N, C, output_H, output_W), by default of x's size.
+
+    The pixel at (row, column), both from -1 to 1 over the top, is x at theta (row, column, 1), in the same measure over
+    x. Forks have other conventions, too (docs/dialects.md).
+    """
 
     bottom_range = (2, 2)
 
@@ -26,7 +31,7 @@ class SpatialTransformer(Layer):
         return frozenset() if self.message.st_param.to_compute_dU else frozenset({0})
 
     def given(self) -> list[float]:
-        """The six numbers of theta, not a number for those of the bottom."""
+        """Returns the six numbers of theta, row by row; NaN stands for those that the second bottom has."""
         param = self.message.st_param
         return [getattr(param, name) if param.HasField(name) else math.nan for name in NUMBERS]
 

@@ -8,10 +8,11 @@ from engine.layers.registry import register
 
 @register("Split")
 class Split(Layer):
-    """Bottom: any shape; tops: the same blob. Backward adds the tops' gradients."""
+    """Gives each top the values of the bottom, and in backward adds their gradients (Caffe's layer). Bottom and tops:
+    one shape, any."""
 
     bf16 = True
-    inserted = False  # by the graph, not by the text
+    inserted = False  # True if it is the graph's, not the text's
     kept: int | None = None  # the top with which the next Concat of a chain goes on
 
     top_range = (1, None)

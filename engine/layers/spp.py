@@ -18,8 +18,9 @@ MOST_LEVELS = 16  # the last has 4^15 cells for each channel
 
 @register("SPP")
 class SPP(Layer):
-    """Bottom (N, C, H, W), top (N, C * (4^pyramid_height - 1) / 3): the plane pooled in 1, 4, 16, ... cells, level
-    after level, each level flattened by itself (He et al. 2014, arXiv 1406.4729); (N, C, 1, 1) of one level."""
+    """Pools the plane in 1, 4, 16, ... cells, level by level (Caffe's layer). Bottom (N, C, H, W); top (N,
+    C * (4^pyramid_height - 1) / 3), in which each level, flattened, follows the one before; (N, C, 1, 1) for a single
+    level."""
 
     @property
     def param(self):
@@ -39,11 +40,12 @@ class SPP(Layer):
         return [(shape[0], sum(math.prod(pooled[1:]) for _, pooled in levels))]
 
     def levels(self) -> list[tuple[Pooling, Shape]]:
-        """The pooling of each level, and the shape of its top."""
+        """Returns for each level its Pooling, and the shape of that one's top."""
         poolings = [self._pooling(2**level) for level in range(self.param.pyramid_height)]
         return [(pooling, pooling.infer()[0]) for pooling in poolings]
 
     def _pooling(self, cells: int) -> Pooling:
+        """Returns the Pooling that divides the plane into `cells` x `cells`."""
         message = proto.LayerParameter(name=self.name, type=self.type)
         param = message.pooling_param
         param.pool = self.param.pool

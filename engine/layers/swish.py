@@ -9,7 +9,7 @@ from engine.layers.registry import register
 
 @register("Swish")
 class Swish(Activation):
-    """Bottom and top: any shape."""
+    """Computes x / (1 + exp(-beta x)) (Caffe's layer). Bottom and top: any shape."""
 
     bf16 = True
 

@@ -8,6 +8,6 @@ from engine.layers.registry import register
 
 @register("TanH")
 class TanH(Activation):
-    """Bottom and top: any shape."""
+    """Computes tanh x (Caffe's layer). Bottom and top: any shape."""
 
     bf16 = True

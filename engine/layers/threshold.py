@@ -9,7 +9,8 @@ from engine.layers.registry import register
 
 @register("Threshold")
 class Threshold(Activation):
-    """Bottom and top: any shape."""
+    """Computes 1 where x exceeds `threshold`, 0 elsewhere (Caffe's layer). Bottom and top: any shape. There is no
+    gradient."""
 
     differentiable = False
 

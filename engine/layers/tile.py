@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 @register("Tile")
 class Tile(Layer):
-    """Bottom: any shape; top: the same, but axis `axis` (1) is `tiles` times as long."""
+    """Repeats the bottom `tiles` times along `axis` (1) (Caffe's layer). Bottom: any shape; top: the same, but that
+    axis is `tiles` times as long."""
 
     bf16 = True
 
@@ -30,7 +31,7 @@ class Tile(Layer):
 
     def lower(self, builder: Builder) -> None:
         x, axis = builder.tensor(self.bottoms[0]), self.axis
-        block = re.search(r"(\d+)b$", x.layout)  # channels that lie together, such as in aBcd16b
+        block = re.search(r"(\d+)b$", x.layout)  # the channels of a block: 16 in aBcd16b
         if axis > 1 or self.shapes[0][1:2] == (1,) or (axis == 1 and block and self.shapes[0][1] % int(block[1])):
             x = builder.plain(self, x)
         else:

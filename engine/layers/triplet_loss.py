@@ -1,4 +1,5 @@
-"""An anchor shall be closer to what is like it than to what is not (Schroff et al. 2015, arXiv 1503.03832)."""
+"""Pulls an anchor towards a sample that is like it, and away from one that is not
+(Schroff et al. 2015, arXiv 1503.03832)."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from engine.layers.registry import register
 
 @register("TripletLoss")
 class TripletLoss(LossLayer):
-    """Bottoms: anchors a, what is like them p, what is not n, all (N, ...). Top: sum of max(margin + |a - p|^2 -
-    |a - n|^2, 0) / 2N."""
+    """Computes the sum of max(margin + |a - p|^2 - |a - n|^2, 0), divided by 2N (happynear's layer). Bottoms: anchors
+    a, samples p that are like them, and samples n that are not, all (N, ...); top: the loss ()."""
 
     bottom_range = (3, 3)
     constant_bottoms = frozenset()

@@ -1,4 +1,4 @@
-"""Enlarges planes: to where a mask of Pooling says, as SegNet does, or by repeating pixels."""
+"""Enlarges planes, by putting values where the mask of a Pooling says, as SegNet does, or by repeating pixels."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 
 @register("Upsample")
 class Upsample(Layer):
-    """Bottoms: x (N, C, h, w) and, where the second one is given, the mask of a Pooling, of x's shape; top (N, C, H, W)
-    of `upsample_h` and `upsample_w`, or of h and w times `scale` (2) or `scale_h` and `scale_w`, less one with
-    `pad_out_h` and `pad_out_w`.
+    """Undoes a Pooling as far as sizes go (SegNet's layer). Bottoms: x (N, C, h, w) and, if given, the mask of a
+    Pooling, of x's shape; top (N, C, H, W), where H and W are `upsample_h` and `upsample_w`, or h and w times `scale`
+    (2), or times `scale_h` and `scale_w`. The last two forms make them one less with `pad_out_h` and `pad_out_w`.
 
-    With a mask x goes to the places that it names, and zeros to all others; of several values for one place the last
-    one counts, and all receive its gradient. Without one each pixel becomes a rectangle of equal ones.
+    With a mask, values of x go to the places that it names, and all other places get 0. If it names a place several
+    times, the last value counts, and all of them receive its gradient. Without a mask each pixel becomes a rectangle of
+    equal ones.
     """
 
     bottom_range = (1, 2)
@@ -50,7 +51,8 @@ class Upsample(Layer):
         return [(*shape[:2], *size)]
 
     def _size(self, height: int, width: int) -> tuple[int, int]:
-        """Of the top."""
+        """Returns the height and width of the top. Raises ConfigError if the text does not give them in one of the
+        three ways."""
         param = self.param
         given = [name for name in ("upsample_h", "upsample_w", "scale_h", "scale_w") if param.HasField(name)]
         if given[:2] == ["upsample_h", "upsample_w"]:

@@ -80,6 +80,7 @@ class Weighted(Layer):
         return True
 
     def _absorb_activation(self, following: Layer) -> bool:
+        """Takes over one of ACTIVATIONS, if its gradient follows from its result. Returns whether it has."""
         if following.type not in ACTIVATIONS:
             return False
         activation = ACTIVATIONS[following.type](following.message)

@@ -11,10 +11,11 @@ from engine.layers.softmax_with_loss import SoftmaxWithLoss
 
 @register("WeightedSoftmaxWithLoss")
 class WeightedSoftmaxWithLoss(SoftmaxWithLoss):
-    """As SoftmaxWithLoss, of labels. Third bottom, if given: a weight for each label or each sample, by which its loss
-    is multiplied. What the sum is divided by counts labels, not weights.
+    """Computes what SoftmaxWithLoss does, for labels with weights. Bottoms: scores and labels, as of SoftmaxWithLoss,
+    and, if given, a weight for each label or each sample, which multiplies its loss; tops: the loss (), and the
+    probabilities. What the sum is divided by counts labels, not weights.
 
-    `softmax_param.pos_mult` is the weight of the labels of class `pos_cid` (1).
+    `softmax_param.pos_mult` is the weight of the labels of class `pos_cid` (1); it is from shicai's fork.
     """
 
     bottom_range = (2, 3)
@@ -31,11 +32,13 @@ class WeightedSoftmaxWithLoss(SoftmaxWithLoss):
 
     @property
     def samples(self) -> int:
+        """The number of samples, which is that of outer."""
         return math.prod(self.shapes[0][: self.axis])
 
     @property
     def class_weights(self) -> list[float]:
-        """One for each class, or none."""
+        """The weights of the classes, in their order; empty if there are none. Raises ConfigError if pos_mult and
+        pos_cid do not fit."""
         param, classes = self.message.softmax_param, self.shapes[0][self.axis]
         weights = super().class_weights
         if not param.HasField("pos_mult"):

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class _YoloDetections(Layer):
-    """Bottoms: predictions (N, num_box * (5 + num_classes), H, W) of one plane or several, for every box x, y, w, h,
-    object and scores of classes. Top (1, 1, N * boxes, 7) of image, label (from 1), confidence, x1, y1, x2, y2, in
-    fractions of the image's sides, ordered by image and confidence.
+    """The base of layers that decode YOLO's predictions. Bottoms: predictions (N, num_box * (5 + num_classes), H, W) of
+    one plane or several, with x, y, w, h, object and scores of classes for each box; top (1, 1, N * boxes, 7) of image,
+    label (from 1), confidence, x1, y1, x2, y2, in fractions of the image's sides, ordered by image and confidence.
 
-    Each box has its best class. Of boxes of one image that overlap by nms_threshold only the one with the best
-    confidence stays, whatever their classes. Rows that are not used hold -1.
+    Each box has its best class. If boxes of one image overlap by nms_threshold or more, only the one with the best
+    confidence stays, whatever their classes. Unused rows hold -1.
     """
 
     bottom_range = (1, None)
@@ -34,15 +34,16 @@ class _YoloDetections(Layer):
 
     @property
     def anchors(self) -> list[float]:
-        """Width and height of each, in pixels of its plane, for all bottoms one after the other."""
+        """The width and height of each anchor, in pixels of its plane, for one bottom after the other."""
         raise NotImplementedError
 
     @property
     def least(self) -> float:
-        """Confidences above it count."""
+        """Only boxes with a confidence above this one count."""
         return self.param.confidence_threshold
 
     def check_fields(self) -> None:
+        """Raises ConfigError if fields that only this type has do not fit."""
         raise NotImplementedError
 
     def infer(self) -> list[Shape]:
@@ -79,13 +80,14 @@ class _YoloDetections(Layer):
         builder.op("YoloDetectionOutput", self, inputs, self.attributes())
 
     def flops(self) -> int:
-        return sum(map(math.prod, self.shapes))  # suppression depends on the scores
+        return sum(map(math.prod, self.shapes))  # what suppression takes depends on the scores
 
 
 @register("YoloDetectionOutput")
 class YoloDetectionOutput(_YoloDetections):
-    """YOLO v2: the classes of a box are a softmax, a confidence of confidence_threshold counts, and `biases` are in
-    pixels of the plane, the same ones for each."""
+    """Decodes YOLO v2 (MobileNet-YOLO's layer). Bottoms, top: see _YoloDetections. The probabilities of classes are a
+    softmax. A confidence of exactly confidence_threshold counts. `biases` are in pixels of the plane, the same ones for
+    each bottom."""
 
     softmax = True
 
@@ -111,8 +113,9 @@ class YoloDetectionOutput(_YoloDetections):
 
 @register("Yolov3DetectionOutput")
 class Yolov3DetectionOutput(_YoloDetections):
-    """YOLO v3: the classes of a box are sigmoids, and `biases` are in pixels of the image, of which `mask` chooses
-    num_box for each bottom, which has a pixel for anchors_scale of the image."""
+    """Decodes YOLO v3 (MobileNet-YOLO's layer). Bottoms, top: see _YoloDetections. The probabilities of classes are
+    sigmoids. `biases` are in pixels of the image; for each bottom `mask` chooses num_box of them, and an anchors_scale
+    is the number of pixels of the image for one of the plane."""
 
     @property
     def param(self):
@@ -141,7 +144,7 @@ class Yolov3DetectionOutput(_YoloDetections):
 
 
 def _below(x: float) -> float:
-    """The next float32 that kernels tell from it: what is above it has reached x."""
+    """Returns the next float32 below x that kernels tell from x: what is above it has reached x."""
     below = np.nextafter(np.float32(x), np.float32(-np.inf))
-    least = np.finfo(np.float32).tiny  # what is nearer to 0 is 0 for them
+    least = np.finfo(np.float32).tiny  # kernels take what is nearer to 0 for 0
     return float(below) if abs(below) >= least else -float(least)

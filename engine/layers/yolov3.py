@@ -15,20 +15,27 @@ from engine.layers.registry import register
 
 @register("Yolov3")
 class Yolov3(GridLoss):
-    """Bottoms: predictions, ground truth. Top: the loss ().
+    """The loss of YOLO v3, as MobileNet-YOLO's fork has it. Bottoms: predictions and ground truth
+    (see AnchorGrid and GridLoss); top: the loss (). `biases` are in pixels of the image, of which one pixel of the
+    plane has anchors_scale along each side.
 
-    The gradient, divided by N, is that of: for the box of each truth's pixel whose anchor has the closest size of all
-    `biases`, if `mask` has it, coord_scale (2 - the truth's area) times the cross-entropies of the sigmoids of x and y
-    and half the squares of the differences of log w and log h, and the cross-entropies of object and of each class,
-    these times class_scale; for other boxes that overlap no truth by `thresh`, the cross-entropy of no object. With
-    use_logic_gradient, half the squares of differences of sigmoids take the place of cross-entropies, and the object's
-    counts object_scale times. The top is the sum of the squares of the differences, divided by N, as in the fork.
-    `biases` are in pixels of the picture, of which anchors_scale are one of the plane.
+    The gradient is that of a sum over boxes, divided by N. To a truth belongs, at the pixel that holds its center, the
+    box whose anchor has the closest size of all `biases`, if `mask` has that anchor. The box adds
+    - coord_scale (2 - the truth's area) times the sum of the cross-entropies of the sigmoids of x and y, and of half
+      the squares of the differences of log w and log h,
+    - the cross-entropy of an object,
+    - class_scale times the cross-entropies of the classes; with `use_focal_loss` also times
+      -(1 - p) (2 p log p + p - 1) / 2, where p is the probability of the truth's class.
 
-    With `iou_loss` IOU or GIOU, iou_normalizer times 1 - the overlap (generalised: Rezatofighi et al. 2019, arXiv
-    1902.09630) of a truth and its box takes the place of what is said of x, y, w and h, with the fork's slopes: along
-    the sigmoids of x and y as if a pixel, and along exp(w) and exp(h) as if an anchor, had the size of the picture. The
-    top is then the sum of the squares of the other differences, and of iou_normalizer times 1 - GIOU.
+    Each other box that overlaps no truth by more than `thresh` adds the cross-entropy of no object. With
+    use_logic_gradient, half the squares of the differences of sigmoids take the place of cross-entropies, and the
+    object's is multiplied by object_scale. The top is another number, as in the fork: the sum of the squares of the
+    differences, divided by N.
+
+    With `iou_loss` IOU or GIOU, iou_normalizer times 1 - the overlap of the truth and its box (GIOU: generalised,
+    Rezatofighi et al. 2019, arXiv 1902.09630) takes the place of the terms of x, y, w and h. It has the fork's slopes:
+    those along the sigmoids of x and y as if a pixel, and those along exp(w) and exp(h) as if an anchor, were as large
+    as the image. To the squares of the other differences the top then adds iou_normalizer times 1 - GIOU.
     """
 
     @property
