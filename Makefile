@@ -25,6 +25,9 @@ DEV_EXTRAS := mpich,leveldb,onnx,plot,test
 TORCH_EXTRAS := mpich,onnx,test,torch
 CPP = $$(git ls-files --cached --others --exclude-standard '*.cpp' '*.h')
 
+# Python compiles a module where it is first imported; to compile all that is installed took more than half of pip's time.
+export PIP_COMPILE ?= 0
+
 # Prints a pip command, then runs it, with pip's output reduced to what is being collected, built and installed.
 pip = @echo '$(1)/bin/pip install $(2)'; \
 	$(1)/bin/pip install $(2) | sed -u -n -E 's/^(Collecting|Building|Installing|Successfully)/  \1/p'
