@@ -286,7 +286,7 @@ def test_pipelines_go_over_all_pictures(tool, tmp_path):
 def test_parts_of_pictures_lie_within(tool):
     contenders, dice = tool("data_contenders"), random.Random(1)
     for _ in range(200):
-        left, top, width, height = contenders.random_part(50, 30, dice)
+        left, top, width, height = contenders.random_patch(50, 30, dice)
         assert 0 <= left <= left + width <= 50 and 0 <= top <= top + height <= 30 and width and height
 
 

@@ -1,11 +1,13 @@
-"""Compiles csrc/ by CMake and Ninja into a folder of build/, where objects stay between builds, isolated or not.
+"""Compiles csrc/ with CMake and Ninja into a folder of build/. Its object files are used again by the next build,
+whether pip isolates it or not.
 
 setup.py calls build(). By hand, for the sanitizers:
 
     python tools/build_csrc.py --sanitize address,undefined     prints the folder of the extension
 
-ENGINE_BUILD_JOBS sets the number of parallel compilations (all cores otherwise). oneDNN is the user's own where
-DNNL_ROOT or CMAKE_PREFIX_PATH names one, else that of the wheels onednn-devel-cpu-gomp and onednn-cpu-gomp.
+ENGINE_BUILD_JOBS sets the number of parallel compilations; by default there is one for each core. oneDNN is the one
+that DNNL_ROOT or CMAKE_PREFIX_PATH names; by default it is that of the wheels onednn-devel-cpu-gomp and
+onednn-cpu-gomp.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "engine.host"  # of the extension _ext, and of the .json beside it
 DNNL_WHEEL = "onednn-devel-cpu-gomp"
-# What changes the objects but is no file of this project: each combination has a folder of its own.
+# Environment variables on which the object files depend: each combination of their values has a folder of its own.
 VARIABLES = ("CXX", "CXXFLAGS", "LDFLAGS", "DNNL_ROOT", "CMAKE_PREFIX_PATH")
 
 
@@ -35,15 +37,15 @@ def build(target: str = "_ext", sanitize: str = "") -> Path:
     """Compiles what has changed.
 
     Args:
-        target: What CMakeLists.txt calls it: the extension, or another program.
-        sanitize: What the compiler's sanitizers are to look for, such as "address,undefined".
+        target: The name of a target of CMakeLists.txt: the extension, or another program.
+        sanitize: The compiler's sanitizers, such as "address,undefined".
 
     Returns:
-        The folder that holds the target, and the extension's .json: which oneDNN it was built with.
+        The folder of the target. Beside the extension lies a .json, which says what oneDNN it was built with.
 
     Raises:
-        SystemExit: If this is no Linux, a path cannot be used, or CMake or the compiler fails; their messages are on
-            the terminal by then.
+        SystemExit: If the system is not Linux, a path cannot be used, or CMake or the compiler fails, whose messages
+            are on the terminal by then.
     """
     check_platform()
     folder = build_folder(sanitize)
@@ -70,26 +72,27 @@ def build(target: str = "_ext", sanitize: str = "") -> Path:
         ],
         ["--build", folder, "--target", target, "--parallel", jobs],
     ):
-        if status := subprocess.call([program("cmake"), *arguments], stdout=2):  # what a caller prints stays its own
+        if status := subprocess.call([program("cmake"), *arguments], stdout=2):  # stdout is for the caller's output
             raise SystemExit(f"building csrc/ failed (its messages are above): cmake ended with {status}")
     if not sanitize:
-        commands = folder.parent / "compile_commands.json"  # where editors look
+        commands = folder.parent / "compile_commands.json"  # editors look for it here
         commands.unlink(missing_ok=True)
         commands.symlink_to(folder / commands.name)
     return folder
 
 
 def check_platform() -> None:
-    """Raises SystemExit where CMake or the compiler would fail later, and say less."""
+    """Raises SystemExit for what CMake or the compiler would refuse later with a worse message."""
     if sys.platform != "linux":
         raise SystemExit(f"engine runs on Linux, and this is {sys.platform}: packaging/Dockerfile builds a container")
     for name in ("DNNL_ROOT", "CMAKE_PREFIX_PATH"):
-        if re.search(r'["\\\x00-\x1f\ud800-\udfff]', path := os.environ.get(name, "")):  # the last: no UTF-8
+        if re.search(r'["\\\x00-\x1f\ud800-\udfff]', path := os.environ.get(name, "")):  # surrogates: no UTF-8
             raise SystemExit(f"{name}={path!a}: a path in UTF-8 without quotes and backslashes expected: make a link")
 
 
 def program(name: str) -> Path:
-    """Returns where cmake or ninja is: that of the wheel, else the first on PATH."""
+    """Returns the path of cmake or ninja: that of its wheel, else the first on PATH. Raises SystemExit if there is
+    none."""
     if importlib.util.find_spec(name):
         wheel = importlib.import_module(name)
         return Path(wheel.CMAKE_BIN_DIR if name == "cmake" else wheel.BIN_DIR) / name
@@ -100,7 +103,8 @@ def program(name: str) -> Path:
 
 
 def build_folder(sanitize: str) -> Path:
-    """Returns the folder for this Python, these versions of what is compiled with, and these sanitizers."""
+    """Returns the folder for this Python, the versions of pybind11 and oneDNN, the environment, and these
+    sanitizers."""
     versions = [metadata.version("pybind11"), metadata.version(DNNL_WHEEL) if has_wheel() else ""]
     inputs = [platform.machine(), sys.base_prefix, *versions, *own_dnnl(), *map(os.environ.get, VARIABLES)]
     key = hashlib.sha256(repr(inputs).encode()).hexdigest()[:8]
@@ -109,17 +113,17 @@ def build_folder(sanitize: str) -> Path:
 
 
 def own_dnnl() -> list[str]:
-    """Returns what tells the versions of the user's own oneDNN: one that is upgraded in place keeps its path."""
+    """Returns the texts of the version headers of the user's own oneDNN: its path stays the same after an upgrade."""
     prefixes = os.environ.get("DNNL_ROOT") or os.environ.get("CMAKE_PREFIX_PATH") or ""
     headers = [Path(prefix, "include/oneapi/dnnl/dnnl_version.h") for prefix in prefixes.split(":") if prefix]
     return [header.read_text() for header in headers if header.exists()]
 
 
 def libraries(folder: Path) -> dict[str, Path]:
-    """Returns CMake's variables for where pybind11 and oneDNN's wheel are.
+    """Returns CMake's variables for the places of pybind11 and oneDNN's wheel.
 
-    They are reached through links in the build folder: isolated builds unpack both into another place each time, and
-    objects whose command line names another place would be compiled again.
+    The places are links in the build folder: each isolated build unpacks both into another folder, and objects are
+    compiled again if a path on their command line changes.
     """
     import pybind11
 
@@ -132,12 +136,13 @@ def libraries(folder: Path) -> dict[str, Path]:
 
 
 def stable(folder: Path, link: Path) -> Path:
-    """Returns `folder`, a package's ".../*/cmake/*", as reached through a link to the package's prefix."""
+    """Makes `link` lead to the prefix of a package, and returns the path of `folder`, the package's
+    PREFIX/*/cmake/*, through it."""
     prefix = folder.parents[2]
     if not link.is_symlink() or Path(os.readlink(link)) != prefix:
         link.unlink(missing_ok=True)
         link.symlink_to(prefix)
-        (link.parent / "CMakeCache.txt").unlink(missing_ok=True)  # what it remembers may be gone
+        (link.parent / "CMakeCache.txt").unlink(missing_ok=True)  # it may name files that are gone
     return link / folder.relative_to(prefix)
 
 
@@ -150,7 +155,8 @@ def has_wheel() -> bool:
 
 
 def python_headers() -> list[Path]:
-    """Returns include folders for Python.h: none where it is installed, else what tools/python_headers.sh fetched."""
+    """Returns the include folders for Python.h that tools/python_headers.sh has fetched; none if it is installed.
+    Raises SystemExit if there is no Python.h."""
     if any((Path(sysconfig.get_path(kind)) / "Python.h").exists() for kind in ("include", "platinclude")):
         return []
     fetched = ROOT / "build/python-headers/usr/include"

@@ -15,12 +15,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = ROOT / "proto" / "caffe.proto"
 DESCRIPTORS = ROOT / "engine" / "proto" / "caffe.desc"
-CHECKSUM = b"\xc5\x3e"  # the key of field 1000, a fixed32: readers skip it, for a FileDescriptorSet has no such field
+CHECKSUM = b"\xc5\x3e"  # the key of field 1000, a fixed32, which a FileDescriptorSet does not have: parsers skip it
 
 
 def compile_schema(proto_path: str | os.PathLike, desc_path: str | os.PathLike) -> None:
-    """Writes the FileDescriptorSet of proto_path to desc_path, whole or not at all, and with it the CRC-32 of the text,
-    by which engine.proto sees that the text has changed. RuntimeError if protoc refuses."""
+    """Writes the FileDescriptorSet of proto_path to desc_path, whole or not at all. The CRC-32 of the text follows, by
+    which engine.proto sees that the text has changed. Raises RuntimeError if protoc refuses the schema."""
     from grpc_tools import protoc
 
     proto_path, desc_path = Path(proto_path).resolve(), Path(desc_path).resolve()

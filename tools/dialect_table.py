@@ -1,5 +1,6 @@
-"""Writes docs/dialects.md, what becomes of other forks' fields, from engine/config/dialects.tsv: `python
-tools/dialect_table.py`.
+"""Writes docs/dialects.md, which tells what becomes of the fields of other forks, from engine/config/dialects.tsv.
+
+python tools/dialect_table.py
 """
 
 from __future__ import annotations
@@ -165,21 +166,21 @@ SECTION = """
 
 
 def text() -> str:
-    """The whole file."""
+    """Returns the text of docs/dialects.md."""
     every = list(rows().values())
     fields = [row for row in every if row.message != "layer"]
     counts = {name: sum(row.disposition == name for row in fields) for name in DISPOSITIONS}
-    parts = [HEADER]
-    parts += [f"| {name} | {counts[name]} | {meaning} |\n" for name, meaning in DISPOSITIONS.items()]
-    parts += [AFTER, *_sections(fields), "\n## Layers that are not here\n\n| layer | fork | instead |\n|---|---|---|\n"]
+    found = [HEADER]
+    found += [f"| {name} | {counts[name]} | {meaning} |\n" for name, meaning in DISPOSITIONS.items()]
+    found += [AFTER, *_sections(fields), "\n## Layers that are not here\n\n| layer | fork | instead |\n|---|---|---|\n"]
     layers = [row for row in every if row.message == "layer"]
     for (forks, meaning), same in itertools.groupby(layers, key=lambda row: (row.forks, row.meaning)):
-        parts.append(f"| {', '.join(f'`{row.field}`' for row in same)} | {forks} | {_cell(meaning)} |\n")
-    return "".join(parts)
+        found.append(f"| {', '.join(f'`{row.field}`' for row in same)} | {forks} | {_cell(meaning)} |\n")
+    return "".join(found)
 
 
 def _sections(fields: list[Row]) -> Iterator[str]:
-    """A table for each message, neighbours of one meaning in one row."""
+    """Yields the lines of a table for each message. Neighbouring fields of the same meaning share a row."""
     messages: dict[str, list[Row]] = {}
     for row in fields:
         messages.setdefault(row.message, []).append(row)

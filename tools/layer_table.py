@@ -1,7 +1,7 @@
 """Writes docs/layers.md, the table of layer types, from the registry and the sources: `python tools/layer_table.py`.
 
-What a layer runs on is read off its lower() (which ops it becomes) and off the C++ files of those ops (which make
-primitives of oneDNN and which have kernels of their own).
+The source of a layer's lower() tells which ops it becomes. The C++ files of these ops tell whether they make primitives
+of oneDNN or have kernels of their own.
 """
 
 from __future__ import annotations
@@ -116,14 +116,15 @@ _FIELDS = set(proto.LayerParameter.DESCRIPTOR.fields_by_name)
 
 
 def text() -> str:
-    """The whole file."""
-    rows: dict[str, list[str]] = {}  # the rest of a row -> types
+    """Returns the text of docs/layers.md."""
+    rows: dict[str, list[str]] = {}  # all cells of a row but the first -> the types that have them
     for name, cls in sorted(layer_types().items(), key=lambda item: item[0].lower()):
         rows.setdefault(" | ".join(_cells(name, cls)), []).append(f"`{name}`")
     return HEADER + "".join(f"| {', '.join(names)} | {cells} |\n" for cells, names in rows.items()) + FOOTER
 
 
 def _cells(name: str, cls: type[Layer]) -> Iterator[str]:
+    """Yields all cells of a type's row but the first."""
     ops = _ops(name, cls)
     fed = _count(cls.bottom_range) == "0"
     yield _summary(name, cls)
@@ -136,7 +137,8 @@ def _cells(name: str, cls: type[Layer]) -> Iterator[str]:
 
 
 def _summary(name: str, cls: type[Layer]) -> str:
-    """The first paragraph of the module's docstring; of data layers, that of what reads them, "Type: what it is"."""
+    """Returns the first paragraph of the module's docstring. For a data layer the module is that of its reader, and the
+    paragraph may begin with "Type: ", which is left out."""
     module = find_reader(name).__module__ if _is_read(cls) else cls.__module__
     document = inspect.getdoc(sys.modules[module])
     assert document, f"{module} has no docstring"
@@ -145,10 +147,12 @@ def _summary(name: str, cls: type[Layer]) -> str:
 
 
 def _is_read(cls: type[Layer]) -> bool:
+    """Returns whether a type is a data layer, which a reader of engine/data reads."""
     return issubclass(cls, Data)
 
 
 def _count(given) -> str:
+    """Returns the text for a bottom_range or top_range."""
     if isinstance(given, property):
         return "as its options say"
     least, most = given
@@ -156,27 +160,29 @@ def _count(given) -> str:
 
 
 def _own_classes(cls: type) -> list[type]:
+    """Returns a class of layers and its bases, without Layer."""
     return [each for each in cls.__mro__ if issubclass(each, Layer) and each is not Layer]
 
 
 def _options(name: str, cls: type[Layer]) -> list[str]:
-    """Those that the classes read, and of data layers their readers."""
+    """Returns the names of the parameter messages that the layer's classes, or a data layer's reader, mention in their
+    sources."""
     classes = find_reader(name).__mro__[:-1] if _is_read(cls) else _own_classes(cls)
     sources = "".join(inspect.getsource(each) for each in classes)
     for each in [each for each in classes if isinstance(vars(each).get("param"), property)][1:]:
-        sources = sources.replace(inspect.getsource(vars(each)["param"].fget), "")  # of a parent, which is not read
+        sources = sources.replace(inspect.getsource(vars(each)["param"].fget), "")  # of a base: it is overridden
     found = set(re.findall(rf"{'' if _is_read(cls) else 'self[.]'}\bmessage\.(\w+_param)\b", sources)) & _FIELDS
     return sorted(found)
 
 
 def _blobs(cls: type[Layer]) -> str:
-    """What the docstring says of them."""
+    """Returns what the class's docstring says of the parameter blobs, after "params: "."""
     found = re.search(r"\bparams: (.*?)(?:\.\s|\.?$|\n\n)", inspect.getdoc(cls) or "", re.DOTALL)
     return re.sub(r"\s+", " ", found[1]) if found else ""
 
 
 def _ops(name: str, cls: type[Layer]) -> set[str]:
-    """The ops of lower() and of the methods that it calls."""
+    """Returns the names of the ops that a layer becomes, by lower() and the methods that it calls."""
     if not any("lower" in vars(each) for each in _own_classes(cls)):
         return {name} & set(_files())
     found: set[str] = set()
@@ -189,7 +195,8 @@ def _ops(name: str, cls: type[Layer]) -> set[str]:
 
 
 def _lowering(cls: type[Layer]) -> list[str]:
-    """Sources of lower(), of what it overrides where it calls that, and of other methods that are given the builder."""
+    """Returns the sources of lower(), of the base's lower() if it calls that, and of other methods that get the
+    builder."""
     sources, seen, waiting = [], set(), ["lower"]
     while waiting:
         method = waiting.pop()
@@ -207,7 +214,7 @@ def _lowering(cls: type[Layer]) -> list[str]:
 
 @functools.cache
 def _files() -> dict[str, str]:
-    """Op -> the source of the file that registers it, with what it has from csrc/ops/common."""
+    """Returns, by op, the source of the file that registers it and those of csrc/ops/common that it includes."""
     common = {path.relative_to(ROOT / "csrc").as_posix(): path.read_text() for path in ROOT.glob("csrc/ops/common/*")}
 
     def with_common(source: str) -> str:

@@ -1,7 +1,8 @@
 """Makes the LMDBs of examples/digits/ from the handwritten digits that scikit-learn ships.
 
-1,797 grey pictures of 8 x 8 pixels, values 0 to 16, stored as raw Datums: every fifth picture of each class goes to
-the test set (360), the others to the training set (1,437). Nothing is random: the result is the same each time.
+These are 1,797 grey pictures of 8 x 8 pixels with values 0 to 16, stored as raw Datums. Every fifth picture of each
+class goes to the test set (360), the others to the training set (1,437). Nothing is random: the result is always the
+same.
 
     pip install scikit-learn
     python tools/make_digits.py [FOLDER]     (examples/digits if omitted)
@@ -23,14 +24,15 @@ MAP_SIZE = 8 << 20  # bytes; far more than the data need
 
 
 def split(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices (training, test) into labels, each in ascending order, with the classes in the same proportions."""
+    """Returns indices (training, test) into labels, each in ascending order. Both have the classes in the same
+    proportions."""
     by_class = np.argsort(labels, kind="stable")
     test = np.sort(by_class[::5])
     return np.setdiff1d(np.arange(len(labels)), test), test
 
 
 def write_lmdb(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
-    """Writes images (N, 8, 8) and labels (N,) as a compacted LMDB without a lock file, replacing the folder."""
+    """Writes images (n, 8, 8) and labels (n,) as a compacted LMDB without a lock file. Replaces the folder."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as scratch:
@@ -47,7 +49,7 @@ def write_lmdb(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
     digits = load_digits()
-    assert not isinstance(digits, tuple)  # as return_X_y=True has it
+    assert not isinstance(digits, tuple)  # it would be one with return_X_y=True
     images = digits.images.astype(np.uint8)  # (1797, 8, 8), 0..16
     for name, chosen in zip(("digits_train_lmdb", "digits_test_lmdb"), split(digits.target)):
         write_lmdb(folder / name, images[chosen], digits.target[chosen])

@@ -1,6 +1,6 @@
 """Draws docs/policies.svg, the curve of every learning-rate policy: `python tools/policy_curves.py [FILE]`.
 
-The curves are what engine's own schedules give for the settings of EXAMPLES, which docs/solver.md lists.
+The curves are those of engine's own schedules for the settings of EXAMPLES, which docs/solver.md lists.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.solver.state import PlateauState  # noqa: E402
 TARGET = ROOT / "docs/policies.svg"
 ITERATIONS = 1000
 
-# Policy -> the fields of a solver that goes with it, beside max_iter: 1000 and, but for multifixed, base_lr: 0.1.
+# Policy -> fields of its solver. All have max_iter: 1000 besides and, except for multifixed, base_lr: 0.1.
 EXAMPLES = {
     "fixed": "",
     "step": "gamma: 0.5  stepsize: 250",
@@ -41,7 +41,7 @@ WARM_UPS = {"poly with a warm-up": _WARM_UP, "poly after a warm-up": f"{_WARM_UP
 
 
 def loss(iteration: int) -> float:
-    """Returns a smoothed loss for plateau: it falls until iteration 300, stands still, and falls again from 600 on."""
+    """Returns the smoothed loss that plateau sees: it falls until iteration 300, stays, and falls again from 600 on."""
     falling = min(iteration, 300) + max(0, iteration - 600)
     return 1 - falling / ITERATIONS
 
@@ -61,7 +61,7 @@ def curve(policy: str, fields: str) -> list[float]:
 
 
 def draw(path: Path) -> None:
-    """Writes one panel for each policy, and two for the warm-up."""
+    """Draws one panel for each policy, and two for the warm-up. path: the file to write."""
     import matplotlib
 
     matplotlib.use("svg")

@@ -1,5 +1,5 @@
-"""A hook of MkDocs (mkdocs.yml): adds the pages that are made when the site is built, from the README, from the
-arguments of the verbs, and from docstrings."""
+"""A hook of MkDocs (mkdocs.yml). Adds pages that are no files of docs/: documents from elsewhere, such as the README,
+the command line, from the arguments of the verbs, and the Python reference, from docstrings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ELSEWHERE = {
     "examples/digits/README.md": "digits.md",
 }
 PAGES = {**ELSEWHERE, **{f"docs/{path.name}": path.name for path in (ROOT / "docs").glob("*")}}
-WIDE = {"layers.md", "dialects.md", "performance.md"}  # their tables take the place of the list of headings
+WIDE = {"layers.md", "dialects.md", "performance.md"}  # shown without a list of headings, whose place their tables need
 API = {
     "Nets and solvers": ["engine.caffe.net.Net", "engine.caffe.blobs.Blob", "engine.caffe.solver"],
     "Using trained nets": ["engine.caffe.classifier.Classifier", "engine.caffe.detector.Detector"],
@@ -44,6 +44,7 @@ LINK = re.compile(r"\[([^\]]*)\]\((?!\w+:|#)([^)#\s]*)(#[^)]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages to the site's files."""
     made = {page: (ROOT / path).read_text() for path, page in ELSEWHERE.items()}
     made |= {page: "".join(text()) for page, text in MADE.items()}
     for page, text in made.items():
@@ -52,7 +53,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_) -> str:
-    """Leads links to pages of the site; of a file that is none, only the name stays."""
+    """Changes links to files of the repository into links to pages of the site, or into plain text if the file is no
+    page."""
     if page.file.src_path in WIDE:
         page.meta["hide"] = ["toc"]
     if page.file.src_path in MADE:
@@ -63,13 +65,13 @@ def on_page_markdown(markdown: str, page: Page, **_) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(path), link[2]))
         if target in PAGES:
             return f"[{link[1]}]({PAGES[target]}{link[3] or ''})"
-        return link[1] if (ROOT / target).exists() else link[0]  # which MkDocs then complains of
+        return link[1] if (ROOT / target).exists() else link[0]  # MkDocs reports a link that leads nowhere
 
     return LINK.sub(led, markdown)
 
 
 def _commands() -> Iterator[str]:
-    """The command line, a section for each verb."""
+    """Yields the page of the command line, with a section for each verb."""
     yield "# Command line\n\n`engine VERB ...`; flags have Caffe's names and may begin with one dash, too.\n\n"
     modules = {name: import_module(f"engine.verbs.{name}") for name in verb_names()}
     order = sorted(modules, key=lambda name: (getattr(modules[name], "ORDER", 1000), name))
@@ -85,7 +87,7 @@ def _commands() -> Iterator[str]:
 
 
 def _names(action: argparse.Action) -> str:
-    """Flags with what follows them; of what has no flag, its name."""
+    """Returns an argument's flags, each with its value, or its name if it has no flag."""
     value = "" if action.nargs == 0 else action.metavar or "|".join(map(str, action.choices or [action.dest]))
     value = " ".join(value) if isinstance(value, tuple) else value
     given = [f"{flag} {value}".strip() for flag in action.option_strings] or [value]
@@ -93,18 +95,18 @@ def _names(action: argparse.Action) -> str:
 
 
 def _meaning(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
-    """Its help, with %(default)s filled in."""
+    """Returns an argument's help, with %(default)s replaced."""
     return _text(parser._get_formatter()._expand_help(action)) if action.help else ""
 
 
 def _text(text: str | None) -> str:
-    """Plain text, for Markdown and a cell of a table."""
+    """Escapes plain text for a cell of a table in Markdown."""
     plain = html.escape(" ".join((text or "").split()), quote=False)
     return re.sub(r"([|*_`\[\]\\])", r"\\\1", plain)
 
 
 def _api() -> Iterator[str]:
-    """The Python reference; mkdocstrings puts docstrings in place of `:::` lines."""
+    """Yields the page of the Python reference. mkdocstrings replaces its `:::` lines by docstrings."""
     yield "# Python reference\n\nWhat is like Caffe's, and what is not: [Python](python.md).\n"
     for title, names in API.items():
         yield f"\n## {title}\n"
@@ -112,4 +114,4 @@ def _api() -> Iterator[str]:
             yield f"\n::: {name}\n    options:\n      heading_level: 3\n"
 
 
-MADE = {"commands.md": _commands, "api.md": _api}  # pages that are in no file
+MADE = {"commands.md": _commands, "api.md": _api}  # page -> what yields its text

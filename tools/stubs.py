@@ -1,7 +1,7 @@
-"""Writes the type stubs of what has no Python source, for pyright: `python tools/stubs.py` (tests/test_stubs.py).
+"""Writes the type stubs of modules without Python source, for pyright: `python tools/stubs.py` (tests/test_stubs.py).
 
-engine/proto/caffe_pb2.pyi and raw.pyi are protoc's, from the schema and from the one that proto.raw is made of;
-engine/host/_ext.pyi is pybind11-stubgen's, from the extension as it is built.
+protoc writes engine/proto/caffe_pb2.pyi from the schema, and raw.pyi from the schema of proto.raw; pybind11-stubgen
+writes engine/host/_ext.pyi from the built extension.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
-# What pybind11 writes for numbers. pyright's `float` takes ints, too, and an index cannot be a float.
+# pybind11's types of numbers -> what is written instead. pyright's `float` takes ints, too; an index cannot be a float.
 NUMBERS = {
     "typing.SupportsInt | typing.SupportsIndex": "typing.SupportsIndex",
     "typing.SupportsFloat | typing.SupportsIndex": "float",
@@ -29,7 +29,8 @@ NUMBERS = {
 
 
 def generators(path: str) -> str:
-    """The distributions that write a stub, with their versions; raises PackageNotFoundError if one is missing."""
+    """Returns the distributions that write a stub, with their versions. Raises PackageNotFoundError if one is
+    missing."""
     names = ("pybind11-stubgen", "pybind11") if path == "engine/host/_ext.pyi" else ("grpcio-tools",)
     return ", ".join(f"{name} {version(name)}" for name in names)
 
@@ -39,7 +40,8 @@ def header(path: str) -> str:
 
 
 def message_stub(schema: FileDescriptorSet) -> str:
-    """protoc's stub of a schema, but with fields of enums as the ints that they are."""
+    """Returns protoc's stub of a schema, with `int` as the type of enum fields: the values are ints. Raises
+    RuntimeError if protoc refuses the schema."""
     protoc = importlib.import_module("grpc_tools.protoc")
     with tempfile.TemporaryDirectory() as folder:
         descriptors = Path(folder, "caffe.desc")
@@ -54,6 +56,7 @@ def message_stub(schema: FileDescriptorSet) -> str:
 
 
 def extension_stub() -> str:
+    """Returns pybind11-stubgen's stub of the extension, with the types of NUMBERS replaced."""
     importlib.import_module("engine.host._core")  # finds oneDNN's library for the extension
     stubgen = importlib.import_module("pybind11_stubgen")
     with tempfile.TemporaryDirectory() as folder:
@@ -68,7 +71,7 @@ def _schema(name: str) -> FileDescriptorSet:
     return getattr(importlib.import_module("engine.proto"), name)
 
 
-# Path below the root -> what makes the stub.
+# Path below the root -> the function that returns the stub.
 STUBS = {
     "engine/proto/caffe_pb2.pyi": lambda: message_stub(_schema("_schema")),
     "engine/proto/raw.pyi": lambda: message_stub(_schema("_raw_schema")),

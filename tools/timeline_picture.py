@@ -1,6 +1,6 @@
-"""Draws the shortest iteration of a timeline, for the documents: python tools/timeline_picture.py ranks.json docs/x.svg
+"""Draws the shortest iteration of a timeline, for docs/: `python tools/timeline_picture.py ranks.json docs/x.svg`.
 
-A reader's tool is ui.perfetto.dev; a page needs a picture.
+To look at a timeline, use ui.perfetto.dev.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""What `comm_param { autotune: true }` chooses, beside settings that are given by hand, on rate-limited hosts.
+"""Compares what `comm_param { autotune: true }` chooses with settings that are given by hand, on rate-limited hosts.
 
     python tools/bench/autotune.py --netlab netlab --links 10gbit,1gbit,500mbit
 
-For each link two ranks of one thread each, a host each, first train as with `autotune` until it has chosen; then, in
-each of --rounds, some steps with every setting of a grid, one after the other in the same processes. The setting of the
-least median is the best by hand. As the least of two dozen noisy medians it flatters itself: it is measured again,
-beside what was chosen and the defaults, in each of --finals, and only that counts. `netlab`: see comm.py; the link
-"here" is none: ranks of this host.
+For each link, two ranks of one thread, each on a host of its own, train with `autotune` until it has chosen. Then, in
+each of --rounds, the same processes train some steps with every setting of a grid. The setting with the least median is
+the best by hand. But the least of two dozen noisy medians is too low: so it is measured again, beside the chosen
+settings and the defaults, in each of --finals, and only these figures count. comm.py explains `netlab`. With the link
+"here", both ranks run on this host.
 
-Columns, by link: milliseconds of a step of the slowest rank, medians over the finals of medians over the steps (for the
-worst of the grid: over the rounds); a ratio is the median over the finals of the ratios to the best by hand.
+The columns are the milliseconds of a step of the slowest rank, as the median over the finals of medians over the steps
+(for the worst of the grid: over the rounds), and the median over the finals of its ratio to the best by hand.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ CHOSEN, DEFAULT = "chosen by autotune", "the defaults"
 
 
 def work(options: argparse.Namespace) -> None:
-    """Trains as one of the ranks that a launcher has started; rank 0 prints a line of JSON: name -> rounds' steps."""
+    """Trains as one of the ranks that a launcher has started. Rank 0 prints a line of JSON: what was chosen, the link,
+    and the milliseconds of the grid and of the finals, by settings and round."""
     from engine import proto
     from engine.comm.search import as_text
     from engine.comm.settings import MB, CommSettings
@@ -57,7 +58,8 @@ def work(options: argparse.Namespace) -> None:
     training = Training(net, ranks)
     optimizer, count = training.optimizer, itertools.count()
     default = optimizer.strategy.settings
-    tuner = Tuner(optimizer, cast("Feeder", SimpleNamespace(wait_seconds=0.0)), ranks)  # the input is in memory
+    # The input is in memory: nobody waits for data.
+    tuner = Tuner(optimizer, cast("Feeder", SimpleNamespace(wait_seconds=0.0)), ranks)
     while not tuner.is_done:
         with tuner.iteration():
             step(net, training, next(count))
@@ -70,7 +72,7 @@ def work(options: argparse.Namespace) -> None:
         settings[as_text(one)] = one
 
     def measured(settings: dict[str, CommSettings], rounds: int) -> dict[str, list[float]]:
-        """By name, of each round; on rank 0."""
+        """Trains with each of the settings. Returns, on rank 0, the milliseconds of a step by name and round."""
         found: dict[str, list[float]] = {name: [] for name in settings}
         for number in range(rounds):
             for name, one in list(settings.items())[:: -1 if number % 2 else 1]:
@@ -84,7 +86,7 @@ def work(options: argparse.Namespace) -> None:
 
     grid = measured(settings, options.rounds)
     best = ranks.broadcast_object(min(grid, key=lambda name: statistics.median(grid[name])) if not ranks.rank else "")
-    # Each settings once, whatever they are called.
+    # The best by hand may be what was chosen, or the defaults: each settings are measured once.
     once = {one: name for name, one in {**finalists, best: settings[best]}.items()}
     found = measured({name: one for one, name in once.items()}, options.finals)
     finals = {name: found[once[one]] for name, one in {**finalists, best: settings[best]}.items()}
@@ -97,6 +99,7 @@ def work(options: argparse.Namespace) -> None:
 
 
 def measure(options: argparse.Namespace, link: str) -> dict:
+    """Runs work() on two ranks with a link between them, and returns what rank 0 has printed. Raises SystemExit."""
     me = [sys.executable, str(Path(__file__).resolve()), "--work", "--model", options.model]
     me += ["--batch", str(options.batch), "--precision", options.precision, "--rounds", str(options.rounds)]
     me += ["--finals", str(options.finals)]
@@ -115,7 +118,7 @@ def measure(options: argparse.Namespace, link: str) -> dict:
 
 
 def lines(link: str, told: dict) -> list[str]:
-    """A row for what was chosen, the best and the worst by hand, and the defaults."""
+    """Returns a row for the chosen settings, the best and the worst by hand, and the defaults."""
     finals, grid = told["finals"], {name: statistics.median(rounds) for name, rounds in told["grid"].items()}
     worst = max(grid, key=grid.__getitem__)
     (best,) = (name for name in finals if name not in (CHOSEN, DEFAULT))

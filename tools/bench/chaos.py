@@ -1,16 +1,17 @@
-"""Disturbs real trainings at random moments until they are complete: their weights must be those of a quiet run.
+"""Disturbs real trainings at random moments until they are complete. Their weights must be those of a quiet run.
 
     python tools/bench/chaos.py --events 100                 [--netlab PATH/TO/netlab, for cut links; as root]
     python tools/bench/chaos.py --events 100 --only kill,stop --ranks 4
 
-A story is one training of the digits: it is started with `--resume auto`, something happens to it (chaos_events.py),
-and it is started again, mostly on another number of ranks of the same global batch, until it is complete. After each
-event it is checked that the run ends or goes on, as it should, within a time; that one message says why; that no
-process is left; that no snapshot is damaged. At the end the weights must be those of a run that was left alone: the
-same bits where the number of ranks has stayed, else equal to rounding, which is far less than one lost or repeated
-iteration makes (that is measured at the beginning). Exit status 1 if something was not so.
+A story is one training of the digits in several runs. A run is started with `--resume auto`, something happens to it
+(chaos_events.py), and the next run is started, mostly on another number of ranks with the same global batch, until the
+training is complete. After each event the run must end, or go on, within a time, as the event demands; one message must
+say why; no process may be left, and no snapshot damaged. At the end the weights must be those of a run that was left
+alone: the same bits if the number of ranks never changed, else equal up to rounding. Rounding makes a far smaller
+difference than one lost or repeated iteration, which is measured at the beginning. The exit status is 1 if anything was
+otherwise.
 
-Events that need root (a full disk, cut links) are left out without it, and this is said.
+Events that need root (a full disk, cut links) are left out, with a message, if the program does not run as root.
 """
 
 from __future__ import annotations
@@ -40,29 +41,30 @@ from engine.solver.snapshot_files import read_whole
 from engine.watchdog.board import SLOW_FACTOR
 from engine.watchdog.guard import HUB_SECONDS
 
-# The statuses after SIGINT and SIGTERM during set-up, which need no words.
+# Exit statuses after SIGINT or SIGTERM during the set-up, which need no message.
 INTERRUPTED = (130, 143, -signal.SIGINT, -signal.SIGTERM)
-# Those that need no words after one event: Hydra's mpiexec dies of SIGPIPE where it is interrupted while it starts its
-# proxies; a single process may be killed before it has a sentinel.
+# Event -> an exit status that needs no message after it: Hydra's mpiexec dies of SIGPIPE if it is interrupted while it
+# starts its proxies, and a single process may be killed before it has a sentinel.
 SPEAKING = {"interrupt": -signal.SIGPIPE, "kill": -signal.SIGKILL}
-DISK_BYTES = 32 << 20  # of the disk that becomes full: all snapshots, and some more
+DISK_BYTES = 32 << 20  # the size of the disk that becomes full: room for all snapshots, and some more
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What came of an event."""
+    """What was seen of an event and its run."""
 
     event: str
     run: str  # ranks and style
-    phase: str
-    seconds: float | None  # until the run had ended
-    did: str
-    message: str  # ours
+    phase: str  # of the run when it happened
+    seconds: float | None  # from the event to the end of the run; None if it did not end
+    did: str  # what Event.act returned
+    message: str  # engine's first one, or words in parentheses if there is none
     faults: list[str]
 
 
 def disturb(run: Run, name: str, moment: float) -> Seen | None:
-    """Starts a run and lets the event happen `moment` seconds later. Returns None if it had ended before."""
+    """Starts a run, lets the event happen `moment` seconds later, and judges how the run ends. Returns None if the run
+    had ended before the event."""
     happening = EVENTS[name]
     run.start()
     time.sleep(moment)
@@ -76,7 +78,7 @@ def disturb(run: Run, name: str, moment: float) -> Seen | None:
         run.left_behind()
         return None
     restarts = run.style == "--max_restarts"
-    slow = phase != "training" or name == "cut_link"  # a rank that is cut off may be waiting for a snapshot just then
+    slow = phase != "training" or name == "cut_link"  # a rank may be cut off while it waits for a snapshot
     watchdog = run.options.watchdog * (SLOW_FACTOR if slow else 1) if happening.watchdog else 0.0
     watchdog += HUB_SECONDS if name == "cut_link" else 0
     limit = SECONDS_TO_END + watchdog if happening.ends and not restarts else PATIENCE
@@ -86,10 +88,10 @@ def disturb(run: Run, name: str, moment: float) -> Seen | None:
         run.end(20)
     (run.folder / "filler").unlink(missing_ok=True)
     left, status = run.left_behind(), run.process.returncode
-    text = run.own_text()  # a sentinel may speak after its rank has ended
+    text = run.own_text()  # read last, because a sentinel may speak after its rank has ended
     heads = [line for line in text.splitlines() if line.startswith("engine: ")]
     messages = [line for line in heads if not line.startswith("engine:   ")]
-    if len(messages) > 1 and name == "interrupt":  # mpiexec may have ended a rank whose sentinel tells of it, too
+    if len(messages) > 1 and name == "interrupt":  # mpiexec may have ended a rank, of which its sentinel tells, too
         messages = [line for line in messages if not line.startswith("engine: stopped by SIG")]
     launcher = re.search(r"BAD TERMINATION|exited on signal|terminated", text)
     if did.startswith("FAULT"):
@@ -106,7 +108,7 @@ def disturb(run: Run, name: str, moment: float) -> Seen | None:
         faults.append(f"ended with status {status}, but should have gone on")
     if len(messages) > 1 and not restarts and name != "second_job":
         faults.append(f"{len(messages)} messages: {messages}")
-    # A run on a terminal that is gone can tell nobody; a process that is about to leave may still end well.
+    # Somebody must tell why a run has failed, except on a terminal that is gone, or if the launcher was killed.
     told = bool(messages or launcher) or status in (*INTERRUPTED, SPEAKING.get(name))
     if status != 0 and not told and name not in ("close_terminal", "kill_launcher"):
         faults.append(f"nobody told (status {status})")
@@ -116,7 +118,7 @@ def disturb(run: Run, name: str, moment: float) -> Seen | None:
 
 
 def damaged(folder: Path) -> list[str]:
-    """States under their final names that are not whole."""
+    """Returns a line for each solver state under its final name that is not whole."""
     bad = []
     for path in sorted(folder.glob("*.solverstate")):
         try:
@@ -127,20 +129,21 @@ def damaged(folder: Path) -> list[str]:
 
 
 def result(folder: Path, iteration: int) -> list[np.ndarray]:
-    """The optimizer's state, which holds all gradients so far, and the bytes of the weights."""
+    """Returns what a training has come to: the bytes of its weights file, then the arrays of the optimizer's history,
+    into which all gradients so far have gone."""
     state = read_whole(str(folder / f"net_iter_{iteration}.solverstate")).state
     weights = np.frombuffer((folder / f"net_iter_{iteration}.caffemodel").read_bytes(), np.uint8)
     return [weights, *(np.array(values) for values in state.history)]
 
 
 def distance(a: list[np.ndarray], b: list[np.ndarray]) -> float:
-    """The largest difference of the optimizer's states, relative to their largest value."""
+    """Returns the largest difference between the histories of two results, relative to the largest value of `b`'s."""
     largest = max(float(np.abs(values).max()) for values in b[1:])
     return max(float(np.abs(x - y).max()) for x, y in zip(a[1:], b[1:], strict=True)) / largest
 
 
 def complete(run: Run) -> None:
-    """Runs it undisturbed. Raises RuntimeError with the end of its log if it does not complete."""
+    """Runs a training undisturbed. Raises RuntimeError with the end of its log if it does not complete."""
     run.start()
     if run.end(PATIENCE) is None or run.process.returncode != 0:
         run.left_behind()
@@ -149,7 +152,10 @@ def complete(run: Run) -> None:
 
 
 class Quiet:
-    """Runs that were left alone, on 1, 2 and 4 ranks, and what their weights may differ by."""
+    """Runs that were left alone, on 1, 2 and 4 ranks, to compare stories with.
+
+    results: those of result(), by ranks. seconds: of a whole run, by ranks. tolerance: the distance() that rounding may
+    make."""
 
     def __init__(self, root: Path, options: argparse.Namespace):
         self.results, self.seconds = {}, {}
@@ -161,14 +167,14 @@ class Quiet:
             self.results[ranks] = result(run.folder, options.iterations)
         reference = self.results[1]
         rounding = max(distance(found, reference) for found in self.results.values())
-        # One iteration more: less than what one that is lost or repeated in the middle makes.
+        # One more iteration at the end changes the weights less than one that is lost or repeated in the middle.
         options.iterations += 1
         longer = Run(root / "longer", options, 1)
         complete(longer)
         lost = distance(result(longer.folder, options.iterations), reference)
         options.iterations -= 1
-        # More than the few quiet runs show: a story that goes on with other ranks rounds in other ways, and momentum is
-        # the smaller, the nearer the end. Far less than an iteration.
+        # More than the quiet runs show, because a story that changes its ranks rounds in other ways, and momentum is
+        # smaller near the end; but far less than an iteration makes.
         self.tolerance = 100 * rounding
         print(f"Quiet runs take {', '.join(f'{s:.1f} s on {n}' for n, s in self.seconds.items())}. Their states differ")
         print(f"by {rounding:.1e}; one iteration makes {lost:.1e}; {self.tolerance:.1e} is tolerated.", flush=True)
@@ -176,7 +182,7 @@ class Quiet:
             raise RuntimeError("a lost iteration could not be told from rounding")
 
     def faults(self, folder: Path, iterations: int, ranks: set[int]) -> list[str]:
-        """What is wrong with the weights of a story that ran on these numbers of ranks."""
+        """Returns what is wrong with the weights of a story that has run on these numbers of ranks."""
         found = result(folder, iterations)
         if len(ranks) == 1:
             same = all(np.array_equal(a, b) for a, b in zip(found, self.results[min(ranks)], strict=True))
@@ -186,7 +192,8 @@ class Quiet:
 
 
 def possible(options: argparse.Namespace) -> list[str]:
-    """The names of the events that can happen here; tells which are left out."""
+    """Returns the names of the events that can happen here. Prints which are left out. Raises SystemExit for unknown
+    names."""
     names = options.only.split(",") if options.only else list(EVENTS)
     if unknown := sorted(set(names) - set(EVENTS)):
         raise SystemExit(f"no event {', '.join(unknown)}; there are {', '.join(EVENTS)}")
@@ -201,7 +208,7 @@ def possible(options: argparse.Namespace) -> list[str]:
 
 
 def a_run(folder: Path, options: argparse.Namespace, name: str, ranks: int) -> Run:
-    """A run to which the event can happen."""
+    """Returns a run to which the event can happen, started in a random style."""
     needs, environ = EVENTS[name].needs, {}
     if options.shim:
         (folder / "clock").write_bytes(struct.pack("d", 0.0))
@@ -216,7 +223,8 @@ def a_run(folder: Path, options: argparse.Namespace, name: str, ranks: int) -> R
 
 
 def story(folder: Path, options: argparse.Namespace, quiet: Quiet, names: list[str], count: int) -> list[Seen]:
-    """One training, disturbed so many times, and completed."""
+    """Runs one training, which is disturbed `count` times, or until it is complete, and then completed. Returns what
+    was seen; faults at the end are added to the last event."""
     folder.mkdir()
     others = [name for name in names if name != "fill_disk"]
     on_disk = "fill_disk" in names and (not others or random.random() < 0.3)
@@ -253,7 +261,8 @@ def story(folder: Path, options: argparse.Namespace, quiet: Quiet, names: list[s
 
 
 def summary(seen: list[Seen]) -> str:
-    """By kind of event and moment: how many, the seconds until the run had ended, and the faults."""
+    """Returns a table by event and phase: how many there were, how many engine told of, the seconds until the run had
+    ended, and the faults."""
     cells = []
     for (name, phase), count in sorted(Counter((found.event, found.phase) for found in seen).items()):
         mine = [found for found in seen if (found.event, found.phase) == (name, phase)]
@@ -265,7 +274,7 @@ def summary(seen: list[Seen]) -> str:
 
 
 def compile_shim(folder: Path) -> str | None:
-    """Returns the library that steps clocks and slows disks, or None where there is no C compiler."""
+    """Compiles the library that steps clocks and slows disks. Returns its path, None if there is no C compiler."""
     compiler, library = shutil.which(os.environ.get("CC", "cc")), folder / "chaos_shim.so"
     if compiler is None:
         return None

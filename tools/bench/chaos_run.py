@@ -1,4 +1,4 @@
-"""A training of the digits that tools/bench/chaos.py can disturb: how it is started, found, and ended."""
+"""Starts, finds and ends the runs of a training of the digits, which tools/bench/chaos.py disturbs."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ max_iter: {iterations} display: 10 snapshot: 10 snapshot_prefix: "{folder}/net"
 comm_param {{ bucket_mb: 0.1 chunk_mb: 0.1 watchdog: {watchdog} drift_check: 25 servers: 1 }}
 """
 GLOBAL_BATCH = 32
-LINGER_SECONDS = 8.0  # in which sentinels end, too
+LINGER_SECONDS = 8.0  # until all processes of a run that has ended must be gone, its sentinels included
 
 
 @dataclass
 class Run:
-    """One start of a training, with a mark in its environment by which its processes are found."""
+    """One run of a training. All its processes have a mark in their environment, by which they are found."""
 
-    folder: Path
+    folder: Path  # of the training: solver and snapshots
     options: argparse.Namespace
     ranks: int
-    style: str = "mpiexec"  # how its ranks are started: STYLES
-    terminal: bool = False
-    environ: dict[str, str] = field(default_factory=dict)
+    style: str = "mpiexec"  # how its ranks are started: a name in STYLES
+    terminal: bool = False  # whether it runs on a terminal of its own
+    environ: dict[str, str] = field(default_factory=dict)  # added to the environment
 
     def start(self) -> None:
+        """Starts the processes; its output is added to the training's log."""
         self.mark = f"ENGINE_CHAOS={uuid.uuid4()}"
         self.folder.mkdir(exist_ok=True)
         solver = self.folder / "solver.prototxt"
@@ -53,7 +54,7 @@ class Run:
         paths = os.pathsep.join([str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])])
         mark = dict([self.mark.split("=")])
         environ = {**OVERSUBSCRIBE, **os.environ, **self.environ, **mark, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-        environ["ENGINE_WATCHDOG"] = str(watchdog)  # until a rank has read its solver, too: 60 s would hold there
+        environ["ENGINE_WATCHDOG"] = str(watchdog)  # holds until a rank has read its solver; the default is 60 s
         command = STYLES[self.style](self, arguments)
         self.begin = time.monotonic()
         self.log_begin = len(self.text())
@@ -67,7 +68,8 @@ class Run:
                 )  # fmt: skip
 
     def _start_on_terminal(self, command: list[str], environ: dict[str, str]) -> None:
-        """What it writes is copied into the log until the terminal is closed."""
+        """Starts the command on a terminal of its own. What it writes is copied into the log until the terminal is
+        closed."""
         self.screen, theirs = pty.openpty()
         self.process = subprocess.Popen(
             [sys.executable, "-c", TAKE_TERMINAL, *command], cwd=REPO, env=environ, stdin=theirs, stdout=theirs,
@@ -91,18 +93,19 @@ class Run:
 
     @property
     def log(self) -> Path:
-        """Beside the folder, which may be on a full disk."""
+        """The path of the log. It lies beside the folder, which may be on a full disk."""
         return self.folder.with_suffix(".log")
 
     def text(self) -> str:
-        """All that the story's runs have written so far."""
+        """Returns all that the training's runs have written so far."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def own_text(self) -> str:
+        """Returns what this run has written so far."""
         return self.text()[self.log_begin :]
 
     def processes(self) -> dict[int, int | None]:
-        """Process id -> rank, None for what is no rank (sentinels, the launcher)."""
+        """Returns the rank of each process of the run by its id; None for sentinels and the launcher."""
         found: dict[int, int | None] = {}
         for entry in Path("/proc").iterdir():
             try:
@@ -118,11 +121,12 @@ class Run:
         return found
 
     def alone(self) -> bool:
-        """Whether the one rank is started without mpiexec."""
+        """Returns whether the run is a single rank without a launcher: mpiexec is not used for one."""
         return self.ranks == 1 and self.style == "mpiexec"
 
     def pid_of(self, rank: int) -> int:
-        """Waits until this rank has started. Raises ProcessLookupError if the run has ended."""
+        """Waits until a rank has started, and returns its process id. Raises ProcessLookupError if the run has ended,
+        or the rank has not started in 10 seconds."""
         deadline = time.monotonic() + 10
         while self.process.poll() is None and time.monotonic() < deadline:
             for pid, number in self.processes().items():
@@ -132,7 +136,7 @@ class Run:
         raise ProcessLookupError
 
     def end(self, seconds: float) -> float | None:
-        """Returns how long it took to end, or None if it had not when the time was over."""
+        """Waits until the run has ended, at most so many seconds. Returns how long that took, None if it goes on."""
         begin = time.monotonic()
         try:
             self.process.wait(seconds)
@@ -141,7 +145,7 @@ class Run:
             return None
 
     def ranks_end(self, seconds: float) -> float | None:
-        """The same, for its ranks alone: mpiexec waits for a host that does not answer, however long."""
+        """Does what end() does for the ranks alone: mpiexec waits for a host that does not answer, however long."""
         begin = time.monotonic()
         while any(rank is not None for rank in self.processes().values()):
             if time.monotonic() - begin > seconds:
@@ -150,7 +154,7 @@ class Run:
         return time.monotonic() - begin
 
     def left_behind(self) -> int:
-        """Returns how many processes live on too long, and ends them."""
+        """Ends the processes that live on after LINGER_SECONDS. Returns how many these were."""
         deadline = time.monotonic() + LINGER_SECONDS
         while (pids := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -165,11 +169,13 @@ class Run:
         return len(pids)
 
     def phase(self) -> str:
+        """Returns "set-up", "training" or "end", by what the run has written."""
         text = self.own_text()
         return "set-up" if "Solving" not in text else "training" if "Optimization Done." not in text else "end"
 
 
-# Makes the terminal on its standard input the controlling one of its session, as a shell's is, and becomes the command.
+# A program that makes the terminal on its standard input the controlling one of its session, as a shell's is, and then
+# becomes the command that it is given.
 TAKE_TERMINAL = (
     "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 )
@@ -179,6 +185,7 @@ def _by_netlab(run: Run, arguments: list[str]) -> list[str]:
     return [run.options.netlab, "run", str(run.ranks), *own_command(*arguments)]
 
 
+# How ranks are started -> a function that returns the command for a run and the arguments of engine.
 STYLES: dict[str, Callable[[Run, list[str]], list[str]]] = {
     "mpiexec": lambda run, arguments: command_for(run.ranks, arguments),
     "--ranks": lambda run, arguments: own_command(*arguments, "--ranks", str(run.ranks)),

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What communication costs: training steps on rate-limited hosts and the same steps on one rank, in one session.
+"""Measures what communication costs: training steps on rate-limited hosts, and the same steps on one rank, in one
+session.
 
     python tools/bench/comm.py --netlab netlab --rounds 3
     python tools/bench/comm.py --netlab netlab --links 1gbit --precision bf16 --comm 'compression: BF16' --shard
@@ -8,22 +9,24 @@
 
 `netlab` is a program that simulates hosts on this machine, such as network namespaces with rate-limited links; it is
 not part of this repository, and needs root. Its commands: `up HOSTS LINK` (hosts at 10.77.0.1 and following; links of
-1gbit, 200mbit, ...), `run HOSTS COMMAND` (mpiexec, a rank on each host), `exec HOST COMMAND` (from host 1), `down`.
+1gbit, 200mbit, ...), `run HOSTS COMMAND` (mpiexec, a rank on each host), `exec HOST COMMAND` (hosts count from 1),
+`down`.
 
-Every round runs, one after the other: one rank alone (the base), single ranks at the same time ("apart": how much they
-slow each other down without a network), and for each link the ranks with servers, with --shard also with sharded
-updates (comm_param { shard_updates }), without servers (MLSL_NUM_SERVERS=0), and the peer, a command that trains with
-DDP as RANK of WORLD_SIZE and prints `step N ms`. All with one thread per rank. The link "here" is none: ranks of this
-host, started by mpiexec.
+Every round runs, one after the other: one rank alone (the base); single ranks at the same time ("apart"), which shows
+how much they slow each other down without a network; and for each link the ranks with servers, with --shard also with
+sharded updates (comm_param { shard_updates }), without servers (MLSL_NUM_SERVERS=0), and the peer, a command that
+trains with DDP as RANK of WORLD_SIZE and prints `step N ms`. Every rank has one thread. With the link "here", mpiexec
+starts the ranks on this host.
 
-Columns, medians over the rounds of medians over the steps:
-  step      milliseconds, of the slowest rank
-  x base    step / the base's in the same round
+The columns are medians over the rounds of medians over the steps:
+  step      milliseconds of a step of the slowest rank
+  x base    step divided by the base's of the same round
   waiting   milliseconds in which the solver's thread waited for reduced gradients
   solver    milliseconds of processor time of the thread that computes
-  servers   the same of all other threads: servers, MPI
-  kernel    the same outside of processes, on the whole machine: interrupts, where TCP receives
-  memory    MB that are resident of a rank while it trains; peak: the most that were, also before
+  servers   the same for all other threads: servers, MPI
+  kernel    the same outside of processes, on the whole machine: interrupts, in which TCP receives
+  memory    MB of a rank that are resident while it trains
+  peak      the most MB that were resident, also before
   bound     max(base, bytes of an allreduce / rate): a lower bound for any order of sending
 """
 
@@ -49,7 +52,7 @@ TICK_MS = 1000 / os.sysconf("SC_CLK_TCK")
 
 
 def thread_ms() -> tuple[float, float]:
-    """Processor time of this thread, and of all others of the process."""
+    """Returns the milliseconds of processor time of this thread, and those of all others of the process."""
     own = others = 0.0
     for task in Path("/proc/self/task").iterdir():
         fields = (task / "stat").read_text().rpartition(")")[2].split()
@@ -62,18 +65,18 @@ def thread_ms() -> tuple[float, float]:
 
 
 def interrupts_ms() -> float:
-    """Processor time of interrupts, soft ones included, of all cores."""
+    """Returns the milliseconds of processor time of interrupts, soft ones included, of all cores."""
     fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
     return (int(fields[6]) + int(fields[7])) * TICK_MS
 
 
 def resident() -> int:
-    """Bytes of this process."""
+    """Returns the resident bytes of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def work(options: argparse.Namespace) -> None:
-    """Trains as one of the ranks that a launcher has started; rank 0 prints the figures of all as JSON."""
+    """Trains as one of the ranks that a launcher has started. Rank 0 prints the figures of all ranks as JSON."""
     from google.protobuf import text_format
 
     from engine import proto
@@ -118,6 +121,8 @@ def work(options: argparse.Namespace) -> None:
 
 
 class Session:
+    """Runs the rounds and keeps their figures."""
+
     def __init__(self, options: argparse.Namespace):
         self.options = options
         me = [sys.executable, str(Path(__file__).resolve()), "--work", "--model", options.model]
@@ -127,10 +132,12 @@ class Session:
         self.rows: dict[str, list[dict]] = {}  # name -> one entry for each round
 
     def note(self, name: str, figures: dict) -> None:
+        """Adds a round's figures to the row of this name."""
         self.rows.setdefault(name, []).append(figures)
         print(f"  {name:28s} step {figures['step']:8.1f} ms  {figures.get('how', '')}", file=sys.stderr, flush=True)
 
     def engine(self, name: str, launcher: list[str], sharded: bool = False, **variables: str) -> None:
+        """Runs work() on ranks, and notes the largest figures of any rank. variables: of the environment."""
         command = [*launcher, *self.worker, "--comm", self.options.comm + " shard_updates: true" * sharded]
         done = subprocess.run(command, env=self.environ | variables, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -140,7 +147,7 @@ class Session:
         self.note(name, figures | {"how": f"{told['how']}; {told['link']}"})
 
     def apart(self) -> None:
-        """As many single ranks as there are hosts, at the same time."""
+        """Runs as many single ranks as there are hosts, at the same time and without communication."""
         count = self.options.hosts
         runs = [
             subprocess.Popen(self.worker, env=self.environ, stdout=subprocess.PIPE, text=True) for _ in range(count)
@@ -149,6 +156,7 @@ class Session:
         self.note(f"{count} ranks apart", {key: max(rank[key] for rank in told) for key in told[0]})
 
     def peer(self, name: str) -> None:
+        """Runs the peer's command on all hosts."""
         options, runs = self.options, []
         command = [*shlex.split(options.peer), "--batch", str(options.batch), "--threads", "1"]
         command += ["--dtype", options.precision, "--steps", str(options.iterations)]
@@ -177,6 +185,7 @@ class Session:
                 subprocess.run([options.netlab, "down"], check=True)
 
     def link(self, name: str, launcher: list[str]) -> None:
+        """Runs the ranks of one link, in all ways that are wanted."""
         self.engine(f"{name}, servers", launcher)
         if self.options.shard:
             self.engine(f"{name}, sharded", launcher, sharded=True)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares how fast engine turns JPEGs into a net's input with what others do, in turn within one session: on a shared
+"""Compares how fast engine and other programs turn JPEGs into a net's input, in turn within one session: on a shared
 machine only ratios are meaningful.
 
     python tools/bench/data.py --images imagenet-sample.zip --rounds 5 --baseline /a/checkout/of/an/older/engine \\
@@ -7,18 +7,18 @@ machine only ratios are meaningful.
     python tools/bench/data.py --images imagenet-sample.zip --sources --rounds 5
     python tools/bench/data.py --images folder/of/jpegs --nets resnet50,alexnet --precisions fp32,bf16 --iterations 20
 
-The work is that of nets/resnet50.prototxt: a random part of 8% to 100% of the area, resized to 224 x 224 by a cubic and
-by a linear filter, mirrored half of the time, less the mean, scaled, as floats (3, 224, 224). The others get the bytes
-of the files, engine reads an LMDB of them through its Data layer, on one thread; OpenCV's filters alias where pictures
-shrink, all others' do not. Every contender is a process of its own, which is asked for one pass over the pictures at a
-time; what counts is its processor time. Those that cannot be imported are left out. The last row is engine on two
-threads, of which elapsed time counts.
+The work is that of nets/resnet50.prototxt: a random patch of 8% to 100% of the area is resized to 224 x 224 by a cubic
+or a linear filter, mirrored half of the time, and becomes floats (3, 224, 224), less the mean and scaled. engine reads
+an LMDB of the files through its Data layer, on one thread; the others get the bytes of the files. OpenCV's filters
+alias where pictures shrink, all others do not. Every contender is a process of its own, which is asked for one pass
+over the pictures at a time, and whose processor time counts. Contenders that cannot be imported are left out. The last
+row is engine on two threads, of which elapsed time counts.
 
-With --sources, engine reads the same pictures from each type of source, through the same transform and, as "bytes", as
-they are stored: what a source costs stands out there.
+With --sources, engine reads the same pictures from each type of source, through the same transform. The filter "bytes"
+reads them as they are stored, which shows what a source itself costs.
 
-With --nets, nets are trained instead, from an LMDB of the JPEGs and on synthetic input: the step of both, the share of
-it that the first waited for data, and its decoding's processor time.
+With --nets, nets are trained instead, from an LMDB of the JPEGs and on synthetic input. The table has the step of both,
+how much of the first one was waiting for data, and the processor time of its decoding.
 """
 
 import argparse
@@ -43,9 +43,10 @@ FILTERS = ("CUBIC", "LINEAR")
 
 
 class Contender:
-    """A process of data_contenders.py. Raises RuntimeError, with its last words, where it does not start."""
+    """A process of data_contenders.py."""
 
     def __init__(self, name: str, options: argparse.Namespace, folder: Path, kind: str):
+        """Starts the process. Raises RuntimeError, with its last line on stderr, if it does not get ready."""
         root = options.baseline if name == BASELINE else ROOT
         python = dict(entry.split("=", 1) for entry in options.python).get(name, sys.executable)
         command = [python, ROOT / "tools/bench/data_contenders.py", options.images, name, folder, kind]
@@ -58,6 +59,7 @@ class Contender:
             raise RuntimeError((self._process.stderr.read().strip().splitlines() or ["it ended"])[-1])
 
     def measure(self) -> tuple[float, float]:
+        """Has the process do a pass. Returns (processor, elapsed) seconds of it."""
         self._questions.write("go\n")
         self._questions.flush()
         processor, elapsed = self._answers.readline().split()
@@ -69,7 +71,7 @@ class Contender:
 
 
 def write_lmdb(images: Path, folder: Path) -> int:
-    """folder/lmdb; returns the number of pictures."""
+    """Writes the pictures to folder/lmdb. Returns their number."""
     import lmdb
 
     from engine import proto
@@ -83,7 +85,8 @@ def write_lmdb(images: Path, folder: Path) -> int:
 
 
 def write_sources(images: Path, folder: Path) -> None:
-    """The pictures of folder/lmdb as all types of SOURCES, by other writers than engine's where there are."""
+    """Writes the pictures of folder/lmdb as all other types of SOURCES, with other writers than engine's if there are
+    any."""
     import plyvel
 
     from engine.data import example
@@ -105,7 +108,7 @@ def write_sources(images: Path, folder: Path) -> None:
         for n, (name, data) in enumerate(files.items()):
             label = int(name.split("/")[0])
             content = struct.pack("<IfQQ", 0, label, n, 0) + data
-            assert magic not in content  # such a record would be cut into several
+            assert magic not in content  # the record would have to be cut into pieces
             records.write(magic + struct.pack("<I", len(content)) + content + bytes(-len(content) % 4))
             out.write(example.record(example.serialise({"image/encoded": data, "image/class/label": [label]})))
     with plyvel.DB(str(folder / "leveldb"), create_if_missing=True) as db:
@@ -121,7 +124,8 @@ def spread(values: list[float], digits: int = 0) -> str:
 
 
 def compare(options: argparse.Namespace, folder: Path, count: int) -> list[dict]:
-    """Rounds over all contenders; a run is a dict of names, rounds and images per second."""
+    """Measures all contenders, round by round. Returns a dict for each run: filter, round, contender, and images per
+    second and per second of a core."""
     names = [ENGINE, *([BASELINE] if options.baseline else []), *options.rivals.split(","), TWO]
     kinds = options.filters.split(",")
     if options.sources:
@@ -149,6 +153,7 @@ def compare(options: argparse.Namespace, folder: Path, count: int) -> list[dict]
 
 
 def print_table(runs: list[dict]) -> None:
+    """Prints the runs as a table in Markdown."""
     print(
         f"{date.today()}, {processor_name()}, images per core-second: median (range); ratio: of the rounds' medians.\n"
     )
@@ -174,8 +179,9 @@ def print_table(runs: list[dict]) -> None:
 
 
 def train(net: str, precision: str, source: Path, options: argparse.Namespace, folder: Path) -> dict:
-    """`engine train` from the LMDB; the mean step, and what of the time was waiting for data, %. Each display reads all
-    weights: there is one, after steps that do not count."""
+    """Runs `engine train` on the LMDB. Returns step_ms, the milliseconds of a step, and data, the percentage of them
+    that was waiting for data. The first half of the steps does not count; the second one ends with its only display,
+    because a display reads all weights."""
     solver = folder / "solver.prototxt"
     solver.write_text(
         f'net: "{ROOT}/nets/{net}.prototxt"\nbase_lr: 1e-6\nlr_policy: "fixed"\nmomentum: 0.9\n'
@@ -192,7 +198,7 @@ def train(net: str, precision: str, source: Path, options: argparse.Namespace, f
 
 
 def synthetic(net: str, precision: str, options: argparse.Namespace, folder: Path) -> float:
-    """The median step of `engine time`, ms."""
+    """Returns the median step of `engine time`, in milliseconds."""
     report = folder / "time.json"
     command = [sys.executable, "-m", "engine", "time", "--model", ROOT / f"nets/{net}.prototxt", "--json", report]
     command += ["--iterations", options.iterations, "--precision", precision]
@@ -201,6 +207,7 @@ def synthetic(net: str, precision: str, options: argparse.Namespace, folder: Pat
 
 
 def engine_run(command: list) -> subprocess.CompletedProcess[str]:
+    """Runs a command of engine. Raises SystemExit with its last line on stderr if it fails."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=environ, cwd=ROOT)
     if done.returncode:

@@ -1,7 +1,8 @@
-"""What tools/bench/data.py compares: ways of turning JPEGs into a net's input, each run in a process of its own, by an
-interpreter that has what it needs.
+"""The contenders of tools/bench/data.py: ways of turning JPEGs into a net's input, each run in a process of its own, by
+an interpreter that has the packages that it needs.
 
-Each is made once and returns a function that goes once over all pictures. What cannot be imported ends the process.
+A contender is a function that prepares all and returns another one, which does a pass over all pictures. If a package
+cannot be imported, the process ends.
 """
 
 import math
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ENGINE, TWO, BASELINE = "engine", "engine, 2 threads", "engine, baseline"
-# Of --sources, in the order in which they are written: a name, and what it is called in the folder.
+# The contenders of --sources: name -> the source's name in the folder.
 SOURCES = {
     **{"LMDB": "lmdb", "LevelDB": "leveldb", "folder": "folder", "zip": "x.zip", "tar": "x.tar", "shards": "s-*.tar"},
     **{"TFRecord": "x.tfrecord", "RecordIO": "x.rec"},
@@ -29,7 +30,7 @@ data_param {{ source: "{source}" batch_size: 25 shuffle: true }}
 
 
 def pictures(path: Path) -> Iterator[bytes]:
-    """The JPEGs of a folder or a zip, in the order of their names."""
+    """Yields the JPEGs of a folder or a zip, in the order of their names."""
     if path.is_dir():
         yield from (file.read_bytes() for file in sorted(path.rglob("*")) if file.suffix.lower() in (".jpg", ".jpeg"))
         return
@@ -39,8 +40,8 @@ def pictures(path: Path) -> Iterator[bytes]:
                 yield archive.read(name)
 
 
-def random_part(width: int, height: int, dice: random.Random) -> tuple[int, int, int, int]:
-    """left, top, width, height of a part, as random_aspect_ratio_param draws it."""
+def random_patch(width: int, height: int, dice: random.Random) -> tuple[int, int, int, int]:
+    """Returns left, top, width, height of a patch, as random_aspect_ratio_param draws it."""
     for _ in range(10):
         side, stretch = math.sqrt(width * height * dice.uniform(0.08, 1)), dice.uniform(0.75, 1 / 0.75)
         w, h = int(side / stretch), int(side * stretch)
@@ -62,7 +63,7 @@ def engine(files: list[bytes], source: Path, kind: str, threads: int) -> Callabl
     data = open_data(layer, proto.TRAIN)
 
     def go() -> None:
-        with data.epoch(25, threads=threads) as batches:  # which decodes nothing before it is asked, or afterwards
+        with data.epoch(25, threads=threads) as batches:  # nothing is decoded outside of this block
             for _ in batches:
                 pass
 
@@ -70,7 +71,7 @@ def engine(files: list[bytes], source: Path, kind: str, threads: int) -> Callabl
 
 
 def stored_bytes(source: Path) -> Callable[[], None]:
-    """All items of a source as they are stored, in a random order."""
+    """Reads all items of a source as they are stored, in a random order."""
     from engine.data.registry import open_source
 
     opened = open_source(str(source), None, True)
@@ -85,7 +86,8 @@ def stored_bytes(source: Path) -> Callable[[], None]:
 
 
 def by_arrays(files: list[bytes], decode_and_resize: Callable, channels: slice) -> Callable[[], None]:
-    """decode_and_resize(data, dice) -> (224, 224, 3) bytes; the rest by NumPy. channels: their order, as slice."""
+    """Mirrors, subtracts the mean and scales with NumPy. decode_and_resize: returns bytes (224, 224, 3) for the data of
+    a picture and a random.Random. channels: a slice that puts them into the order blue, green, red."""
     import numpy as np
 
     out = np.empty((3, SIZE, SIZE), np.float32)
@@ -113,7 +115,7 @@ def pillow(files: list[bytes], kind: str) -> Callable[[], None]:
 
     def get(data: bytes, dice: random.Random):
         image = Image.open(io.BytesIO(data)).convert("RGB")
-        left, top, w, h = random_part(*image.size, dice)
+        left, top, w, h = random_patch(*image.size, dice)
         return np.asarray(image.resize((SIZE, SIZE), resample, (left, top, left + w, top + h)))
 
     return by_arrays(files, get, slice(None, None, -1))
@@ -139,7 +141,7 @@ def opencv(files: list[bytes], kind: str, decoder: str) -> Callable[[], None]:
 
     def get(data: bytes, dice: random.Random):
         image = decode(data)
-        left, top, w, h = random_part(image.shape[1], image.shape[0], dice)
+        left, top, w, h = random_patch(image.shape[1], image.shape[0], dice)
         return cv2.resize(image[top : top + h, left : left + w], (SIZE, SIZE), interpolation=how)
 
     return by_arrays(files, get, slice(None))
@@ -159,7 +161,7 @@ def torchvision(files: list[bytes], kind: str) -> Callable[[], None]:
     def go() -> None:
         for data in raw:
             image = decode_jpeg(data, ImageReadMode.RGB)
-            left, top, w, h = random_part(image.shape[2], image.shape[1], dice)
+            left, top, w, h = random_patch(image.shape[2], image.shape[1], dice)
             image = functional.resized_crop(image, top, left, h, w, [SIZE, SIZE], how, antialias=True)
             if dice.random() < 0.5:
                 image = functional.horizontal_flip(image)
@@ -203,6 +205,7 @@ def dali(files: list[bytes], kind: str) -> Callable[[], None]:
 
 
 def contender(name: str, files: list[bytes], folder: Path, kind: str) -> Callable[[], None]:
+    """Returns the function of a contender that does a pass over all pictures."""
     if name in SOURCES:
         source = folder / SOURCES[name]
         return stored_bytes(source) if kind == "bytes" else engine(files, source, kind, 1)
@@ -220,7 +223,8 @@ def contender(name: str, files: list[bytes], folder: Path, kind: str) -> Callabl
 
 
 def work(name: str, images: Path, folder: Path, kind: str) -> None:
-    """The process of one contender: a line is asked for, a line with (processor, elapsed) seconds answers."""
+    """Runs as the process of a contender: for each line on stdin it does a pass, and prints processor and elapsed
+    seconds."""
     files = list(pictures(images))
     go = contender(name, files, folder, kind)
     go()

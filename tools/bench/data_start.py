@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""How long a data layer of many items takes to its first batch, and how much memory it holds, epoch after epoch.
+"""Measures how long a data layer of many items takes until its first batch, and how much memory it holds, epoch by
+epoch.
 
     python tools/bench/data_start.py --ranks 4
     python tools/bench/data_start.py --ranks 16 --items 1281167 --json start.json
 
-An LMDB of so many items of one pixel is written, with keys as convert_imageset writes them, and opened by a shuffled
-Data layer on each of the ranks, twice: the first time finds the keys and keeps an index, the second maps it. What
-counts for a rank are the seconds from opening the source to its first batch, and what its own and all its resident
-memory grow by until then and until the first batch of each of three more epochs; mapped files are the system's cache.
+An LMDB of so many items of one pixel is written, with keys as convert_imageset writes them. A shuffled Data layer opens
+it on each of the ranks, twice: the first time builds the index of the keys, the second maps it. For each rank it counts
+the seconds from opening the source to the first batch, and by how much memory has grown by then and by the first batch
+of each of three more epochs: its own memory, and all that is resident, which includes mapped files, the system's cache.
 """
 
 import argparse
@@ -25,7 +26,7 @@ EPOCHS = 4
 
 
 def memory() -> tuple[int, int]:
-    """Bytes of this process: its own, and all that are resident, with the pages of files that it has mapped."""
+    """Returns bytes of this process: its own, and all that are resident, pages of mapped files included."""
     fields = {}
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
         name, value, _ = line.split()
@@ -46,7 +47,7 @@ def write(path: Path, items: int) -> None:
 
 
 def work(path: str, batch: int) -> None:
-    """One rank: a line of JSON."""
+    """Runs as a rank. Rank 0 prints a line of JSON: for each rank its seconds and its memory by epoch."""
     from google.protobuf import text_format
 
     from engine import proto
@@ -56,8 +57,8 @@ def work(path: str, batch: int) -> None:
     ranks = world()
     layer = proto.LayerParameter(name="data", type="Data")
     text_format.Parse(f'data_param {{ source: "{path}" batch_size: {batch} shuffle: true }}', layer)
-    with open_data(small(proto, path), proto.TRAIN).batches(1, threads=1) as batches:  # what is imported on the way
-        next(batches)
+    with open_data(small(proto, path), proto.TRAIN).batches(1, threads=1) as batches:
+        next(batches)  # all that reading data imports is in memory after it
     ranks.barrier()
     before, begin, found = memory(), time.perf_counter(), []
     source = open_data(layer, proto.TRAIN, rank=ranks.rank, ranks=ranks.size)
@@ -74,7 +75,7 @@ def work(path: str, batch: int) -> None:
 
 
 def small(proto, path: str):
-    """Another layer, of a database of one item beside the large one."""
+    """Writes a database of one item beside the large one. Returns a layer that reads it."""
     import lmdb
 
     beside = f"{path}_{os.getpid()}"

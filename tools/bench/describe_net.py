@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes what PyTorch needs to train a net of engine: its layers, start values and one batch. torch_net.py reads it.
+"""Writes what PyTorch needs to train a net of engine: its layers, first values and one batch. torch_net.py reads it.
 
 python tools/bench/describe_net.py nets/resnet50.prototxt 32 TRAIN FOLDER
 """
@@ -25,11 +25,12 @@ from engine.net import Net, NetOptions  # noqa: E402
 
 
 def describe(model: str, batch: int, phase: str, folder: Path) -> None:
-    """Writes into folder: arrays.npz, with inputs by name and parameters as LAYER/NUMBER, and net.json.
+    """Writes arrays.npz and net.json into folder.
 
-    net.json has the layers of the phase in order and the names of the inputs; and what engine computes from these in
-    float32, without Dropout, which draws other numbers in each program: the sum of the weighted losses, null where
-    there is none, and for TRAIN the length of each parameter's gradient.
+    arrays.npz has the inputs by name, and the parameters as LAYER/NUMBER. net.json has the layers of the phase in
+    order, the names of the inputs, and what engine computes in float32: the sum of the weighted losses, null if there
+    is none, and for TRAIN the length of each parameter's gradient. engine computes this without Dropout, for which each
+    program draws other numbers.
     """
     config = read_net(model, [f"layer[data].data_param.batch_size={batch}"])
     shapes_of = SourceShapes(config.message, PHASES[phase], lambda note: None)
@@ -39,6 +40,7 @@ def describe(model: str, batch: int, phase: str, folder: Path) -> None:
             layer.dropout_param.dropout_ratio = 0
 
     def made(name: str, share: Net | None = None) -> Net:
+        """Builds the net of a phase and feeds it. share: the net whose parameters it has."""
         shapes_of = SourceShapes(config.message, PHASES[name], lambda note: None)
         net = Net(config, PHASES[name], NetOptions(shapes_of=shapes_of), share=share)
         feed_synthetic(net)
@@ -47,9 +49,9 @@ def describe(model: str, batch: int, phase: str, folder: Path) -> None:
     net = made("TRAIN")
     for parameter, tensor in net.tensor_of.items():
         if not parameter.statistics and len(parameter.shape) == 1 and parameter.index == 0 and not tensor.get().any():
-            tensor.set(np.ones(parameter.shape, np.float32))  # a Scale of 0 would hide all that is below
+            tensor.set(np.ones(parameter.shape, np.float32))  # a Scale of 0 would give the layers below no gradient
     net.run_forward()
-    if phase == "TEST":  # with the running statistics of the other
+    if phase == "TEST":  # it needs running statistics, which the forward of TRAIN has made
         net = made("TEST", share=net)
     arrays: dict[str, Any] = {blob.name: values for blob, values in net.fed.items()}
     arrays |= {f"{name}/{i}": tensor.get() for name, own in net.params.items() for i, tensor in enumerate(own)}
@@ -71,7 +73,8 @@ def describe(model: str, batch: int, phase: str, folder: Path) -> None:
 
 
 def described(layer: Layer) -> dict:
-    """Its text, with the fields of all its messages as one, and the shapes of its blobs."""
+    """Returns a layer's name, type, blobs with their shapes, and loss weights; "param" has the fields of all its
+    parameter messages."""
     text = MessageToDict(layer.message, preserving_proto_field_name=True)
     params = [value for name, value in text.items() if name.endswith("_param")]
     return {

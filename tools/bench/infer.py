@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Compares inference in float32 with ONNX Runtime's on the same weights, in turn within one session: on a shared
-machine only ratios are meaningful.
+"""Compares inference of engine and of ONNX Runtime in float32 on the same weights, in turn within one session: on a
+shared machine only ratios are meaningful.
 
     pip install prototxt-engine[onnx] onnxruntime
     python tools/bench/infer.py --nets resnet50,mobilenet --batches 1,32 --rounds 5 --json infer.json
     python tools/bench/infer.py --rounds 0 --json infer.json      # prints the table again
 
 Every round runs, for each net and batch, engine alone (what `engine time --phase TEST` measures), Caffe's Python
-interface (the input written into the net's blob, forward, the output read), and ONNX Runtime on what `engine export
---onnx` has written, each in a process of its own that also says what it has computed: rivals that compute something
-else are an error. The table has medians and ranges of milliseconds for a batch; a ratio is the median of the rounds'
+interface (the input is written into the net's blob, forward runs, the output is read), and ONNX Runtime on what `engine
+export --onnx` has written. Each is a process of its own, which also reports its results: it is an error if they differ
+from engine's. The table has medians and ranges of the milliseconds of a batch; a ratio is the median of the rounds'
 ratios. Runs are added to those in --json FILE.
 """
 
@@ -64,6 +64,7 @@ def main() -> None:
 
 
 def one_round(net: str, batch: int, folder: Path, number: int, options) -> list[dict]:
+    """Measures all contenders on a net and batch. Raises SystemExit if one fails, or computes something else."""
     files = folder / net
     if not files.exists():
         prepare(net, files)
@@ -87,7 +88,7 @@ def one_round(net: str, batch: int, folder: Path, number: int, options) -> list[
 
 
 def prepare(name: str, folder: Path) -> None:
-    """net.prototxt for deployment at batch 1, weights, and the same as an ONNX model, whose batch is dynamic."""
+    """Writes net.prototxt, for deployment with batches of 1, net.caffemodel, and net.onnx, whose batch is dynamic."""
     from google.protobuf import text_format
 
     import engine.caffe as caffe
@@ -101,14 +102,14 @@ def prepare(name: str, folder: Path) -> None:
     text.write_text(text_format.MessageToString(deploy(trained, (1, 3, SIDE, SIDE)).message))
     net = caffe.Net(text, caffe.TEST)
     for layer, blobs in net.params.items():
-        if net.layer_dict[layer].type == "BatchNorm":  # as after training: something to divide by
+        if net.layer_dict[layer].type == "BatchNorm":  # the running variance is 0 before any training
             blobs[1].data[...] = blobs[2].data[...] = 1
     net.save(weights)
     export_onnx(read_net(text), str(weights), str(folder / "net.onnx"))
 
 
 def measure(contender: str, folder: Path, batch: int, seconds: float, threads: int) -> dict:
-    """The median time of a forward, and some of its results."""
+    """Returns the median milliseconds of a forward, and a sample of its results."""
     images = np.random.default_rng(1).normal(size=(batch, 3, SIDE, SIDE)).astype(np.float32)
     forward = {ENGINE: by_engine, CAFFE: by_caffe, ONNX: by_onnx}[contender](folder, images, threads)
     for _ in range(2):

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""The kernel limit of a net: the sum of the least times of the oneDNN primitives that training it takes, each alone.
+"""Measures the kernel limit of a net: the sum of the least times of the oneDNN primitives that training it takes, each
+run alone.
 
     python tools/bench/kernel_limit.py --model nets/resnet50.prototxt --batch_size 32 --precision bf16
 
-Counted are forward, data gradient and weight gradient of Convolution and InnerProduct, and forward and backward of
-BatchNorm (with its Scale, and with the ReLU that follows it), Pooling and LRN. Not counted, as if they were free: every
-other ReLU, Eltwise, Concat, Dropout, losses, sums of gradients, reorders and the update. In phase TEST only forward
-counts, and norms do not, as they can be folded into weights. Nothing of engine's executor takes part; only the shapes
-come from its graph. kernel_limit.cpp is compiled with the oneDNN that engine itself is compiled with
-(tools/build_csrc.py). Convolutions in groups can be faster than that: oneDNN's first choice is not always its fastest.
-Threads: OMP_NUM_THREADS.
+It counts forward, data gradient and weight gradient of Convolution and InnerProduct, and forward and backward of
+BatchNorm (with its Scale, and with the ReLU that follows it), Pooling and LRN. It does not count every other ReLU,
+Eltwise, Concat, Dropout, losses, sums of gradients, reorders and the update, as if they were free. In phase TEST only
+forward counts, and norms do not, because they can be folded into weights. Only the shapes come from engine's graph; its
+executor takes no part. kernel_limit.cpp is compiled with the oneDNN of engine itself (tools/build_csrc.py).
+Convolutions in groups can be faster than here, because oneDNN's first choice is not always its fastest. OMP_NUM_THREADS
+sets the threads.
 """
 
 import argparse
@@ -32,6 +33,7 @@ from engine.graph.build import build  # noqa: E402
 from engine.graph.passes.gradients import mark_gradients  # noqa: E402
 from engine.graph.passes.split import insert_splits  # noqa: E402
 
+# Layers whose tops have the layout of the first bottom.
 KEEP_LAYOUT = (
     "Scale",
     "ReLU",
@@ -40,11 +42,11 @@ KEEP_LAYOUT = (
     "Dropout",
     "Concat",
     "Eltwise",
-)  # the top's layout is the first bottom's
+)
 
 
 def kernels(model: str, batch: int, phase: int = proto.TRAIN):
-    """(layer name, kind, line for the program) of every layer that counts, in the net's order."""
+    """Returns (layer name, kind, line for kernel_limit.cpp) of every layer that counts, in the net's order."""
     config = read_net(model, [f"layer[data].data_param.batch_size={batch}"])
     graph = build(config, phase, shapes_of=SourceShapes(config.message, phase, lambda note: None))
     insert_splits(graph)
@@ -53,7 +55,7 @@ def kernels(model: str, batch: int, phase: int = proto.TRAIN):
     for layer in graph.layers:
         for blob in layer.bottoms:
             readers.setdefault(blob, []).append(layer)
-    source_of: dict = {}  # blob -> number of the line whose layout it has
+    source_of: dict = {}  # blob -> number of the line whose top has the same layout
     lines: list[tuple[str, str, str]] = []
     for layer in graph.layers:
         source = source_of.get(layer.bottoms[0], -1) if layer.bottoms else -1
@@ -68,10 +70,13 @@ def kernels(model: str, batch: int, phase: int = proto.TRAIN):
 
 
 def plane(shape) -> list[int]:
-    """(n, c, h, w) of a blob of 2 or 4 axes."""
+    """Returns n, c, h, w of a blob. Raises SystemExit if it has not 2 or 4 axes."""
     if len(shape) not in (2, 4):
         raise SystemExit(f"a blob of 2 or 4 axes expected, got {tuple(shape)}")
     return [*shape, 1, 1][:4]
+
+
+# Each of these functions returns (kind, numbers) of a layer for its line. readers: blob -> the layers that read it.
 
 
 def convolution(layer, _):
@@ -129,7 +134,21 @@ KINDS = {
 def measure(
     model: str, batch: int, precision: str, repeats: int = 3, threads: int | None = None, phase: str = "TRAIN"
 ) -> dict:
-    """seconds: the sum, of a whole step; by_kind: the same by kind; core_seconds: convolutions and norms alone."""
+    """Runs the kernels of a net's step.
+
+    Args:
+        batch: images in a batch.
+        repeats: runs of each kernel, of which the best counts.
+        threads: OMP_NUM_THREADS by default.
+
+    Returns:
+        seconds, of the whole step; by_kind, the same for each kind; core_seconds, those of convolutions and norms
+        alone; images_per_second; kernels, rows of (layer, kind, seconds of forward, data gradient and weight gradient,
+        implementation).
+
+    Raises:
+        SystemExit: If the program fails.
+    """
     lines = kernels(model, batch, proto.TRAIN if phase == "TRAIN" else proto.TEST)
     environ = dict(os.environ) | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
     text = "".join(f"{line}\n" for _, _, line in lines)

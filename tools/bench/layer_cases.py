@@ -1,4 +1,5 @@
-"""Single layers, and the same in PyTorch's ops: what layers.py times. The shapes are those of public nets."""
+"""The cases of layers.py: single layers, each beside PyTorch's ops that compute the same. Shapes are from public
+nets."""
 
 from dataclasses import dataclass
 
@@ -7,27 +8,37 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Case:
-    """layer: its text, without name, bottoms and top. op: the same in PyTorch, where x, y and z are the bottoms, p the
-    parameters, F is torch.nn.functional. shapes: of the bottoms. classes: below which the last bottom has labels."""
+    """A layer to time.
+
+    layer: its text, without name, bottoms and top.
+    op: the same as an expression in PyTorch. x, y, z are the bottoms, p the parameters, F is torch.nn.functional.
+    shapes: of the bottoms.
+    classes: the number of classes, of which the last bottom has labels; 0 if it has none.
+    positive: whether the values of the first bottom are above 0.
+    random: whether the layer draws random numbers, so that tops differ.
+    gradient: whether it has a backward.
+    """
 
     layer: str
     op: str
     shapes: tuple[tuple[int, ...], ...]
     classes: int = 0
-    positive: bool = False  # the first bottom
+    positive: bool = False
     random: bool = False
     gradient: bool = True
 
     @property
     def learns(self) -> tuple[bool, ...]:
-        """Which bottoms get a gradient."""
+        """Whether each bottom gets a gradient."""
         return tuple(i < len(self.shapes) - bool(self.classes) for i in range(len(self.shapes)))
 
     @property
     def follows_convolution(self) -> bool:
+        """Whether the layer can be timed behind convolutions: its first bottom has planes and gets a gradient."""
         return len(self.shapes[0]) == 4 and self.learns[0] and self.gradient
 
     def bottoms(self) -> list[np.ndarray]:
+        """Returns values for the bottoms, the same each time."""
         draw = np.random.default_rng(1)
         values = [draw.standard_normal(shape, np.float32) for shape in self.shapes]
         if self.positive:
@@ -37,7 +48,7 @@ class Case:
         return values
 
 
-# Of ResNet's, AlexNet's, GoogLeNet's, LeNet's, DeepLab's, C3D's, MobileNet's, DCGAN's.
+# Shapes of blobs of ResNet; those in CASES are also from AlexNet, GoogLeNet, LeNet, DeepLab, C3D, MobileNet and DCGAN.
 PLANES = (32, 64, 56, 56)
 LARGE = (32, 64, 112, 112)
 
@@ -55,6 +66,7 @@ def weighted(kind: str, param: str, op: str, *shape: int) -> Case:
 
 
 def text_of(case: Case, behind_convolutions: bool) -> str:
+    """Returns the text of a net with Input layers, and a convolution behind each if wanted, and the case's layer."""
     text, bottoms = "force_backward: true\n", ""
     for i, (shape, learns) in enumerate(zip(case.shapes, case.learns, strict=True)):
         dims = " ".join(f"dim: {dim}" for dim in shape)

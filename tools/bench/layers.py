@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Compares single layers, forward and backward, with PyTorch's ops, in turn within one session: on a shared machine
-only ratios are meaningful.
+"""Compares single layers of engine with PyTorch's ops, forward and backward, in turn within one session: on a shared
+machine only ratios are meaningful.
 
     python tools/bench/layers.py --rounds 3 --torch_python /path/to/a/venv/with/torch/bin/python --json layers.json
     python tools/bench/layers.py --layers 'Pooling*,LRN*' --torch_python ...   # some of them
     python tools/bench/layers.py --rounds 0 --json layers.json                 # prints the table again
 
-On the same numbers; tops that differ are an error. engine's layer stands behind inputs, which are row-major, or behind
-convolutions by the identity, in whose layout, PyTorch's op has contiguous tensors or channels last: the faster counts
-on both sides. --precision bf16 takes those that can stand behind convolutions, which give them bf16, and counts what
-converts; PyTorch's op has bf16 tensors, and autocast. The gradient of the top is given, those of bottoms and parameters
-are computed. Every round runs each contender in a process of its own; a time is the least of many, a ratio is PyTorch's
-time divided by engine's, the median of the rounds' ratios. PyTorch has tcmalloc where it is installed (Debian:
-libgoogle-perftools4). What a net gains by fusion is not in here: see train.py. Runs are added to those in --json FILE,
-which are of one precision.
+Both compute on the same numbers; it is an error if their tops differ. Each is timed in two layouts, of which the faster
+counts: engine's layer behind inputs, which are row-major, and behind convolutions by the identity, in their layout;
+PyTorch's op on contiguous tensors and on channels last. --precision bf16 times only layers that can stand behind
+convolutions, which give them bf16, and counts conversions; PyTorch's op has bf16 tensors and autocast. The gradient of
+the top is given; those of bottoms and parameters are computed. Every round runs each contender in a process of its own.
+A time is the least of many; a ratio is PyTorch's time divided by engine's, as the median of the rounds' ratios. PyTorch
+has tcmalloc if it is installed (Debian: libgoogle-perftools4). What a net gains by fusion is not measured here: see
+train.py. Runs are added to those in --json FILE, which must be of the same precision.
 """
 
 import argparse
@@ -36,12 +36,13 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 ENGINE, TORCH = CONTENDERS = ("engine", "PyTorch")
 PASSES = ("forward", "backward")
-TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}  # of the largest value of a top
+TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}  # how far tops may differ, as a fraction of the largest value
 
 Step = Callable[[], tuple[float, float]]  # seconds of forward and backward
 
 
 def parameter(shape: tuple[int, ...], number: int) -> np.ndarray:
+    """Returns the values of a layer's parameter, the same for both contenders. number: its index."""
     return np.float32(0.1) * np.random.default_rng(2 + number).standard_normal(shape, np.float32)
 
 
@@ -85,6 +86,7 @@ def main() -> None:
 
 
 def one_round(name: str, number: int, options) -> list[dict]:
+    """Times a layer in both contenders. Raises SystemExit if one fails, or their tops differ."""
     runs, case = [], CASES[name]
     with tempfile.TemporaryDirectory() as folder:
         for contender, python in zip(CONTENDERS, (sys.executable, options.torch_python), strict=True):
@@ -111,8 +113,8 @@ def one_round(name: str, number: int, options) -> list[dict]:
 
 
 def measure(contender: str, name: str, folder: str, options) -> None:
-    """Prints the least times as JSON, and leaves the top in the folder. engine is measured first: it knows the shapes
-    of the parameters."""
+    """Prints the least times as JSON, and writes the top to the folder. engine has to be measured before PyTorch: it
+    writes the shapes of the parameters."""
     ways = {ENGINE: by_engine, TORCH: by_torch}[contender](CASES[name], Path(folder) / "shapes.json", options)
     cost = [min(sum(step()) for _ in range(3)) for _, step in ways]
     top, step = ways[cost.index(min(cost))]
@@ -124,7 +126,7 @@ def measure(contender: str, name: str, folder: str, options) -> None:
 
 
 def by_engine(case: Case, shapes: Path, options) -> list[tuple[np.ndarray, Step]]:
-    """A top, and a function that does a step, for each layout. OMP_NUM_THREADS has said how many threads."""
+    """Returns (top, function that does a step) for each layout. OMP_NUM_THREADS sets the threads."""
     from engine import proto
     from engine.config import parse_net
     from engine.net import PASSES as REWRITES
@@ -143,7 +145,7 @@ def by_engine(case: Case, shapes: Path, options) -> list[tuple[np.ndarray, Step]
                 tensor.set(parameter(shape, number) if identity is None else identity)
         shapes.write_text(json.dumps([tuple(tensor.shape) for tensor in net.params.get("layer", [])]))
         count = len(net.program)
-        own = ("layer", "c0_layer_fp32", "c1_layer_fp32")  # those of a layer that computes in fp32 alone
+        own = ("layer", "c0_layer_fp32", "c1_layer_fp32")  # with the casts before a layer that computes in fp32 alone
         forwards = [op for op, layer in enumerate(net.builder.layer_of_op) if layer.name in own]
         backwards = [2 * count - 1 - op for op in forwards if net.program.needs_backward(op)]
 
@@ -162,7 +164,7 @@ def by_engine(case: Case, shapes: Path, options) -> list[tuple[np.ndarray, Step]
 
 
 def by_torch(case: Case, shapes: Path, options) -> list[tuple[np.ndarray, Step]]:
-    """The same."""
+    """Returns (top, function that does a step) for each layout."""
     import torch
     from torch.nn import functional
 

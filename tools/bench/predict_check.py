@@ -4,12 +4,13 @@
     python tools/bench/predict_check.py --netlab netlab
     python tools/bench/predict_check.py --netlab netlab --hosts 2 --links 1gbit --model nets/digits.prototxt
 
-Needs root and `netlab`; see tools/bench/comm.py, whose ranks are measured here. For each number of hosts and each
-link, in `--rounds` rounds: `engine predict` on the hosts, which measures the network, and the net on all hosts at once
-without communication; then the same ranks train together. Only meaningful on an otherwise idle machine.
+It needs root and `netlab`; see tools/bench/comm.py, whose ranks are measured here. For each number of hosts and each
+link, every round runs `engine predict` on the hosts, which measures the network, and the net on all hosts at once
+without communication; then the same ranks train together. The figures are meaningful only if the machine is otherwise
+idle.
 
-Columns, medians over the rounds, milliseconds: the predicted step, what of it is exposed communication, the measured
-step, and the error of the prediction.
+The columns are medians over the rounds: the milliseconds of the predicted step, how many of them are exposed
+communication, those of the measured step, and the error of the prediction.
 """
 
 import argparse
@@ -26,6 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Check:
+    """Predicts and measures steps. folder: for temporary files."""
+
     def __init__(self, options: argparse.Namespace, folder: str):
         self.options = options
         self.environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -34,13 +37,14 @@ class Check:
         self.common += ["--iterations", str(options.iterations)]
 
     def run(self, command: list[str]) -> str:
+        """Returns what a command prints. Raises SystemExit if it fails."""
         done = subprocess.run(command, env=self.environ, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
         return done.stdout
 
     def predicted(self, hosts: int, launcher: list[str]) -> tuple[float, float]:
-        """Milliseconds of the step, and of what is exposed."""
+        """Returns the predicted milliseconds of a step, and how many of them are exposed communication."""
         command = [sys.executable, "-m", "engine", "predict", *self.common, "--ranks", str(hosts)]
         batch = f"layer[data].data_param.batch_size={self.options.batch}"
         self.run([*launcher, *command, "--set", batch, "--json", str(self.told)])
@@ -48,13 +52,13 @@ class Check:
         return told["step_ms"], told["exposed_ms"]
 
     def measured(self, launcher: list[str]) -> float:
-        """Milliseconds of the slowest rank's step."""
+        """Returns the measured milliseconds of the slowest rank's step."""
         command = [sys.executable, str(ROOT / "tools/bench/comm.py"), "--work", *self.common]
         told = self.run([*launcher, *command, "--batch", str(self.options.batch)])
         return max(rank["step"] for rank in json.loads(told.strip().splitlines()[-1])["ranks"])
 
     def rows(self) -> Iterator[tuple[int, str, float, float, float]]:
-        """(hosts, link, predicted, of that exposed, measured), medians over the rounds."""
+        """Yields (hosts, link, predicted, exposed, measured): milliseconds, medians over the rounds."""
         options = self.options
         for hosts in map(int, options.hosts.split(",")):
             for link in options.links.split(","):

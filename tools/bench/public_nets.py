@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Public nets that nets/ does not have, to be measured: small ones, those with groups, and those that enlarge planes.
+"""Writes public nets that nets/ does not have, to be measured: small ones, nets with groups, nets that enlarge planes.
 
 python tools/bench/public_nets.py mobilenet > mobilenet.prototxt
 """
@@ -16,10 +16,10 @@ SIDE = 224
 
 
 class Net(writer.Net):
-    """With what the nets in nets/ do not need."""
+    """A net, with layers that the nets in nets/ do not need."""
 
     def grouped(self, name, bottom, channels, kernel, stride=1, group=1):
-        """A convolution with nothing after it."""
+        """Adds a convolution in groups, with nothing behind it."""
         body = f"""\
 convolution_param {{
     num_output: {channels} {self._window(kernel, stride, None)} group: {group} bias_term: false
@@ -28,12 +28,12 @@ convolution_param {{
         return self.add(name, "Convolution", bottom, body)
 
     def norm_alone(self, name, blob):
-        """BatchNorm and Scale, in place."""
+        """Adds BatchNorm and Scale, in place."""
         self.add(f"{name}/bn", "BatchNorm", blob, "batch_norm_param { moving_average_fraction: 0.95 }", blob)
         return self.add(f"{name}/scale", "Scale", blob, f"{writer.UNDECAYED}\nscale_param {{ bias_term: true }}", blob)
 
     def leaky(self, name, bottom, channels, kernel, stride=1):
-        """As Darknet has it: a convolution, a norm, and a ReLU that lets a tenth of what is negative pass."""
+        """Adds a convolution, a norm and a ReLU of slope 0.1 below 0, as in Darknet."""
         x = self.norm_alone(name, self.linear(name, bottom, channels, kernel, stride))
         return self.add(f"{name}/relu", "ReLU", x, "relu_param { negative_slope: 0.1 }", x)
 
@@ -41,13 +41,13 @@ convolution_param {{
         return self.add(name, "Eltwise", f"{x} {y}")
 
     def classified(self, x):
-        """Global mean, scores and loss; returns the net."""
+        """Adds the global mean, the scores and the loss. Returns the net."""
         self.loss("loss", self.inner_product("fc", self.global_pool("pool", x), writer.CLASSES))
         return self
 
 
 def mobilenet():
-    """MobileNet (Howard et al., 2017): table 1."""
+    """Returns MobileNet (Howard et al., 2017): table 1."""
     net = Net("MobileNet", SIDE)
     x = net.conv_norm("conv1", "data", 32, 3, 2)
     widths = [(32, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1), (256, 512, 2)]
@@ -59,7 +59,7 @@ def mobilenet():
 
 
 def mobilenet_v2():
-    """MobileNetV2 (Sandler et al., 2018): table 2."""
+    """Returns MobileNetV2 (Sandler et al., 2018): table 2."""
     net = Net("MobileNetV2", SIDE)
 
     def relu6(blob):
@@ -81,7 +81,7 @@ def mobilenet_v2():
 
 
 def squeezenet():
-    """SqueezeNet 1.1 (Iandola et al., 2016)."""
+    """Returns SqueezeNet 1.1 (Iandola et al., 2016)."""
     net = Net("SqueezeNet 1.1", SIDE)
     x = net.convolution("conv1", "data", 64, 3, 2)
     for number, width in enumerate((16, 16, 32, 32, 48, 48, 64, 64), 2):
@@ -98,7 +98,7 @@ def squeezenet():
 
 
 def shufflenet():
-    """ShuffleNet 1x with 3 groups (Zhang et al., 2017): table 1."""
+    """Returns ShuffleNet 1x with 3 groups (Zhang et al., 2017): table 1."""
     net, groups = Net("ShuffleNet", SIDE), 3
     x = net.max_pool("pool1", net.conv_norm("conv1", "data", 24, 3, 2), 3, 2)
     before = 24
@@ -120,7 +120,10 @@ def shufflenet():
 
 
 def _bottlenecks(net, groups, wider, attention):
-    """The four stages of a ResNet-50: `wider` times as wide inside; attention: as SENet has it."""
+    """Returns a net with the four stages of a ResNet-50.
+
+    wider: how many times the usual width the blocks have inside. attention: whether blocks scale their channels, as in
+    SENet."""
     x = net.max_pool("pool1", net.conv_norm("conv1", "data", 64, 7, 2), 3, 2)
     for stage, (width, blocks) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3)), 2):
         for block in range(1, blocks + 1):
@@ -143,17 +146,18 @@ def _bottlenecks(net, groups, wider, attention):
 
 
 def resnext50():
-    """ResNeXt-50, 32 groups of 4 (Xie et al., 2016): table 1."""
+    """Returns ResNeXt-50 with 32 groups of 4 (Xie et al., 2016): table 1."""
     return _bottlenecks(Net("ResNeXt-50", SIDE), groups=32, wider=2, attention=False)
 
 
 def se_resnet50():
-    """SE-ResNet-50 (Hu et al., 2017): table 1."""
+    """Returns SE-ResNet-50 (Hu et al., 2017): table 1."""
     return _bottlenecks(Net("SE-ResNet-50", SIDE), groups=1, wider=1, attention=True)
 
 
 def unet():
-    """U-Net (Ronneberger et al., 2015): figure 1, with padding. Data have no classes of pixels: these are averaged."""
+    """Returns U-Net (Ronneberger et al., 2015): figure 1, with padding. The data have no classes of pixels, so the
+    scores are averaged over the plane."""
     net, x, skipped = Net("U-Net", SIDE), "data", []
 
     def twice(name, x, width):
@@ -179,7 +183,8 @@ convolution_param {{
 
 
 def yolov3():
-    """YOLOv3 (Redmon and Farhadi, 2018): Darknet-53 and three heads. Data have no boxes: the heads are averaged."""
+    """Returns YOLOv3 (Redmon and Farhadi, 2018): Darknet-53 and three heads. The data have no boxes, so the heads are
+    averaged over their planes."""
     net, outputs, planes = Net("YOLOv3", SIDE), 255, []
     x = net.leaky("conv0", "data", 32, 3)
     for stage, blocks in enumerate((1, 2, 8, 8, 4)):
@@ -210,12 +215,13 @@ NETS = {
 
 
 def text_of(name, batch=32):
-    """A net's prototxt, in training and testing on pictures of ImageNet."""
+    """Returns a net's prototxt, for training and testing on pictures of ImageNet."""
     return NETS[name]().text(batch, writer.DATA)
 
 
 def model_of(net: str, folder: Path) -> Path:
-    """The prototxt of a net: a file, of nets/, or of this module, then written into the folder."""
+    """Returns the path of a net's prototxt. net: a file, or a name in nets/ or in this module, whose net is written
+    into the folder."""
     if net not in NETS:
         return Path(net).resolve() if net.endswith(".prototxt") else WRITTEN / f"{net}.prototxt"
     (model := folder / f"{net}.prototxt").write_text(text_of(net))

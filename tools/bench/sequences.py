@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""Compares the training of recurrent models of text with PyTorch's, in turn within one session: on a shared machine
-only ratios are meaningful.
+"""Compares the training of recurrent models of text by engine and by PyTorch, in turn within one session: on a shared
+machine only ratios are meaningful.
 
     python tools/bench/sequences.py --rounds 5 --torch_python /path/to/a/venv/with/torch/bin/python --json bench.json
     python tools/bench/sequences.py --rounds 0 --json bench.json      # prints the table again
 
-The model: bytes, embedded as vectors of as many numbers as there are units; one layer of LSTM or GRU; scores of the
-next byte; cross-entropy. In PyTorch nn.LSTM and nn.GRU, in bf16 within torch.autocast. A step is forward, backward and
-SGD with momentum and weight decay; states go on from batch to batch. Every round runs each contender in a process of
-its own, on the same weights and bytes; rivals whose first losses differ are an error. The table has medians and ranges
-of milliseconds for a step; a ratio is the median of the rounds' ratios. Runs are added to those in --json FILE.
+The model embeds bytes as vectors of as many numbers as there are units; one layer of LSTM or GRU follows, scores of the
+next byte, and cross-entropy. PyTorch uses nn.LSTM and nn.GRU, for bf16 within torch.autocast. A step is forward,
+backward and SGD with momentum and weight decay; states go on from batch to batch. Every round runs each contender in a
+process of its own, on the same weights and bytes; it is an error if their first losses differ. The table has medians
+and ranges of the milliseconds of a step; a ratio is the median of the rounds' ratios. Runs are added to those in --json
+FILE.
 
---processor_time is for machines with other work: it takes the processor time of the cheapest step, best on one thread.
+--processor_time is for machines with other work: it counts the processor time of the cheapest step, and is most exact
+on one thread.
 """
 
 import argparse
@@ -34,7 +36,7 @@ ENGINE, TORCH = "engine", "PyTorch"
 PRECISIONS = ("fp32", "bf16")
 BYTES = 256
 GATES = {"LSTM": 4, "GRU": 3}
-# Of the loss of a first step, which is about ln 256.
+# How far the losses of the first step, which are about ln 256, may differ.
 TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
 
 
@@ -72,6 +74,7 @@ def main() -> None:
 
 
 def one_round(kind: str, shape: str, folder: Path, number: int, options) -> list[dict]:
+    """Measures all contenders on a model. Raises SystemExit if one fails, or their losses differ."""
     weights = folder / f"{kind}_{shape}.npz"
     if not weights.exists():
         np.savez(weights, **model(kind, *map(int, shape.split("x"))))
@@ -96,7 +99,7 @@ def one_round(kind: str, shape: str, folder: Path, number: int, options) -> list
 
 
 def model(kind: str, steps: int, batch: int, units: int) -> dict:
-    """Arrays of bytes and weights; rows of gates in engine's order."""
+    """Returns the arrays of bytes and weights, by name. The gates' rows are in engine's order."""
     draw = np.random.default_rng(1)
     rows = GATES[kind] * units
 
@@ -118,7 +121,7 @@ def model(kind: str, steps: int, batch: int, units: int) -> dict:
 
 
 def measure(contender: str, kind: str, precision: str, weights: str, options) -> dict:
-    """The median time of a step, or the least processor time, and the first step's loss."""
+    """Returns ms, the median milliseconds of a step or the least of processor time, and loss, the first step's."""
     with np.load(weights) as file:
         given = dict(file)
     now = time.process_time if options.processor_time else time.perf_counter
@@ -136,7 +139,8 @@ def measure(contender: str, kind: str, precision: str, weights: str, options) ->
 
 @contextlib.contextmanager
 def by_engine(kind: str, precision: str, given: dict[str, np.ndarray], threads: int):
-    """Gives a function that does a step and returns its loss. threads: what OMP_NUM_THREADS has said already."""
+    """Returns a context whose value is a function that does a step and returns its loss. threads: not used, as
+    OMP_NUM_THREADS sets them."""
     from engine import proto
     from engine.comm.world import World
     from engine.config import parse_net
@@ -166,6 +170,7 @@ def by_engine(kind: str, precision: str, given: dict[str, np.ndarray], threads: 
 
 
 def text_of(kind: str, steps: int, batch: int, units: int) -> str:
+    """Returns the model's text for engine."""
     shape = f"input_param {{ shape {{ dim: {steps} dim: {batch} }} }}"
     inputs = "".join(f'layer {{ name: "{x}" type: "Input" top: "{x}" {shape} }}\n' for x in ("text", "cont", "next"))
     linear = "linear_before_reset: true" if kind == "GRU" else ""  # PyTorch's formula
@@ -182,7 +187,7 @@ layer {{ name: "loss" type: "SoftmaxWithLoss" bottom: "scores" bottom: "next" to
 
 @contextlib.contextmanager
 def by_torch(kind: str, precision: str, given: dict[str, np.ndarray], threads: int):
-    """The same."""
+    """Returns a context as by_engine() does, for PyTorch."""
     import torch
     from torch import nn
 
@@ -190,7 +195,7 @@ def by_torch(kind: str, precision: str, given: dict[str, np.ndarray], threads: i
     units = given["of_h"].shape[1]
     embed, scores = nn.Embedding(BYTES, units), nn.Linear(units, BYTES, bias=False)
     recurrent = {"LSTM": nn.LSTM, "GRU": nn.GRU}[kind](units, units)
-    # Of i, f, o and g to i, f, g and o; of z, r and h to r, z and h.
+    # From engine's order of gates to PyTorch's: i, f, o, g to i, f, g, o; z, r, h to r, z, h.
     order = [0, 1, 3, 2] if kind == "LSTM" else [1, 0, 2]
 
     def ordered(rows: np.ndarray):
@@ -232,7 +237,8 @@ def spread(values: list[float]) -> str:
 
 
 def row(runs: list[dict]) -> list[str]:
-    """One kind and shape. Ratios: PyTorch's time by engine's, and engine's in fp32 by that in bf16."""
+    """Returns the cells of one kind and shape. Ratios are PyTorch's time divided by engine's, and engine's time in fp32
+    divided by that in bf16."""
     by: dict[tuple[str, str], dict[int, float]] = {}
     for run in runs:
         by.setdefault((run["contender"], run["precision"]), {})[run["round"]] = run["ms"]

@@ -1,26 +1,27 @@
 #!/usr/bin/env python3
-"""What one slow rank costs the others: training on two ranks, of which the second is disturbed, mode by mode.
+"""Measures what one slow rank costs the others: training on two ranks, of which the second is disturbed, mode by mode.
 
     python tools/bench/slow_rank.py --rounds 3
     python tools/bench/slow_rank.py --how stop --seconds 20
 
-Every round runs, one after the other, each mode of comm_param undisturbed and disturbed. The ranks have one thread and
-one core each (rank r is bound to core r); rank 0 counts its own iterations in `--seconds` of steady training.
+Every round runs, one after the other, each mode of comm_param undisturbed and disturbed. Each rank has one thread and
+one core (rank r is bound to core r); rank 0 counts its own iterations in `--seconds` of steady training.
 
-  --how sleep  rank 1 sleeps, after each backward, twice as long as its forward and backward have taken: three times
-               slower whatever else the machine does, while its server works on. The default.
-  --how load   two processes that compute without end share rank 1's core: its solver gets a third of it. Its server,
-               which mostly sleeps, is woken as soon as before: so is a rank slow whose host has other work.
-  --how stop   rank 1 is stopped for two thirds of every 30 ms (SIGSTOP, SIGCONT). Its server is stopped, too: rank 0
-               waits for weights of which rank 1 has a share, up to 20 ms in a step; no bound of staleness can help.
+  --how sleep  After each backward, rank 1 sleeps twice as long as its forward and backward have taken. So it is three
+               times slower, whatever else the machine does, while its server works on. This is the default.
+  --how load   Two processes that compute without end share rank 1's core, so that its solver gets a third of it. Its
+               server, which mostly sleeps, is woken as soon as before. A rank whose host has other work is slow in
+               this way.
+  --how stop   Rank 1 is stopped for two thirds of every 30 ms (SIGSTOP, SIGCONT), and its server with it. Rank 0 waits
+               up to 20 ms in a step for weights of which rank 1 has a share; no bound of staleness can help.
 
-Columns, medians over the rounds:
+The columns are medians over the rounds:
   alone       iterations of rank 0 in a second, undisturbed
   disturbed   the same, disturbed
   keeps       disturbed / alone of the same round
-  waits       share of its time that rank 0 waits for others, disturbed: on a machine that others use, too, this tells
+  waits       the fraction of its time that rank 0 waits for others, disturbed: on a machine with other work, this tells
               more than the speeds
-  rank 1      iterations of rank 1 for one of rank 0, disturbed: whether it was slow at all
+  rank 1      iterations of rank 1 for each of rank 0, disturbed, which shows whether it was slow at all
 """
 
 import argparse
@@ -45,8 +46,8 @@ MODES = {
     "ASYNC, at most 4": "mode: ASYNC max_staleness: 4",
     "ASYNC, at most 16": "mode: ASYNC max_staleness: 16",
 }
-STOPPED, RUNNING = 0.02, 0.01  # seconds of a period
-WARM = 2.0  # seconds of training that do not count
+STOPPED, RUNNING = 0.02, 0.01  # seconds of each period of --how stop
+WARM = 2.0  # seconds of training before those that count
 NET = """
 layer { name: "data" type: "DummyData" top: "data" top: "label" dummy_data_param {
   shape { dim: 16 dim: 3 dim: 32 dim: 32 } shape { dim: 16 }
@@ -64,7 +65,7 @@ layer { name: "relu%d" type: "ReLU" bottom: "conv%d" top: "conv%d" }
 
 
 def net() -> str:
-    """Eight convolutions: some ten milliseconds in a step of one core."""
+    """Returns the text of a net with eight convolutions, whose step takes about ten milliseconds on one core."""
     layers = [CONVOLUTION % (i, f"conv{i - 1}" if i else "data", i, 2 if i in (3, 6) else 1, i, i, i) for i in range(8)]
     return NET % "".join(layers)
 
@@ -73,7 +74,8 @@ def net() -> str:
 
 
 def work(options: argparse.Namespace) -> None:
-    """Trains until rank 0 has counted for so many seconds; prints what each rank has counted, as JSON."""
+    """Trains as one of the ranks until rank 0 has counted for options.seconds. Rank 0 prints, as JSON, what each rank
+    has counted."""
     from engine.comm.world import world
     from engine.config import parse_solver
     from engine.report.observer import Observer, StepRecord
@@ -83,11 +85,11 @@ def work(options: argparse.Namespace) -> None:
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[ranks.rank % len(os.sched_getaffinity(0))]})
 
     class Counting(Observer):
-        """Iterations, and the time of them that went into waiting, between WARM and WARM + seconds."""
+        """Counts iterations and the time that they waited, from WARM to WARM + seconds."""
 
         def __init__(self) -> None:
             self.begin_at, self.count, self.waited, self.last, self.over = math.inf, 0, 0, 0.0, False
-            self.ended = time.monotonic()  # the last iteration, if it has not waited since
+            self.ended = time.monotonic()  # when the last iteration ended
             print(f"pid {ranks.rank} {os.getpid()}", flush=True)
 
         def step(self, record: StepRecord) -> None:
@@ -118,13 +120,14 @@ def work(options: argparse.Namespace) -> None:
 
 
 def spin() -> subprocess.Popen:
+    """Starts a process that computes without end on rank 1's core."""
     core = sorted(os.sched_getaffinity(0))[-1]
     code = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
     return subprocess.Popen([sys.executable, "-c", code])
 
 
 def measure(options: argparse.Namespace, comm: str, disturbed: bool) -> list[dict]:
-    """What both ranks have counted."""
+    """Trains once, and returns what each rank has counted. Raises SystemExit if the ranks fail."""
     command = [*shlex.split(options.mpiexec), "-n", "2", sys.executable, __file__, "--work", "--comm", comm]
     command += ["--seconds", str(options.seconds)]
     command += ["--sleeps"] * (disturbed and options.how == "sleep")
@@ -149,7 +152,7 @@ def measure(options: argparse.Namespace, comm: str, disturbed: bool) -> list[dic
 
 
 def interrupt(pid: int, launcher: subprocess.Popen) -> None:
-    """Stops a process two thirds of the time, until its launcher has ended."""
+    """Stops a process for two thirds of the time, until its launcher has ended."""
     while launcher.poll() is None:
         try:
             os.kill(pid, signal.SIGSTOP)
@@ -161,7 +164,7 @@ def interrupt(pid: int, launcher: subprocess.Popen) -> None:
 
 
 def figures(alone: list[dict], disturbed: list[dict]) -> dict[str, float]:
-    """Of one round, by column."""
+    """Returns the figures of one round, by column."""
     speed, slowed = (each[0]["count"] / each[0]["seconds"] for each in (alone, disturbed))
     return {
         "alone": speed,
@@ -173,7 +176,7 @@ def figures(alone: list[dict], disturbed: list[dict]) -> dict[str, float]:
 
 
 def table(rounds: dict[str, list[dict[str, float]]]) -> str:
-    """Medians, as Markdown."""
+    """Returns the table of medians, in Markdown."""
     columns = ("alone", "disturbed", "keeps", "waits", "rank 1")
     lines = [f"| mode | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
     for mode, found in rounds.items():

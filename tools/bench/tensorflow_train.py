@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""TensorFlow training a net of keras.applications: the rival that tools/bench/train.py runs. Prints one line of JSON.
+"""Trains a net of keras.applications with TensorFlow, as a rival in tools/bench/train.py. Prints one line of JSON.
 
     python tools/bench/tensorflow_train.py --net resnet50 --batch_size 32 --threads 2 --precision bf16
 
-A step is forward, loss, backward and SGD with momentum and weight decay as one compiled graph (tf.function), in phase
-TEST forward and loss alone; bf16 is Keras's policy mixed_bfloat16. Images lie channels last, which is all that
-TensorFlow has on processors. Only tensorflow is needed.
+A step is forward, loss, backward and SGD with momentum and weight decay as one compiled graph (tf.function); in phase
+TEST it is forward and loss. For bf16 it uses Keras's policy mixed_bfloat16. Images are channels last, the only layout
+that TensorFlow has on processors. Only tensorflow is needed.
 """
 
 import argparse
@@ -43,7 +43,7 @@ class Training:
         self.run = tf.function(self.learn if options.phase == "TRAIN" else self.loss)
 
     def step(self) -> float:
-        """Its seconds."""
+        """Does a step, and returns its seconds."""
         begin = time.perf_counter()
         self.run().numpy()
         return time.perf_counter() - begin

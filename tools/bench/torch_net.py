@@ -1,4 +1,5 @@
-"""A net of engine as a PyTorch module, from what describe_net.py has written. Only torch and numpy are needed."""
+"""Builds a net of engine as a PyTorch module from what describe_net.py has written. Only torch and numpy are
+needed."""
 
 import functools
 import json
@@ -14,17 +15,19 @@ UNSEEN = ("Accuracy", "Silence")  # layers that training does not need
 
 
 class TorchNet(nn.Module):
-    """Its forward returns the sum of the weighted losses, or, of a net without a loss, the last top.
+    """The module of a net. Its forward returns the sum of the weighted losses, or the last top if there is no loss.
 
-    A blob is let go after its last reader, what the text has in place is in place where autograd allows it, a sum is
-    added to what a norm has made, and a Scale behind BatchNorm is that norm's.
+    It saves memory and time as a careful author would: a blob is released after its last reader, layers that the text
+    has in place are in place if autograd allows it, a sum is added to the result of a norm, and a Scale behind a
+    BatchNorm is computed by the norm.
     """
 
     def __init__(self, folder: Path, layout: torch.memory_format, trains: bool):
         super().__init__()
         told = json.loads((folder / "net.json").read_text())
         arrays = np.load(folder / "arrays.npz")
-        self.wanted: float | None = told["loss"]  # and the lengths of gradients; both without Dropout
+        # What engine has computed without Dropout: the loss, and the lengths of gradients.
+        self.wanted: float | None = told["loss"]
         self.wanted_gradients: dict[str, float] = told["gradients"]
         self.drops = False
         self.inputs = {name: laid_out(torch.from_numpy(arrays[name]), layout) for name in told["inputs"]}
@@ -48,7 +51,7 @@ class TorchNet(nn.Module):
         last = {blob: number for number, step in enumerate(self.steps) for blob in step.bottoms}
         for number, step in enumerate(self.steps):
             step.done = [blob for blob in set(step.bottoms) - set(step.tops) if last[blob] == number]
-        unread: set[str] = set()  # norms' results: their own gradients do not need them
+        unread: set[str] = set()  # results of norms that no layer has read: a norm's backward does not need its result
         for step in self.steps:
             free = [blob in unread and blob in step.done for blob in step.bottoms]
             step.adds_to = free.index(True) if True in free else None
@@ -56,18 +59,19 @@ class TorchNet(nn.Module):
             unread |= set(step.tops if isinstance(step, Norm) else ())
 
     def learned(self, layer: dict, own: list[torch.Tensor], begin: int = 0) -> list[nn.Parameter]:
+        """Adds parameters of a layer to the module, and returns them. begin: the index of the first in its layer."""
         first = len(self.values)
         self.values.extend(nn.Parameter(values) for values in own)
         self.names += [f"{layer['name']}/{number}" for number in range(begin, begin + len(own))]
         return list(self.values[first:])
 
     def gradients(self) -> dict[str, float]:
-        """The lengths of all that there are."""
+        """Returns the lengths of all gradients, by LAYER/NUMBER."""
         pairs = zip(self.names, self.values, strict=True)
         return {name: values.grad.norm().item() for name, values in pairs if values.grad is not None}
 
     def narrow(self) -> None:
-        """Once for all: what autocast would convert to bf16 at every forward."""
+        """Converts to bf16, once for all, the parameters that autocast would convert at every forward."""
         for step in self.steps:
             if step.op in (convolution, deconvolution, inner_product):
                 step.params = [values.detach().bfloat16() for values in step.params]
@@ -91,7 +95,7 @@ def laid_out(values: torch.Tensor, layout: torch.memory_format) -> torch.Tensor:
 
 
 class Step:
-    """One layer: run(*bottoms) returns its top, or its tops."""
+    """One layer. run(*bottoms) returns its top, or its tops."""
 
     def __init__(self, layer: dict, params: list[torch.Tensor], trains: bool):
         if layer["type"] not in OPS:
@@ -110,13 +114,14 @@ class Step:
         return self.op(self, *bottoms)
 
     def takes_scale(self, layer: dict, readers: Counter) -> bool:
+        """Returns whether this step can compute `layer`, a Scale behind it. readers: how many layers read each blob."""
         return False
 
     def get(self, name: str, default):
         return self.text.get(name, default)
 
     def sides(self, name: str, default: int, short: str = "") -> tuple[int, ...]:
-        """(height, width) of kernel_size, stride, pad or dilation, in any of Caffe's ways to say it."""
+        """Returns (height, width) of kernel_size, stride, pad or dilation, given in any of Caffe's ways."""
         short = short or name
         if f"{short}_h" in self.text or f"{short}_w" in self.text:
             return self.text.get(f"{short}_h", default), self.text.get(f"{short}_w", default)
@@ -126,7 +131,7 @@ class Step:
 
 
 class Norm(Step):
-    """BatchNorm, with the Scale behind it."""
+    """A BatchNorm, with the Scale behind it if there is one."""
 
     def __init__(self, layer: dict, statistics: list[torch.Tensor], params: list[torch.Tensor], trains: bool):
         super().__init__(layer, params, trains)

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""PyTorch training a net of engine: the rival that tools/bench/train.py runs. Prints one line of JSON.
+"""Trains a net of engine with PyTorch, as a rival in tools/bench/train.py. Prints one line of JSON.
 
     python tools/bench/torch_train.py --net FOLDER --threads 2 --precision bf16     # of describe_net.py
     python -m torch.distributed.run --standalone --nproc-per-node 2 tools/bench/torch_train.py ...    # DDP over gloo
 
-A step is forward, loss, backward and SGD with momentum and weight decay, in phase TEST forward and loss alone, in
-inference mode; bf16 is torch.autocast. The first loss, and in fp32 the length of each parameter's first gradient, have
-to be those that engine computes from the same weights and batch. --layout best tries channels last and contiguous and
-keeps the faster; under torch.distributed.run the batch is per rank.
+A step is forward, loss, backward and SGD with momentum and weight decay; in phase TEST it is forward and loss in
+inference mode. For bf16 it uses torch.autocast. The first loss, and in fp32 the length of each parameter's first
+gradient, must be those that engine computes from the same weights and batch. --layout best tries channels last and
+contiguous, and keeps the faster. Under torch.distributed.run the batch is per rank.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from torch import nn
 from torch_net import TorchNet
 
 LAYOUTS = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
-TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2}  # of the first loss
-OF_GRADIENTS = 1e-2  # of their lengths, in fp32
+TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2}  # how far the first losses may differ, as a fraction
+OF_GRADIENTS = 1e-2  # the same for the lengths of the first gradients, in fp32
 
 
 class Training:
@@ -41,7 +41,7 @@ class Training:
         self.update = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9, weight_decay=1e-4, fused=True)
 
     def step(self) -> float:
-        """Its seconds."""
+        """Does a step, and returns its seconds."""
         begin = time.perf_counter()
         if self.trains:
             self.update.zero_grad(set_to_none=True)
@@ -61,7 +61,8 @@ class Training:
             return self.net()
 
     def _compare(self, loss) -> None:
-        """The first step, in which nothing is dropped, with engine's. Raises SystemExit where they differ."""
+        """Compares the first step, for which Dropout is off, with engine's, and turns Dropout on. Raises SystemExit if
+        they differ."""
         net, precision = self.module, "bf16" if self.bf16 else "fp32"
         net.drops = True
 
@@ -72,14 +73,14 @@ class Training:
         if net.wanted is not None:
             check("first loss", loss.item(), net.wanted, TOLERANCE[precision] * abs(net.wanted))
         if precision == "fp32" and net.wanted_gradients:
-            least = 1e-3 * max(net.wanted_gradients.values())  # of a bias before a norm only rounding is left
+            least = 1e-3 * max(net.wanted_gradients.values())  # the gradient of a bias before a norm is only rounding
             for name, found in net.gradients().items():
                 wanted = net.wanted_gradients[name]
                 check(f"first gradient of {name}", found, wanted, OF_GRADIENTS * wanted + least)
 
 
 def chosen_layout(options) -> str:
-    """One step in each layout that does not count, then three that do."""
+    """Returns the faster layout, by the best of three steps in each, after one that does not count."""
     seconds = {}
     for layout in LAYOUTS:
         training = Training(options, layout)

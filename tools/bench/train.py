@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Compares the throughput of engine, in training and inference, with PyTorch's and with the kernel limit, in turn
-within one session, and with TensorFlow's: on a shared machine only ratios are meaningful.
+"""Compares the throughput of engine, in training and inference, with PyTorch's, TensorFlow's and the kernel limit, in
+turn within one session: on a shared machine only ratios are meaningful.
 
     python tools/bench/train.py --nets resnet50,alexnet,vgg16,googlenet --precisions fp32,bf16 --rounds 5 \\
         --torch_python /path/to/a/venv/with/torch/bin/python \\
@@ -8,13 +8,15 @@ within one session, and with TensorFlow's: on a shared machine only ratios are m
     python tools/bench/train.py --rounds 0 --json bench.json      # prints the table again
 
 Every round runs, for each net, precision and topology (ranks x threads x batch per rank), `engine time`, PyTorch as
-installed, PyTorch with tcmalloc, TensorFlow as installed, and the sum of oneDNN's kernels (kernel_limit.py, one rank
-only). A step is forward, backward and update; in phase TEST (inference) forward alone. PyTorch trains the same layers
-from the same weights (torch_net.py), in the faster of its two memory layouts; another first loss is an error; several
-ranks are DDP over gloo. TensorFlow trains those of keras.applications that tensorflow_train.py has, on one rank. The
-table has medians and ranges; a ratio is the median of the rounds' ratios; memory is the peak of rank 0; "first
-iteration": the time from the start of the process to its end. Runs are added to those in --json FILE. --beside N: on a
-machine that others use, of whom each takes a core if it gets one.
+installed, PyTorch with tcmalloc, TensorFlow as installed, and the sum of oneDNN's kernels (kernel_limit.py). A step is
+forward, backward and update; in phase TEST (inference) it is forward alone. PyTorch trains the same layers from the
+same weights (torch_net.py), in the faster of its two memory layouts, and on several ranks with DDP over gloo; it is an
+error if its first loss differs. TensorFlow trains the nets of keras.applications that tensorflow_train.py knows.
+TensorFlow and the kernel limit are for one rank only.
+
+The table has medians and ranges. A ratio is the median of the rounds' ratios; memory is the peak of rank 0; "first
+iteration" is the time from the start of the process to the end of its first iteration. Runs are added to those in
+--json FILE. --beside N starts N processes that compute meanwhile, as on a machine that others use.
 """
 
 import argparse
@@ -40,11 +42,12 @@ CONTENDERS = (ENGINE, TORCH, TCMALLOC, TENSORFLOW, LIMIT)
 
 
 class Failed(Exception):
-    """A contender that cannot run; one line that says why."""
+    """Raised if a contender cannot run. The message is one line that says why."""
 
 
 def run(command: list[str], **environ: str) -> str:
-    """Its standard output. Raises Failed with the last line of its complaint."""
+    """Runs a command and returns its standard output. Raises Failed with its last line on stderr. environ: variables to
+    set."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT), **environ}
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=environ, cwd=ROOT)
     if done.returncode:
@@ -54,6 +57,7 @@ def run(command: list[str], **environ: str) -> str:
 
 
 def launcher() -> str:
+    """Returns the path of mpiexec: the one beside Python, else the first on PATH. Raises Failed if there is none."""
     beside = Path(sys.executable).parent / "mpiexec"
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     if not found:
@@ -80,7 +84,10 @@ def run_engine(case: dict, model: Path, options) -> dict:
 
 
 def run_torch(case: dict, net: Path, options, layout: str, iterations: int, preload: str = "") -> dict:
-    """net: what describe_net.py has written."""
+    """Runs torch_train.py and returns what it prints.
+
+    net: the folder that describe_net.py has written. layout: contiguous, channels_last or best. preload: a library for
+    LD_PRELOAD."""
     ranks, threads, _ = case["topology"]
     command = [options.torch_python]
     if ranks > 1:
@@ -112,14 +119,15 @@ def run_limit(case: dict, model: Path) -> dict:
 
 
 def tcmalloc() -> str:
-    """The library, or ""."""
+    """Returns the path of tcmalloc's library, "" if it is not installed."""
     names = ("libtcmalloc.so.4", "libtcmalloc_minimal.so.4")
     folders = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib")
     return next((f"{folder}/{name}" for name in names for folder in folders if Path(folder, name).exists()), "")
 
 
 class Bench:
-    """folder: for nets, and what PyTorch is told of them."""
+    """Runs the rounds and keeps their figures. folder: for prototxt of public_nets.py and what describe_net.py
+    writes."""
 
     def __init__(self, options, folder: Path):
         self.options, self.folder = options, folder
@@ -145,7 +153,7 @@ class Bench:
         return True
 
     def contenders(self, case: dict):
-        """(name, function that measures it)."""
+        """Yields (name, function that measures it) of each contender that can run a case."""
         model = public_nets.model_of(case["net"], self.folder)
         yield ENGINE, lambda: run_engine(case, model, self.options)
         if self.has_torch:
@@ -191,7 +199,7 @@ class Bench:
 
 @contextlib.contextmanager
 def others(count: int):
-    """So many processes that compute, meanwhile."""
+    """Returns a context in which so many processes compute without end."""
     found = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -215,7 +223,7 @@ def spread(values: list[float], unit: float = 1, digits: int = 2) -> str:
 
 
 def row(runs: list[dict]) -> list[str]:
-    """One net, precision and topology."""
+    """Returns the cells of one net, phase, precision and topology."""
     by = {name: {r["round"]: r for r in runs if r["contender"] == name} for name in CONTENDERS}
 
     def values(name: str, field: str = "images_per_second", unit: float = 1, digits: int = 2) -> str:
