@@ -1,4 +1,4 @@
-"""BatchNorm and Scale as other frameworks have them: one layer, or none where they are folded into weights."""
+"""Merges a Scale into the BatchNorm before it, as other frameworks have them, or both into the weights before them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,19 @@ from engine.layers.im2col import Im2col
 from engine.layers.inner_product import InnerProduct
 from engine.layers.scale import Scale
 
-Coefficients = tuple[np.ndarray, np.ndarray]  # scale and shift of each channel
+Coefficients = tuple[np.ndarray, np.ndarray]  # scale and shift, each with a value for each channel
 
 
 class Merger:
-    """Finds what merges. merged: layers that leave nothing to do. scales: of BatchNorms, what their Scale does.
+    """Finds the layers that merge into the one before them: that one must have no other reader.
 
-    A layer merges into the one before it if nobody else reads what lies between. With `fold`, the weights of layers
-    that are followed by a BatchNorm by running statistics, or a Scale, take these over; the writer has the new ones.
+    Args:
+        writer: gets the new weights of layers that others are folded into.
+        fold: also fold a Scale, or a BatchNorm by running statistics, into a Convolution, Deconvolution or InnerProduct
+            before it.
+    Attributes:
+        merged: layers that have merged, so that they need not be written.
+        scales: the scale and shift of a BatchNorm that a Scale has merged into, by BatchNorm.
     """
 
     def __init__(self, graph: DeployGraph, writer: Writer, fold: bool):
@@ -33,20 +38,20 @@ class Merger:
         self.scales: dict[Layer, Coefficients] = {}
         self._writer = writer
         readers = graph.readers()
-        into: dict[object, Layer] = {top: layer for layer in graph.layers for top in layer.tops}
+        maker: dict[object, Layer] = {top: layer for layer in graph.layers for top in layer.tops}
         for layer in graph.layers:
             if len(layer.bottoms) != 1 or len(layer.tops) != 1:
                 continue
             between = layer.bottoms[0]
-            before = into.get(between)
+            before = maker.get(between)
             if before is None or len(readers[between]) > 1 or between in graph.outputs:
                 continue
             if self._into_norm(before, layer) or (fold and self._into_weights(before, layer)):
                 self.merged.add(layer)
-                into[layer.tops[0]] = before
+                maker[layer.tops[0]] = before  # so that a layer that follows may merge, too
 
     def _into_norm(self, before: Layer, layer: Layer) -> bool:
-        """Whether a Scale has been taken over by the BatchNorm before it."""
+        """Merges a Scale into the BatchNorm before it; returns False if the two are something else."""
         if before.type != "BatchNorm" or before in self.scales or before.message.batch_norm_param.relu:
             return False
         if not (isinstance(layer, Scale) and layer.is_per_channel):
@@ -61,6 +66,7 @@ class Merger:
         return scale, shift[0] if shift else np.zeros_like(scale)
 
     def _into_weights(self, before: Layer, layer: Layer) -> bool:
+        """Folds a layer into the weights of the one before it; returns False if that is not possible."""
         if isinstance(before, Im2col) or not isinstance(before, Convolution | InnerProduct) or before.param.relu:
             return False
         if len(before.tops) > 1 or before.axis != 1:
@@ -78,7 +84,10 @@ class Merger:
         return True
 
     def _coefficients(self, layer: Layer) -> Coefficients | None:
-        """Of a layer that does nothing else; its Scale has not been seen yet, for that follows."""
+        """Returns the scale and shift that a layer amounts to; None if it does anything else.
+
+        A BatchNorm has only its own here: its Scale comes later, and is then folded by itself.
+        """
         if isinstance(layer, Scale) and layer.is_per_channel:
             return self._scale(layer)
         if isinstance(layer, BN):
@@ -96,12 +105,13 @@ class Merger:
 def _normalising(
     mean: np.ndarray, variance: np.ndarray, eps: float, scale: np.ndarray, shift: np.ndarray
 ) -> Coefficients:
+    """Returns scale (x - mean) / sqrt(variance + eps) + shift as one scale and shift of x."""
     factor = scale / np.sqrt(variance + eps)
     return factor, shift - mean * factor
 
 
 def _over_outputs(layer: Convolution | InnerProduct, scale: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The scale of each output, in a shape to multiply the weights by."""
+    """Returns the scale of each output in a shape to multiply the weights by."""
     if isinstance(layer, InnerProduct):
         return scale if layer.param.transpose else scale[:, None]
     behind = [1] * (weights.ndim - 2)

@@ -1,1 +1,1 @@
-"""What each operator of ONNX becomes in Caffe's layers: one function per operator, in a file for each family."""
+"""Turns operators of ONNX into Caffe's layers: one function per operator, in a file for each family."""

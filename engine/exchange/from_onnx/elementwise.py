@@ -1,4 +1,4 @@
-"""Functions of each element; sums, differences, products and quotients with constants and with other blobs."""
+"""Functions of each element; sums, differences, products and quotients of blobs and constants."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from engine.exchange.onnx_file import NodeProto
     from engine.exchange.onnx_import import Reader
 
+# Operators that one layer computes: its type and fields.
 _PLAIN = {
     "Relu": ("ReLU", {}),
     "Sigmoid": ("Sigmoid", {}),
@@ -30,13 +31,16 @@ _PLAIN = {
     "Reciprocal": ("Power", {"power_param": {"power": -1}}),
 }
 _LARGEST = float(np.finfo(np.float32).max)
-_ALONG_AN_AXIS = frozenset("Add And Div Equal Greater Less Mul Or Pow Sub Xor".split())  # before opset 7
+_WITH_AXIS = frozenset("Add And Div Equal Greater Less Mul Or Pow Sub Xor".split())  # have an `axis` before opset 7
 
 
 def along_axis(reader: Reader, node: NodeProto, given: Sequence[Value | None]) -> Sequence[Value | None]:
-    """The values that a node reads, of which the second is in a shape that NumPy spreads over the first as the node
-    means it: before opset 7, `axis` says on which axis of the first one the second begins."""
-    axis = reader.attribute(node, "axis") if reader.opset < 7 and node.op_type in _ALONG_AN_AXIS else None
+    """Returns the inputs of a node, with axes of 1 added to the second so that NumPy broadcasts it as the node does.
+
+    Before opset 7, `axis` says with which axis of the first input the axes of the second begin. Raises ValueError if
+    they do not fit there.
+    """
+    axis = reader.attribute(node, "axis") if reader.opset < 7 and node.op_type in _WITH_AXIS else None
     if axis is None or node.domain not in ("", "ai.onnx"):
         return given
     a, b = given
@@ -58,13 +62,13 @@ def _plain(reader: Reader, node: NodeProto, x: Value) -> Value:
 
 @imports("Identity", "Dropout")
 def _nothing(reader: Reader, node: NodeProto, x: Value, *others: Value) -> Value:
-    """In testing."""
+    """Returns the input: a Dropout changes nothing in testing."""
     return x
 
 
 @imports("Cast")
 def _cast(reader: Reader, node: NodeProto, x: Value) -> Value:
-    """Values of blobs are floats here, whole numbers among them."""
+    """Returns the input: all blobs are of floats, also those of whole numbers."""
     to = reader.attribute(node, "to")
     if to == 9:  # BOOL
         raise Unsupported("a cast to truth values")
@@ -119,7 +123,7 @@ def _hard_sigmoid(reader: Reader, node: NodeProto, x: Value) -> Value:
 
 @imports("HardSwish")
 def _hard_swish(reader: Reader, node: NodeProto, x: Value) -> Value:
-    """x max(0, min(1, x / 6 + 1/2))."""
+    """Computes x max(0, min(1, x / 6 + 1/2))."""
     gate = reader.layer("Clip", [_power(reader, x, scale=1 / 6, shift=0.5)], clip_param={"min": 0, "max": 1})
     return reader.layer("Eltwise", [x, gate], eltwise_param={"operation": "PROD"})
 
@@ -176,7 +180,7 @@ def _div(reader: Reader, node: NodeProto, a: Value, b: Value) -> Value:
 
 @imports("Max", "Min")
 def _extreme(reader: Reader, node: NodeProto, first: Value, *others: Value) -> Value:
-    """The smallest of numbers is the negative of the largest of their negatives."""
+    """Makes a Clip for a constant, else an Eltwise MAX: the least number is the negative of the largest negative."""
     sign = 1 if node.op_type == "Max" else -1
     for each in others:
         limit = each if isinstance(each, np.ndarray) else first if isinstance(first, np.ndarray) else None
@@ -198,6 +202,7 @@ def _extreme(reader: Reader, node: NodeProto, first: Value, *others: Value) -> V
 
 
 def _sum(reader: Reader, a: Value, b: Value) -> Blob:
+    """Adds two values with the cheapest layer: Power, Bias or Eltwise."""
     a, b = (b, a) if isinstance(a, np.ndarray) else (a, b)
     if isinstance(b, np.ndarray):
         if b.size == 1 and b.ndim <= len(a.shape):
@@ -219,6 +224,7 @@ def _sum(reader: Reader, a: Value, b: Value) -> Blob:
 
 
 def _product(reader: Reader, a: Value, b: Value) -> Blob:
+    """Multiplies two values with the cheapest layer: Power, Scale or Eltwise."""
     a, b = (b, a) if isinstance(a, np.ndarray) else (a, b)
     if isinstance(b, np.ndarray):
         if b.size == 1 and b.ndim <= len(a.shape):
@@ -237,7 +243,11 @@ def _product(reader: Reader, a: Value, b: Value) -> Blob:
 
 
 def _as_bias(reader: Reader, x: Value, values: np.ndarray) -> Blob | None:
-    """A sum right after an InnerProduct or Convolution without bias, which nobody else reads, is its bias."""
+    """Makes a constant that is added to x the bias of the layer before; returns x.
+
+    Returns None, and changes nothing, unless the last layer is an InnerProduct or Convolution without bias that makes
+    x, only this node reads x, and the constant has a value for each output.
+    """
     layers = reader.maker.message.layer
     if not isinstance(x, Blob) or not layers or x.name not in layers[-1].top or not reader.reads_alone(x):
         return None
@@ -252,8 +262,11 @@ def _as_bias(reader: Reader, x: Value, values: np.ndarray) -> Blob | None:
 
 
 def _aligned(values: np.ndarray, shape: Shape) -> tuple[int, int] | None:
-    """First axis and number of axes of a blob along which the values of a constant differ; None where they do not
-    cover these axes, or need a larger blob."""
+    """Returns the first of the axes of a blob that a constant varies along, and how many they are: the `axis` and
+    `num_axes` of a Scale or Bias.
+
+    Returns None if the constant has a single value, does not have the blob's sizes on these axes, or has more axes.
+    """
     if values.ndim > len(shape):
         return None
     dims = (1,) * (len(shape) - values.ndim) + values.shape
@@ -267,11 +280,12 @@ def _aligned(values: np.ndarray, shape: Shape) -> tuple[int, int] | None:
 
 
 def _core(values: np.ndarray, shape: Shape, axis: int, count: int) -> np.ndarray:
+    """Returns a constant without its axes of 1 before and behind those that _aligned() has found."""
     return values.reshape(shape[axis : axis + count])
 
 
 def _leading(small: Shape, large: Shape) -> int | None:
-    """How many leading axes of `large` are those of `small`, whose others are 1; None where that is not so."""
+    """Returns how many leading axes both shapes share if all further ones of `small` are 1; else None."""
     if len(small) != len(large):
         return None
     covered = len(small)
@@ -285,13 +299,13 @@ def _larger_first(a: Blob, b: Blob) -> tuple[Blob, Blob]:
 
 
 def _same_shape(reader: Reader, a: Blob, b: Blob) -> tuple[Blob, Blob]:
-    """Both, repeated along the axes of 1 that the other has more of."""
+    """Returns both blobs in the shape that they broadcast to, repeated by Tile where that is necessary."""
     shape = np.broadcast_shapes(a.shape, b.shape)
     return expanded(reader, a, shape), expanded(reader, b, shape)
 
 
 def expanded(reader: Reader, blob: Blob, shape: Shape) -> Blob:
-    """A blob repeated along its axes of 1, up to a shape."""
+    """Returns a blob repeated along its axes of 1, so that it has the given shape."""
     blob = reader.reshape(blob, (1,) * (len(shape) - len(blob.shape)) + blob.shape)
     for axis, size in enumerate(shape):
         if blob.shape[axis] != size:

@@ -1,4 +1,4 @@
-"""Padding: ONNX's may differ at the two ends of an axis, Caffe's may not."""
+"""Padding, and convolutions with padding that differs at the two ends of an axis, which Caffe's cannot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from engine.exchange.onnx_file import NodeProto
     from engine.exchange.onnx_import import Reader
 
-MOST_PLACES = 1 << 20  # of a window, from one to the next, or of padding, along an axis
+MOST_PLACES = 1 << 20  # limit of kernels, strides, dilations and padding along an axis
 
 
 @imports("Pad")
@@ -27,7 +27,8 @@ def _pad(
     value: Value | None = None,
     axes: Value | None = None,
 ) -> Value:
-    """Of zeros along spatial axes: it waits for its reader, which may pad itself."""
+    """Returns a Padded: the layer that reads it may be able to pad itself. Only zeros along spatial axes are
+    supported."""
     if reader.attribute(node, "mode", "constant") != "constant":
         raise Unsupported(f"mode {reader.attribute(node, 'mode')}")
     if isinstance(value, Blob | Padded):
@@ -55,7 +56,7 @@ def _pad(
 
 
 def padded(reader: Reader, value: Padded) -> Blob:
-    """Makes a layer of padding: a convolution of each channel with the one kernel that changes nothing."""
+    """Adds the padding of a blob as a layer: a depthwise convolution with kernels of a single 1."""
     axes, channels = len(value.begins), value.blob.shape[1]
     reader.budget.take(channels)
     weights = np.ones((channels, 1, *[1] * axes), np.float32)
@@ -63,8 +64,9 @@ def padded(reader: Reader, value: Padded) -> Blob:
                        channels)  # fmt: skip
 
 
-def taken(x: Value, begins: Sequence[int], ends: Sequence[int]) -> tuple[Value, list[int], list[int]]:
-    """A blob, and the padding that it is to have: that of a Pad before it and what is given."""
+def with_pad(x: Value, begins: Sequence[int], ends: Sequence[int]) -> tuple[Value, list[int], list[int]]:
+    """Returns a value and the padding at its beginnings and ends; for a Padded its blob, and the sum of its padding and
+    the given one."""
     if not isinstance(x, Padded):
         return x, list(begins), list(ends)
     return x.blob, [a + b for a, b in zip(x.begins, begins)], [a + b for a, b in zip(x.ends, ends)]
@@ -82,15 +84,22 @@ def convolution(
     ends: Sequence[int],
     group: int,
 ) -> Blob:
-    """A convolution with other padding before than behind: the larger of the two at both ends, and a kernel that has
-    zeros where there is too much. It computes the same values."""
-    x, begins, ends = taken(x, begins, ends)
-    pads = [_both(begin, end, step) for begin, end, step in zip(begins, ends, dilation, strict=True)]
-    more = [
+    """Adds a convolution whose padding may differ at the two ends of an axis.
+
+    Its layer has the larger padding at both ends, and a kernel with added zeros at the end that has too much, so that
+    it computes the same values.
+
+    Args:
+        type: of the layer.
+        begins, ends: the padding of each spatial axis.
+    """
+    x, begins, ends = with_pad(x, begins, ends)
+    pads = [_larger(begin, end, step) for begin, end, step in zip(begins, ends, dilation, strict=True)]
+    zeros = [
         ((pad - begin) // step, (pad - end) // step)
         for pad, begin, end, step in zip(pads, begins, ends, dilation, strict=True)
     ]
-    weights = surrounded(reader.budget, weights, [(0, 0), (0, 0), *more])
+    weights = surrounded(reader.budget, weights, [(0, 0), (0, 0), *zeros])
     arrays = [weights] if bias is None else [weights, bias]
     param = {
         "num_output": weights.shape[0],
@@ -105,18 +114,19 @@ def convolution(
 
 
 def shortest(values: Sequence[int]) -> list[int]:
-    """One value for all axes where they agree."""
+    """Returns the values of all axes; a single one if they are equal, as ConvolutionParameter allows."""
     return [int(values[0])] if len(set(values)) == 1 else [int(value) for value in values]
 
 
 def without_defaults(param: dict[str, Any]) -> dict[str, Any]:
-    """ConvolutionParameter's fields that say something."""
+    """Returns the fields of a ConvolutionParameter that differ from their defaults."""
     defaults = {"pad": [0], "stride": [1], "dilation": [1], "group": 1, "bias_term": True}
     return {name: value for name, value in param.items() if defaults.get(name) != value}
 
 
-def _both(begin: int, end: int, step: int) -> int:
-    """The least padding at both ends that a kernel, whose elements lie `step` apart, can take back at either."""
+def _larger(begin: int, end: int, step: int) -> int:
+    """Returns the larger padding. Raises Unsupported if zeros of a kernel with dilation `step` cannot make up the
+    difference."""
     if (begin - end) % step:
         raise Unsupported(f"pads of {begin} and {end} with a dilation of {step}")
     return max(begin, end)

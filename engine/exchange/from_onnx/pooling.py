@@ -1,4 +1,8 @@
-"""Pooling: the windows of ONNX's rules, found among those that Caffe's rules give."""
+"""Pooling, reductions, and squares of pixels as channels.
+
+ONNX and Caffe count the windows of a pooling by different rules. A Pooling layer is sought whose windows, by Caffe's
+rules, are those of the node.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from engine.exchange.from_onnx.padding import convolution, taken
+from engine.exchange.from_onnx.padding import convolution, with_pad
 from engine.exchange.from_onnx.registry import Unsupported, Value, axes_of, imports
 from engine.exchange.from_onnx.weighted import places, window
 from engine.exchange.net_maker import Padded
@@ -21,18 +25,26 @@ if TYPE_CHECKING:
     from engine.exchange.onnx_import import Reader
 
 
-_MOST_WINDOWS = 1 << 20  # along an axis
+_MOST_WINDOWS = 1 << 20  # limit along an axis
 
 
-def _places(count: int, kernel: int, stride: int, first: int, counted: tuple[int, int]) -> np.ndarray:
-    """How many places of each window an average divides by. first: where the first window begins. counted: the places
-    that count, from one to before the other."""
+def _divisors(count: int, kernel: int, stride: int, first: int, counted: tuple[int, int]) -> np.ndarray:
+    """Returns how many places each of `count` windows along an axis has, by which an average divides.
+
+    Args:
+        first: the place at which the first window begins.
+        counted: the places that count: from the first number to before the second.
+    """
     starts = first + stride * np.arange(count)
     return np.minimum(counted[1], starts + kernel) - np.maximum(counted[0], starts)
 
 
-def _caffes(pool: _Pool, pads: Sequence[int], up: bool) -> list[int]:
-    """How many windows engine/layers/pooling.py makes along each axis: 0 where it allows no such pooling."""
+def _caffes_windows(pool: _Pool, pads: Sequence[int], up: bool) -> list[int]:
+    """Returns how many windows engine/layers/pooling.py makes along each axis; 0 if it does not allow such a pooling.
+
+    Args:
+        up: round the number of windows up.
+    """
     found = []
     for size, kernel, stride, pad in zip(pool.x.shape[2:], pool.kernel, pool.strides, pads, strict=True):
         room = size + 2 * pad - kernel
@@ -42,29 +54,30 @@ def _caffes(pool: _Pool, pads: Sequence[int], up: bool) -> list[int]:
 
 
 class _Pool(NamedTuple):
-    """A node along its spatial axes."""
+    """What a pooling node computes, by spatial axis."""
 
     x: Blob
     kernel: list[int]
     strides: list[int]
-    begins: list[int]  # padding before
-    wanted: list[int]  # windows
-    counted: list[tuple[int, int]]  # places of which an average is one: from the first to before the other
+    begins: list[int]  # padding before the first place
+    wanted: list[int]  # the number of windows
+    counted: list[tuple[int, int]]  # the places that an average counts: from the first number to before the second
 
-    def places(self, counted: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-        """Of each window, along each axis, with these that count."""
+    def divisors(self, counted: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+        """Returns along each axis how many places of each window count, if those in `counted` do."""
         firsts = [-begin for begin in self.begins]
-        return list(map(_places, self.wanted, self.kernel, self.strides, firsts, counted))
+        return list(map(_divisors, self.wanted, self.kernel, self.strides, firsts, counted))
 
 
 def _pool(reader: Reader, node: NodeProto, x: Value, include: bool) -> _Pool:
+    """Reads a pooling node. include: its averages count padding. Raises Unsupported for what no layer does."""
     axes = len(x.shape) - 2
     if not 1 <= axes <= 3:
         raise Unsupported(f"a blob of {len(x.shape)} axes")
     if reader.attribute(node, "kernel_shape") is None:
         raise ValueError("no kernel_shape")
     kernel = places(reader, node, "kernel_shape", axes, 1)
-    blob, before, behind = taken(x, [0] * axes, [0] * axes)
+    blob, before, behind = with_pad(x, [0] * axes, [0] * axes)
     blob = reader.blob(blob)
     sizes = [size + a + b for size, a, b in zip(blob.shape[2:], before, behind, strict=True)]
     strides, dilations, begins, ends = window(reader, node, sizes, kernel)
@@ -87,6 +100,7 @@ def _pool(reader: Reader, node: NodeProto, x: Value, include: bool) -> _Pool:
 
 
 def _param(pool: _Pool, method: str, pads: Sequence[int], up: bool) -> dict[str, Any]:
+    """Returns the fields of a PoolingParameter."""
     param: dict[str, Any] = {"pool": method}
     for name, values in (("kernel", pool.kernel), ("stride", pool.strides), ("pad", pads)):
         if len(set(values)) == 1:
@@ -104,15 +118,16 @@ def _param(pool: _Pool, method: str, pads: Sequence[int], up: bool) -> dict[str,
 
 @imports("MaxPool")
 def _max_pool(reader: Reader, node: NodeProto, x: Value) -> Value:
-    """With more windows before the first where Caffe's padding has to be larger, which are cut off."""
+    """Tries larger padding, too, where that of the node gives other windows in Caffe; windows that this adds before the
+    first are cut off again."""
     if len(node.output) > 1 and node.output[1]:
         raise Unsupported("the places of the maxima")
-    pool = _pool(reader, node, reader.blob(x), False)  # zeros of a Pad take part
-    before = itertools.product(range(3), repeat=len(pool.kernel))  # windows that are cut off, along each axis
+    pool = _pool(reader, node, reader.blob(x), False)  # as a blob: maxima are also of the zeros of a Pad
+    before = itertools.product(range(3), repeat=len(pool.kernel))  # how many windows to add along each axis
     for extra, exact, up in itertools.product(before, (True, False), (True, False)):
         pads = [begin + more * stride for begin, more, stride in zip(pool.begins, extra, pool.strides, strict=True)]
         needed = [more + count for more, count in zip(extra, pool.wanted, strict=True)]
-        found = _caffes(pool, pads, up)
+        found = _caffes_windows(pool, pads, up)
         if found == needed or (not exact and all(map(operator.ge, found, needed))):
             top = reader.layer("Pooling", [pool.x], pooling_param=_param(pool, "MAX", pads, up))
             for axis, (more, end) in enumerate(zip(extra, needed, strict=True), start=2):
@@ -125,20 +140,22 @@ def _max_pool(reader: Reader, node: NodeProto, x: Value) -> Value:
 def _average_pool(reader: Reader, node: NodeProto, x: Value) -> Value:
     pool = _pool(reader, node, x, bool(reader.attribute(node, "count_include_pad", 0)))
     reader.budget.take(sum(pool.wanted))
-    wanted = pool.places(pool.counted)
-    if any(places.min() < 1 for places in wanted):
+    wanted = pool.divisors(pool.counted)
+    if any(divisors.min() < 1 for divisors in wanted):
         raise Unsupported("a window that lies within the padding")
     for up, include in itertools.product((True, False), (True, False)):
         sides = zip(pool.x.shape[2:], pool.begins, strict=True)
         counted = [(-pad, size + pad) if include else (0, size) for size, pad in sides]
-        if _caffes(pool, pool.begins, up) == pool.wanted and all(map(np.array_equal, pool.places(counted), wanted)):
+        same_windows = _caffes_windows(pool, pool.begins, up) == pool.wanted
+        if same_windows and all(map(np.array_equal, pool.divisors(counted), wanted)):
             param = _param(pool, "AVE", pool.begins, up) | ({} if include else {"avg_include_pad": False})
             return reader.layer("Pooling", [pool.x], pooling_param=param)
     return _summed(reader, pool, wanted)
 
 
-def _summed(reader: Reader, pool: _Pool, places: Sequence[np.ndarray]) -> Blob:
-    """The sum of each window, by a convolution of each channel with ones, over the number of its places."""
+def _summed(reader: Reader, pool: _Pool, divisors: Sequence[np.ndarray]) -> Blob:
+    """Adds an average pooling as layers that sum each window, by a depthwise convolution with ones, and divide the sums
+    by the product of `divisors`, which are those along each axis."""
     axes, channels = len(pool.kernel), pool.x.shape[1]
     ends = [
         max(0, (count - 1) * stride + kernel - size - begin)
@@ -152,7 +169,7 @@ def _summed(reader: Reader, pool: _Pool, places: Sequence[np.ndarray]) -> Blob:
     for axis, count in enumerate(pool.wanted, start=2):
         sums = reader.slice(sums, axis, 0, count)
     counts = np.ones(())
-    for each in places:
+    for each in divisors:
         counts = np.multiply.outer(counts, each.astype(np.float64))
     return reader.layer("Scale", [sums], [1 / counts], scale_param={"axis": 2, "num_axes": axes})
 
@@ -173,7 +190,8 @@ def over_plane(reader: Reader, x: Value, method: str) -> Blob:
 
 @imports("ReduceMean", "ReduceSum", "ReduceMax", "ReduceL1", "ReduceSumSquare", "ReduceL2", "ReduceMin")
 def _reduce(reader: Reader, node: NodeProto, x: Value, axes: Value | None = None) -> Value:
-    """Pooling of the whole plane; or, of other axes, a Reduction of them, moved to the end."""
+    """Makes a Pooling of the whole plane, or for other axes a Reduction, before which a Permute moves them to the
+    end."""
     blob, kind = reader.blob(x), node.op_type.removeprefix("Reduce")
     rank, keep = len(blob.shape), reader.attribute(node, "keepdims", 1)
     given = reader.attribute(node, "axes") if axes is None else axes
@@ -200,7 +218,7 @@ def _reduce(reader: Reader, node: NodeProto, x: Value, axes: Value | None = None
 
 
 def _extreme(reader: Reader, blob: Blob, kind: str, reduced: list[int], shape: list[int]) -> Blob:
-    """The largest or smallest along one axis."""
+    """Adds layers for the largest or smallest values along one axis."""
     if len(reduced) != 1:
         raise Unsupported(f"axes {reduced}")
     if kind == "Min":
@@ -213,7 +231,7 @@ def _extreme(reader: Reader, blob: Blob, kind: str, reduced: list[int], shape: l
 
 @imports("SpaceToDepth", "DepthToSpace")
 def _depth(reader: Reader, node: NodeProto, x: Value) -> Value:
-    """Squares of pixels become channels, or the other way round."""
+    """Turns squares of pixels into channels, or channels into squares of pixels."""
     (n, c, h, w), side = reader.blob(x).shape, reader.attribute(node, "blocksize")
     if node.op_type == "SpaceToDepth":
         apart, order = (n, c, h // side, side, w // side, side), [0, 3, 5, 1, 2, 4]

@@ -134,7 +134,8 @@ def _tile(reader: Reader, node: NodeProto, x: Value, repeats: Value) -> Value:
 
 @imports("Softmax", "LogSoftmax")
 def _softmax(reader: Reader, node: NodeProto, x: Value) -> Value:
-    """Before opset 13, along all axes from `axis` on together."""
+    """Makes a Softmax, for a LogSoftmax with a Log after it. Before opset 13 it is along all axes from `axis` on
+    together, which become one here."""
     blob = reader.blob(x)
     rank, old = len(blob.shape), reader.opset < 13
     axis = axis_of(reader.attribute(node, "axis", 1 if old else -1), rank)
@@ -149,7 +150,7 @@ def _softmax(reader: Reader, node: NodeProto, x: Value) -> Value:
 
 @imports("ArgMax")
 def _arg_max(reader: Reader, node: NodeProto, x: Value) -> Value:
-    """Of equal values ONNX takes the first unless it is told otherwise, Caffe the last."""
+    """Makes an ArgMax. Of equal values it takes the last; ONNX takes the first unless the node says otherwise."""
     blob = reader.blob(x)
     axis = axis_of(reader.attribute(node, "axis", 0), len(blob.shape))
     y = reader.layer("ArgMax", [blob], argmax_param={"axis": axis})
@@ -160,7 +161,7 @@ def _arg_max(reader: Reader, node: NodeProto, x: Value) -> Value:
 
 @imports("TopK")
 def _top_k(reader: Reader, node: NodeProto, x: Value, count: Value | None = None) -> list[Value]:
-    """Values, and their places."""
+    """Makes two ArgMax, one for the values and one for their places. An output that nothing reads gets no layer."""
     blob = reader.blob(x)
     top_k = reader.attribute(node, "k") if count is None else int(constant(count, "counts").ravel()[0])
     if not (reader.attribute(node, "largest", 1) and reader.attribute(node, "sorted", 1)):
@@ -174,7 +175,7 @@ def _top_k(reader: Reader, node: NodeProto, x: Value, count: Value | None = None
 
 @imports("Resize", "Upsample")
 def _resize(reader: Reader, node: NodeProto, x: Value, *given: Value) -> Value:
-    """Bilinear with corners aligned; or each pixel repeated."""
+    """Makes an Interp for bilinear interpolation with corners aligned, a Deconvolution for pixels that are repeated."""
     blob = reader.blob(x)
     if len(blob.shape) != 4:
         raise Unsupported(f"a blob of {len(blob.shape)} axes")
@@ -198,7 +199,10 @@ def _resize(reader: Reader, node: NodeProto, x: Value, *given: Value) -> Value:
 def _resized(
     reader: Reader, node: NodeProto, blob: Blob, given: tuple[Value | None, ...]
 ) -> tuple[list[int], list[float]]:
-    """Height and width of what a Resize or Upsample makes, and their factors: as given, for sizes are rounded down."""
+    """Returns height and width of the output of a Resize or Upsample, and the factors by which these grow.
+
+    Factors that the node gives are returned as they are: those of the sizes, which are rounded down, may differ.
+    """
     given = (None, *given) if node.op_type == "Upsample" or reader.opset < 11 else given
     scales = given[1] if len(given) > 1 else None
     sizes = given[2] if len(given) > 2 else None
@@ -222,7 +226,12 @@ def _resized(
 
 
 def _repeats(factors: list[float], how: str, rounding: str) -> bool:
-    """Whether every pixel becomes as many as the factor says."""
+    """Returns whether every pixel becomes as many equal ones as the factor says.
+
+    Args:
+        how: the node's coordinate_transformation_mode.
+        rounding: its nearest_mode.
+    """
     if any(factor < 1 or factor != int(factor) for factor in factors):
         return False
     if how in ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric"):
@@ -231,7 +240,7 @@ def _repeats(factors: list[float], how: str, rounding: str) -> bool:
 
 
 def _repeated(reader: Reader, blob: Blob, factors: list[int]) -> Blob:
-    """A deconvolution of each channel whose windows do not overlap."""
+    """Repeats pixels by a depthwise Deconvolution with ones, whose windows do not overlap."""
     channels = blob.shape[1]
     reader.budget.take(channels * math.prod(factors))
     sides = [factors[0]] if factors[0] == factors[1] else factors

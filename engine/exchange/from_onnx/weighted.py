@@ -1,4 +1,4 @@
-"""Convolutions, matrix products, embeddings, normalisation by running statistics."""
+"""Convolutions, matrix products, embeddings, normalisations, pooling of regions."""
 
 from __future__ import annotations
 
@@ -17,20 +17,26 @@ if TYPE_CHECKING:
     from engine.exchange.onnx_import import Reader
 
 
-# Padding of SAME_* below which ONNX Runtime lets a convolution begin within its input (a pooling it refuses), though
-# ONNX's text knows of places that are added only.
+# With SAME_*, strides larger than the kernel can ask for padding below zero. ONNX's text only knows padding that adds
+# places, but below this number ONNX Runtime cuts places off the input of a convolution, and refuses a pooling.
 _CUT = -2
 
 
 def constant(value: Value | None, what: str) -> np.ndarray:
+    """Returns a value that has to be a constant. Raises Unsupported, which names `what`, if it is something else."""
     if not isinstance(value, np.ndarray):
         raise Unsupported(f"{what} that are not constants here")
     return value
 
 
 def places(reader: Reader, node: NodeProto, name: str, count: int, default: int, least: int = 1) -> list[int]:
-    """An attribute that has a number for each axis, or for each end of one. Raises ValueError where they are none, and
-    Unsupported where they are too large."""
+    """Returns an attribute of `count` numbers, one for each axis or for each end of one.
+
+    Raises ValueError for other than `count` whole numbers or for one below `least`, Unsupported for one too large.
+
+    Args:
+        default: each of the numbers if the node leaves the attribute out.
+    """
     values = reader.attribute(node, name)
     if values is None:
         return [default] * count
@@ -46,7 +52,12 @@ def places(reader: Reader, node: NodeProto, name: str, count: int, default: int,
 def window(
     reader: Reader, node: NodeProto, sizes: Sequence[int], kernel: Sequence[int]
 ) -> tuple[list, list, list, list]:
-    """Strides, dilations, and the padding before and behind, of a convolution or pooling over a plane of `sizes`."""
+    """Returns strides, dilations, and the padding at the beginning and at the end, by spatial axis, of a convolution or
+    pooling. Raises ValueError and Unsupported as places() does.
+
+    Args:
+        sizes: of the spatial axes of the input.
+    """
     axes = len(kernel)
     strides = places(reader, node, "strides", axes, 1)
     dilations = places(reader, node, "dilations", axes, 1)
@@ -86,8 +97,12 @@ def _conv(reader: Reader, node: NodeProto, x: Value, weights: Value, bias: Value
 
 @imports("ConvTranspose")
 def _conv_transpose(reader: Reader, node: NodeProto, x: Value, weights: Value, bias: Value | None = None) -> Value:
-    """Caffe's weights and padding are those of the convolution that this one reverses. What `output_padding` adds
-    behind, zeros at the end of the kernel add, too; padding that differs at the two ends is cut from the top."""
+    """Makes a Deconvolution.
+
+    Weights and padding are as in Caffe those of the convolution that is reversed. `output_padding` adds places at the
+    end, as zeros at the end of the kernel do. Where the padding differs at the two ends, the layer has the smaller one,
+    and the rest is cut off its top.
+    """
     weights = constant(weights, "weights")
     axes, group = weights.ndim - 2, reader.attribute(node, "group", 1)
     if reader.attribute(node, "output_shape") or reader.attribute(node, "auto_pad", "NOTSET") not in (
@@ -141,6 +156,7 @@ def _matmul(reader: Reader, node: NodeProto, x: Value, weights: Value) -> Value:
 
 
 def inner_product(reader: Reader, x: Value, weights: np.ndarray, bias: np.ndarray | None) -> Blob:
+    """Adds an InnerProduct over the last axis; weights: (outputs, inputs)."""
     param: dict[str, Any] = {"num_output": len(weights)}
     if bias is None:
         param["bias_term"] = False
@@ -153,7 +169,8 @@ def inner_product(reader: Reader, x: Value, weights: np.ndarray, bias: np.ndarra
 
 @imports("Gather")
 def _gather(reader: Reader, node: NodeProto, data: Value, rows: Value) -> Value:
-    """Rows of a table by numbers that are data; or one place, or places in a row, of an axis."""
+    """Makes an Embed for rows of a constant, a BatchReindex for samples whose numbers are in another blob, and a Slice
+    for constant places of a blob, which have to follow each other."""
     if isinstance(data, np.ndarray):
         if data.ndim != 2 or reader.attribute(node, "axis", 0) != 0:
             raise Unsupported(f"rows of a table of {data.ndim} axes")
@@ -171,8 +188,8 @@ def _gather(reader: Reader, node: NodeProto, data: Value, rows: Value) -> Value:
     first = int(wanted.ravel()[0]) % size
     if not np.array_equal(wanted.ravel() % size, np.arange(first, first + wanted.size)):
         raise Unsupported("places that are not in a row")
-    part = reader.slice(blob, axis, first, first + wanted.size)
-    return reader.reshape(part, (*blob.shape[:axis], *wanted.shape, *blob.shape[axis + 1 :]))
+    found = reader.slice(blob, axis, first, first + wanted.size)
+    return reader.reshape(found, (*blob.shape[:axis], *wanted.shape, *blob.shape[axis + 1 :]))
 
 
 @imports("BatchNormalization")
@@ -187,9 +204,9 @@ def _batch_normalization(reader: Reader, node: NodeProto, x: Value, *coefficient
 
 @imports("InstanceNormalization")
 def _instance_normalization(reader: Reader, node: NodeProto, x: Value, scale: Value, shift: Value) -> Value:
-    """A BatchNorm by the batch's own statistics, for which each channel of each sample is a channel."""
+    """Makes a BatchNorm by the batch's own statistics, to which each channel of each sample looks like a channel."""
     blob = reader.blob(x)
-    return _scaled(reader, node, blob, (1, blob.shape[0] * blob.shape[1], *blob.shape[2:]), 1, scale, shift)
+    return _normalised(reader, node, blob, (1, blob.shape[0] * blob.shape[1], *blob.shape[2:]), 1, scale, shift)
 
 
 @imports("LayerNormalization")
@@ -197,14 +214,20 @@ def _layer_normalization(reader: Reader, node: NodeProto, x: Value, scale: Value
     blob = reader.blob(x)
     axis = axis_of(reader.attribute(node, "axis", -1), len(blob.shape))
     outer, inner = math.prod(blob.shape[:axis]), math.prod(blob.shape[axis:])
-    return _scaled(reader, node, blob, (1, outer, inner), axis, scale, shift)
+    return _normalised(reader, node, blob, (1, outer, inner), axis, scale, shift)
 
 
-def _scaled(
+def _normalised(
     reader: Reader, node: NodeProto, blob: Blob, rows: Sequence[int], axis: int, scale: Value, shift: Value | None
 ) -> Value:
-    """Normalises the rows (1, count, ...) that a blob is reshaped to: to them even where it has that shape, for of a
-    larger batch, which the net may be given, a BatchNorm would mix the samples."""
+    """Adds layers that normalise each row of a blob by itself, scale and shift it.
+
+    Args:
+        rows: (1, count, ...), the shape in which a BatchNorm takes each row for a channel. The Reshape is there even if
+            the blob has that shape: if the net is given a larger batch, the BatchNorm would else mix samples.
+        axis: of the blob, the first that `scale` and `shift` have.
+        scale, shift: constants.
+    """
     count = rows[1]
     reader.budget.take(count)
     statistics = [np.zeros(count), np.ones(count), np.ones(1)]

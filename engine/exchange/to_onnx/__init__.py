@@ -1,1 +1,1 @@
-"""How each layer type is written in ONNX: one function per type, in a file for each family."""
+"""Writes layers in ONNX: one function per layer type, in a file for each family."""

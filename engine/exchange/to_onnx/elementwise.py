@@ -83,10 +83,12 @@ def _power(out: Writer, layer: Layer, x: str) -> str:
 
 
 def scaled(out: Writer, x: str, factor: object) -> str:
+    """Writes x factor; nothing for a factor of 1."""
     return x if factor == 1 else out.op("Mul", x, np.float32(factor))  # type: ignore[arg-type]
 
 
 def shifted(out: Writer, x: str, term: float) -> str:
+    """Writes x + term; nothing for a term of 0."""
     return x if term == 0 else out.op("Add", x, term)
 
 
@@ -94,13 +96,13 @@ def shifted(out: Writer, x: str, term: float) -> str:
 def _eltwise(out: Writer, layer: Eltwise, *bottoms: str) -> str:
     param = layer.param
     if param.operation != param.SUM:
-        return _of_two(out, "Mul" if param.operation == param.PROD else "Max", bottoms)
+        return _pairwise(out, "Mul" if param.operation == param.PROD else "Max", bottoms)
     coefficients = list(param.coeff) or [1.0] * len(bottoms)
-    return _of_two(out, "Add", [scaled(out, x, factor) for x, factor in zip(bottoms, coefficients, strict=True)])
+    return _pairwise(out, "Add", [scaled(out, x, factor) for x, factor in zip(bottoms, coefficients, strict=True)])
 
 
-def _of_two(out: Writer, op: str, values: list[str] | tuple[str, ...]) -> str:
-    """All values, two at a time: importers know Add better than Sum."""
+def _pairwise(out: Writer, op: str, values: list[str] | tuple[str, ...]) -> str:
+    """Joins all values by operators of two inputs: more importers know Add than Sum."""
     first, *others = values
     for each in others:
         first = out.op(op, first, each)
@@ -122,7 +124,8 @@ def _split(out: Writer, layer: Layer, x: str) -> list[str]:
 
 @exports("Dropout")
 def _dropout(out: Writer, layer: Layer, x: str) -> str:
-    """In testing: nothing, or with scale_train: false what is left of the values on average."""
+    """Writes what a Dropout does in testing: nothing, or with scale_train: false a factor, the ratio of values that
+    training keeps."""
     param = layer.message.dropout_param
     if param.sample_weights_test:
         raise Inexpressible("sample_weights_test")
@@ -131,5 +134,5 @@ def _dropout(out: Writer, layer: Layer, x: str) -> str:
 
 @exports("SpatialDropout", "Cast", "GradientScaler")
 def _nothing(out: Writer, layer: Layer, *xs: str) -> tuple[str, ...]:
-    """In testing."""
+    """Writes nothing: in testing these layers leave values as they are."""
     return xs

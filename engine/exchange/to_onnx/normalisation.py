@@ -1,4 +1,4 @@
-"""Layers that normalise: by mean and variance, by length, by sums of exponentials."""
+"""Layers that normalise: by mean and variance, by length, and Softmax."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def statistics(out: Writer, layer: BatchNorm) -> tuple[np.ndarray, np.ndarray]:
-    """The running mean and variance of a BatchNorm, which the file holds as sums, in float32."""
+    """Returns the running mean and variance of a BatchNorm, float32: the sums that the file has, divided by its
+    factor."""
     mean, variance, factor = (array.astype(np.float64) for array in out.arrays(layer)[:3])
     count = float(factor.ravel()[0])
     scale = 0.0 if count == 0 else 1 / count
@@ -28,7 +29,7 @@ def statistics(out: Writer, layer: BatchNorm) -> tuple[np.ndarray, np.ndarray]:
 
 
 def affine(out: Writer, layer: BatchNorm) -> tuple[np.ndarray, np.ndarray]:
-    """The scale and shift of a BatchNorm itself (scale_bias), in float32; 1 and 0 where it has none."""
+    """Returns the scale and shift of a BatchNorm's own (scale_bias), float32; 1 and 0 if it has none."""
     if layer.has_scale:
         scale, shift = (array.ravel() for array in out.arrays(layer)[3:5])
         return scale, shift
@@ -42,7 +43,7 @@ def _batch_norm(out: Writer, layer: BatchNorm, x: str) -> str:
 
 
 def normalised(out: Writer, layer: BatchNorm, x: str, scale: np.ndarray, shift: np.ndarray) -> str:
-    """A BatchNorm, with a scale and shift behind it."""
+    """Writes a BatchNorm that is followed by a scale and shift, each with a value for each channel."""
     param = layer.message.batch_norm_param
     if layer.stats_batch_size not in (0, layer.shapes[0][0]):
         raise Inexpressible("stats_batch_size: statistics of a part of the batch")
@@ -55,21 +56,21 @@ def normalised(out: Writer, layer: BatchNorm, x: str, scale: np.ndarray, shift: 
 
 
 def _by_batch(out: Writer, x: str, layer: BatchNorm, scale: np.ndarray, shift: np.ndarray, eps: float) -> str:
-    """By the mean and variance of the batch itself, in testing, too."""
+    """Writes a normalisation by the mean and variance of the batch, which ONNX has no operator for in testing."""
     rank = len(layer.shapes[0])
     axes, behind = [0, *range(2, rank)], [1] * (rank - 2)
     return out.op(
         "Add",
-        out.op("Mul", _centred(out, x, axes, eps, root_first=True), scale.reshape(-1, *behind)),
+        out.op("Mul", _normalised_over(out, x, axes, eps, eps_in_root=True), scale.reshape(-1, *behind)),
         shift.reshape(-1, *behind),
     )
 
 
-def _centred(out: Writer, x: str, axes: list[int], eps: float, root_first: bool) -> str:
-    """(x - mean) / sqrt(variance + eps), or, unless root_first, / (sqrt(variance) + eps)."""
+def _normalised_over(out: Writer, x: str, axes: list[int], eps: float, eps_in_root: bool) -> str:
+    """Writes (x - mean) / sqrt(variance + eps) if eps_in_root, else (x - mean) / (sqrt(variance) + eps)."""
     x = out.op("Sub", x, out.op("ReduceMean", x, axes))
     variance = out.op("ReduceMean", out.op("Mul", x, x), axes)
-    if root_first:
+    if eps_in_root:
         return out.op("Div", x, out.op("Sqrt", out.op("Add", variance, eps)))
     return out.op("Div", x, out.op("Add", out.op("Sqrt", variance), eps))
 
@@ -90,24 +91,26 @@ def _bn(out: Writer, layer: BN, x: str) -> str:
 
 @exports("MVN")
 def _mvn(out: Writer, layer: MVN, x: str) -> str:
-    y = _centred_as_asked(out, layer, x)
+    y = _unshaped_mvn(out, layer, x)
     return y if layer.tops[0].shape == layer.shapes[0] else out.reshape(y, out.dims(layer.tops[0]))
 
 
-def _centred_as_asked(out: Writer, layer: MVN, x: str) -> str:
+def _unshaped_mvn(out: Writer, layer: MVN, x: str) -> str:
+    """Writes an MVN in the shape of its bottom, which its top may not have."""
     param, rank = layer.message.mvn_param, len(layer.shapes[0])
     axes = list(range(1 if param.across_channels else 2, rank))
-    if not axes:  # each element by itself
+    if not axes:  # the mean is of a single element
         return out.op("Sub", x, x)
     if not param.normalize_variance:
         return out.op("Sub", x, out.op("ReduceMean", x, axes))
-    return _centred(out, x, axes, param.eps, root_first=False)
+    return _normalised_over(out, x, axes, param.eps, eps_in_root=False)
 
 
 @exports("Normalize")
 def _normalize(out: Writer, layer: Normalize, x: str) -> str | list[str]:
+    """Writes SSD's Normalize, which has a scale; the others, which have none, by _unit_length()."""
     if not layer.params:
-        return _to_unit(out, layer, x)
+        return _unit_length(out, layer, x)
     param, rank = layer.param, len(layer.shapes[0])
     axes = list(range(1, rank)) if param.across_spatial else [1]
     length = out.op("Sqrt", out.op("Add", out.op("ReduceSumSquare", x, axes), param.eps))
@@ -115,8 +118,9 @@ def _normalize(out: Writer, layer: Normalize, x: str) -> str | list[str]:
     return out.op("Mul", out.op("Div", x, length), scale.reshape(-1, *[1] * (rank - 2)))
 
 
-def _to_unit(out: Writer, layer: Normalize, x: str) -> list[str]:
-    """To length 1: caffe-face's, of a sample, or happynear's, of a position, whose second top is the length."""
+def _unit_length(out: Writer, layer: Normalize, x: str) -> list[str]:
+    """Writes a Normalize without a scale: caffe-face's, which makes samples of length 1, or happynear's, which makes
+    positions of length 1 and may have the length as a second top."""
     of_positions = layer.message.HasField("normalize_param") or len(layer.tops) == 2
     if not of_positions:
         axes = list(range(1, len(layer.shapes[0])))

@@ -1,4 +1,4 @@
-"""Windows over planes: pooling, pyramids, local responses, regions."""
+"""Layers of windows over planes: Pooling, Upsample, SPP, LRN, ROIPooling."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ def _pooling(out: Writer, layer: Pooling, x: str) -> str | list[str]:
 
 
 def _places(out: Writer, layer: Pooling, y: str) -> str:
-    """The second top. ONNX counts places through the whole blob, Caffe through a plane: that is the same to an Upsample
-    that brings them back to planes of that size, and to nobody else."""
+    """Writes the second top of a max pooling, the places of the maxima.
+
+    ONNX counts them through the whole blob, Caffe through a plane. So they are of use only to an Upsample, which puts
+    values back there in planes of the same size. Raises Inexpressible if any other layer reads them.
+    """
     readers = out.readers.get(layer.tops[1], ())
     if not readers or any(reader.type != "Upsample" or reader.bottoms[1] is not layer.tops[1] for reader in readers):
         raise Inexpressible("with places of its maxima for others than Upsample")
@@ -56,8 +59,11 @@ def _upsample(out: Writer, layer: Upsample, x: str, *places: str) -> str:
 
 
 def pooled(out: Writer, layer: Pooling, x: str, top: Sequence[int]) -> str:
-    """Windows of which the last of an axis may reach beyond bottom and padding, which ONNX's may not: here the padding
-    at the end is as much as they need. An average counts what lies within Caffe's padding, no more."""
+    """Writes a Pooling; top: the shape of its top.
+
+    In Caffe the last window of an axis may reach beyond the bottom and its padding, in ONNX it may not: the node gets
+    as much padding at the end as the windows need. Averages count places of Caffe's padding, but none beyond it.
+    """
     window = layer.window
     sizes = list(zip(layer.shapes[0][2:], top[2:], window["kernel"], window["stride"], window["pad"], strict=True))
     ends = [max(0, (count - 1) * stride + kernel - size - pad) for size, count, kernel, stride, pad in sizes]
@@ -78,7 +84,8 @@ def pooled(out: Writer, layer: Pooling, x: str, top: Sequence[int]) -> str:
 
 
 def _maxima_beyond(out: Writer, layer: Pooling, x: str, ends: Sequence[int]) -> str:
-    """Where the last window of an axis lies beyond the bottom, which has no padding then: its maximum is Caffe's."""
+    """Writes a max pooling whose last window of an axis lies beyond the bottom, which has no padding then. The bottom
+    is padded with the lowest float32, which is Caffe's maximum of such a window."""
     if len(layer.tops) > 1:
         raise Inexpressible("with places of its maxima and windows beyond the bottom")
     lowest = float(np.finfo(np.float32).min)

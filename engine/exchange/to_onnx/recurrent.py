@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @exports("LSTM")
 def _lstm(out: Writer, layer: Recurrent, *bottoms: str) -> list[str]:
-    """The drive of the gates is i, f, o, g: h = o tanh(c), c = f c + i g."""
+    """Writes an LSTM, whose gates are i, f, o, g: c = f c + i g, h = o tanh(c)."""
 
     def step(body: _Body, drive: str, kept: list[str]) -> list[str]:
         gates = body.op("Add", drive, body.op("MatMul", kept[0], of_h))
@@ -31,7 +31,7 @@ def _lstm(out: Writer, layer: Recurrent, *bottoms: str) -> list[str]:
 
 @exports("RNN")
 def _rnn(out: Writer, layer: Recurrent, *bottoms: str) -> list[str]:
-    """o = tanh(W_ho h + b_o), h = tanh(drive + W_hh h)."""
+    """Writes an RNN: h = tanh(drive + W_hh h), o = tanh(W_ho h + b_o)."""
 
     def step(body: _Body, drive: str, kept: list[str]) -> list[str]:
         return [body.op("Tanh", body.op("Add", drive, body.op("MatMul", kept[0], of_h)))]
@@ -47,7 +47,7 @@ def _transposed(out: Writer, layer: Recurrent, index: int) -> str:
 
 
 class _Body:
-    """The graph of one step, which may read the values of the graph around it."""
+    """Makes the graph of one step. Its nodes may read values of the graph around it."""
 
     def __init__(self, out: Writer):
         self.nodes, self._out = [], out
@@ -62,8 +62,16 @@ class _Body:
 
 
 def _scan(out: Writer, layer: Recurrent, bottoms: tuple[str, ...], step) -> list[str]:
-    """Tops of the layer: the first state of all steps (T, N, H), and the last of each state (1, N, H) where they are
-    tops. The first ones are zero unless they are bottoms: nothing is kept from one run to the next."""
+    """Writes the steps of a recurrent layer as a Scan.
+
+    The states before the first step are bottoms of the layer, or zero: nothing is kept from one run to the next.
+
+    Args:
+        step: (body, drive, states) -> the states after a step. `drive` is what the layer's inputs add to the gates,
+            and the states are 0 where a sequence begins.
+    Returns:
+        The first state after each step (T, N, H); and each state after the last step (1, N, H), if these are tops.
+    """
     helper = out.onnx.helper
     x, cont, *others = bottoms
     steps, batch = out.dims(layer.bottoms[0])[:2]

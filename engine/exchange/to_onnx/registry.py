@@ -1,4 +1,4 @@
-"""Functions by layer type: what writes a layer of that type with operators of ONNX."""
+"""Registers for each layer type the function that writes such a layer with operators of ONNX."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import pkgutil
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-# (writer, layer, the values of its bottoms) -> the values of its tops; one alone for one top. The layer is of the class
-# that is registered for its type.
+# (writer, layer, the values of its bottoms) -> the values of its tops, or for one top its value. The layer is of the
+# class that is registered for its type.
 Export: TypeAlias = Callable[..., "str | Sequence[str]"]
 
 _exports: dict[str, Export] = {}
 
 
 class Inexpressible(Exception):
-    """Raised by the function of a layer type for settings that ONNX has no operator for; says which in a few words."""
+    """Raised by the function of a layer type for settings that ONNX has no operator for. The message names these."""
 
 
 def exports(*types: str) -> Callable[[Export], Export]:
-    """Decorator: the function writes layers of these types."""
+    """Returns a decorator that registers a function for these layer types."""
 
     def add(function: Export) -> Export:
         for name in types:
@@ -38,12 +38,12 @@ def _import_all() -> None:
 
 
 def export_of(layer_type: str) -> Export | None:
-    """The function for a layer type; None where there is none."""
+    """Returns the function for a layer type; None if there is none."""
     _import_all()
     return _exports.get(layer_type)
 
 
 def exported_types() -> list[str]:
-    """All layer types that have a function, sorted."""
+    """Returns all layer types that have a function, sorted."""
     _import_all()
     return sorted(_exports)

@@ -126,7 +126,7 @@ def _reduction(out: Writer, layer: Reduction, x: str) -> str:
 
 @exports("ArgMax")
 def _arg_max(out: Writer, layer: ArgMax, x: str) -> str:
-    """Of equal values, Caffe takes the last. Where it lists several, ONNX's TopK may order equal ones otherwise."""
+    """Writes an ArgMax. Of equal values it takes the last, as Caffe does; for top_k above 1, TopK may take others."""
     param, by_sample = layer.param, not layer.param.HasField("axis")
     axis = 1 if by_sample else layer.canonical_axis(param.axis, len(layer.shapes[0]))
     if by_sample:
@@ -146,5 +146,5 @@ def _arg_max(out: Writer, layer: ArgMax, x: str) -> str:
 
 @exports("PriorBox")
 def _prior_box(out: Writer, layer: PriorBox, *bottoms: str) -> str:
-    """A constant: it depends on shapes alone."""
+    """Writes a PriorBox as a constant, since it depends on shapes alone."""
     return out.constant(layer.boxes().reshape(layer.tops[0].shape))

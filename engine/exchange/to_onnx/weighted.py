@@ -1,4 +1,4 @@
-"""Layers with weights: convolutions, inner products, embeddings, coefficients."""
+"""Layers with weights: convolutions, inner products, embeddings, Scale, Bias, Parameter."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 def _window(layer: Convolution) -> dict[str, list[int]]:
+    """Returns the attributes of Conv and ConvTranspose that describe the window."""
     window = layer.window
     pads = [*window["pad"], *window["pad"]]
     return {
@@ -29,7 +30,7 @@ def _window(layer: Convolution) -> dict[str, list[int]]:
 
 
 def _intels_relu(out: Writer, layer: Convolution | InnerProduct, value: str) -> str:
-    """Intel's `relu: true` within a layer with weights."""
+    """Writes the ReLU of `relu: true`, which Intel's Caffe allows in layers with weights; nothing without it."""
     if not layer.param.relu:
         return value
     return relu(out, value, layer.param.negative_slope)
@@ -50,7 +51,7 @@ def _deconvolution(out: Writer, layer: Convolution, *bottoms: str) -> list[str]:
 
 
 def _of_each(out: Writer, layer: Convolution, op: str, bottoms: tuple[str, ...]) -> list[str]:
-    """A top for each bottom, all of the same weights."""
+    """Writes a node with the same weights for each bottom; returns their values, which are the tops."""
     if layer.axis != 1 or len(layer.shapes[0]) < 3:
         raise Inexpressible(f"channels that are axis {layer.axis} of {len(layer.shapes[0])}")
     params = out.params(layer)
@@ -60,7 +61,7 @@ def _of_each(out: Writer, layer: Convolution, op: str, bottoms: tuple[str, ...])
 
 @exports("Im2col")
 def _im2col(out: Writer, layer: Convolution, x: str) -> str:
-    """A convolution of each channel with kernels that hold a single 1."""
+    """Writes an Im2col as a depthwise convolution: for each place of the window with a kernel whose only 1 is there."""
     if layer.axis != 1 or len(layer.shapes[0]) < 3:
         raise Inexpressible(f"channels that are axis {layer.axis} of {len(layer.shapes[0])}")
     channels, kernel = layer.shapes[0][1], layer.window["kernel"]
@@ -70,7 +71,7 @@ def _im2col(out: Writer, layer: Convolution, x: str) -> str:
 
 @exports("InnerProduct")
 def _inner_product(out: Writer, layer: InnerProduct, x: str) -> str:
-    """Gemm, which takes matrices, or MatMul, which takes any number of axes before the last."""
+    """Writes a Gemm, which takes matrices, or for `axis` other than 1 a MatMul, which takes more axes."""
     weights, *bias = out.params(layer)
     if layer.param.normalize:
         (values, *_) = out.arrays(layer)
@@ -95,11 +96,16 @@ def _embed(out: Writer, layer: Embed, rows: str) -> str:
 
 
 def _over_axes(out: Writer, layer: Affine, given: list[str]) -> list[str]:
-    """Coefficients of the axes from layer.axis on, with axes of 1 for those that follow."""
+    """Returns the coefficients of a Scale or Bias with axes of 1 added at the end, so that ONNX broadcasts them over
+    the bottom's axes from layer.axis on.
+
+    Args:
+        given: the values of the coefficients: the second bottom, if there is one, and the layer's parameters.
+    """
     behind = len(layer.shapes[0]) - layer.axis - len(layer.coefficient_shape)
     if not behind or not layer.coefficient_shape:
         return given
-    if len(layer.bottoms) == 2:  # their first is no weight
+    if len(layer.bottoms) == 2:  # the first of those given is this bottom, the others are parameters
         axes = list(range(len(layer.coefficient_shape), len(layer.coefficient_shape) + behind))
         given = [out.op("Unsqueeze", given[0], axes), *given[1:]]
         return given[:1] + [out.constant(each.reshape(*each.shape, *[1] * behind)) for each in out.arrays(layer)]
