@@ -1,11 +1,12 @@
-"""`engine import` of Keras' files, .h5, .weights.h5 and .keras: weights for a net that is there, by layers' names.
+"""`engine import` of Keras' files, .h5, .weights.h5 and .keras: gives an existing net the weights of layers by name.
 
-A layer of the net takes the arrays that lie, in the file, in a group of its name: kernel, bias, gamma, beta,
-moving_mean and moving_variance, or, as Keras 3 writes them, vars/0, vars/1 and so on in that order, where the layer's
-name is an attribute of `vars`, and the group has that of its class. A .keras file is a zip archive of such an HDF5
-file; the description of the model in it is not read. Keras keeps channels last; what follows from that is done here:
-kernels are turned, and what an inner product or a normalisation after a Flatten has for each element is put in Caffe's
-order.
+A layer of the net takes the arrays in the file's group of its name: kernel, bias, gamma, beta, moving_mean and
+moving_variance. In files of Keras 3 the arrays are vars/0, vars/1 and so on, in that order; their group is named after
+the layer's class, and the layer's name is an attribute of `vars`. A .keras file is a zip archive of such an HDF5 file;
+the model's description in it is not read.
+
+Keras keeps channels last, so the axes of kernels are permuted here, and where an inner product or a normalisation
+follows a Flatten, the weights of its elements are put in Caffe's order.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from engine.weights.h5_file import H5File, import_h5py, most_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-# What Keras calls a layer's arrays, in the order of its vars.
+# Keras' names of a layer's arrays, in the order of `vars`. _KERNEL is for the types that _NAMES does not have.
 _KERNEL = ("kernel", "bias")
 _NORM = ("gamma", "beta", "moving_mean", "moving_variance")
 _NAMES = {
@@ -56,10 +57,13 @@ _NAMES = {
 def import_keras(
     source: str | os.PathLike, net: str | os.PathLike, weights: str | os.PathLike, *, onto: bool = False
 ) -> list[str]:
-    """Writes the caffemodel `weights` of a Keras file for the prototxt `net`; returns notes.
+    """Writes the caffemodel `weights` for the prototxt `net`, with the weights of a Keras file; returns notes.
 
-    Raises EngineError where the net is not there or would be written over, WeightsError for a file that cannot be read
-    or lacks what the net has.
+    Args:
+        onto: must be True: a Keras file is read for a net that exists.
+    Raises:
+        EngineError: `onto` is False, or the files cannot be written: see check_outputs().
+        WeightsError: the file cannot be read, or lacks parameters of the net or has them in other shapes.
     """
     if not onto:
         raise EngineError("Keras files have weights for a net that is there: write it, and give --onto", str(source))
@@ -85,7 +89,8 @@ def import_keras(
 
 @contextlib.contextmanager
 def _unpacked(source: str | os.PathLike) -> Iterator[str | os.PathLike]:
-    """The HDF5 file of a .keras archive; any other file is taken as it is."""
+    """Unpacks the HDF5 file of a .keras archive for the block, and yields its path; the path of any other file as it
+    is. Raises WeightsError for a damaged archive."""
     if not is_regular(source) or not zipfile.is_zipfile(source):
         yield source
         return
@@ -101,6 +106,7 @@ def _unpacked(source: str | os.PathLike) -> Iterator[str | os.PathLike]:
 
 
 def _unpack(source: str | os.PathLike, target: Path) -> None:
+    """Raises KeyError if the archive has no HDF5 file, WeightsError if that is too large or encrypted."""
     with zipfile.ZipFile(source) as archive:
         member = archive.getinfo(KERAS_WEIGHTS)
         if member.file_size > most_bytes(source):
@@ -112,15 +118,18 @@ def _unpack(source: str | os.PathLike, target: Path) -> None:
 
 
 def _arrays(file: H5File, layers: set[str]) -> dict[str, dict[str, np.ndarray]]:
-    """Layer -> name of an array, without ":0", -> the array. A dataset belongs to the layer that its group says, else
-    to the last group on its path that has the name of a layer."""
+    """Returns the arrays of each of the `layers` by their names, without ":0" and "depthwise_".
+
+    A dataset belongs to the layer that an attribute of its group names; without that, to the last group on its path
+    that has the name of a layer.
+    """
     found: dict[str, dict[str, np.ndarray]] = {}
     for group, names in file.walk(""):
-        parts = [part for part in group.split("/") if part]
-        name = file.attribute(group, "name") if parts[-1:] == ["vars"] else None
-        # Groups of Keras 3 are called by class and number, "dense_1", which another layer may be called.
-        owner = next((part for part in reversed(parts) if part in layers), None) if name is None else name
-        if owner not in layers or "optimizer_weights" in parts or "optimizer" in parts:
+        path = [each for each in group.split("/") if each]
+        name = file.attribute(group, "name") if path[-1:] == ["vars"] else None
+        # Keras 3 names a group by class and number, such as "dense_1". Another layer may have that as its name.
+        owner = next((each for each in reversed(path) if each in layers), None) if name is None else name
+        if owner not in layers or "optimizer_weights" in path or "optimizer" in path:
             continue
         for name in names:
             found.setdefault(owner, {})[name.partition(":")[0].removeprefix("depthwise_")] = file.numbers(
@@ -132,7 +141,14 @@ def _arrays(file: H5File, layers: set[str]) -> dict[str, dict[str, np.ndarray]]:
 def _parameters(
     layer: Layer, graph: DeployGraph, channels: int, stored: Mapping[str, Mapping[str, np.ndarray]], source: str
 ) -> dict[str, list[np.ndarray]]:
-    """Blobs of a layer, and, of a BatchNorm, of the Scale that reads it. channels: of its bottom."""
+    """Returns the parameter blobs of a layer, by its name; for a BatchNorm also those of the Scale that follows it.
+
+    Args:
+        channels: of the layer's bottom, from channels_of().
+        stored: the arrays of the file, from _arrays().
+    Raises:
+        WeightsError: the file has no arrays for the layer, or arrays that do not fit.
+    """
     if layer.name not in stored:
         raise WeightsError(f"layer '{layer.name}' ({layer.type}): the file has no group of that name", source)
     names = _NAMES.get(layer.type, _KERNEL)
@@ -140,14 +156,14 @@ def _parameters(
     given = {name: _in_order(layer, name, values, channels, source) for name, values in named.items()}
     if layer.type == "BatchNorm":
         return _norm(layer, graph, given, source)
-    arrays = [_turned(layer, given[name], name) for name in names if name in given]
+    arrays = [_permuted(layer, given[name], name) for name in names if name in given]
     return {layer.name: _fitted(layer, arrays, source)}
 
 
 def _named(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Arrays under Keras' names: as they are, or by their numbers."""
+    """Returns a layer's arrays by Keras' names: those of Keras 3, which have numbers, get theirs of `names`."""
     numbered = sorted((int(name), values) for name, values in arrays.items() if name.isdigit())
-    if names is _NORM and len(numbered) == 2:  # of neither scale nor center
+    if names is _NORM and len(numbered) == 2:  # a BatchNorm with neither gamma nor beta
         names = _NORM[2:]
     return {**arrays, **{names[i]: values for i, values in numbered if i < len(names)}}
 
@@ -155,6 +171,7 @@ def _named(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, 
 def _norm(
     layer: Layer, graph: DeployGraph, given: Mapping[str, np.ndarray], source: str
 ) -> dict[str, list[np.ndarray]]:
+    """Returns the blobs of a BatchNorm and of the Scale that follows it; given: its arrays by Keras' names."""
     if "moving_mean" in given and "moving_variance" not in given and "2" in given:
         raise WeightsError(
             f"layer '{layer.name}' (BatchNorm): the file has three arrays of it, and does not say whether the first is "
@@ -184,8 +201,14 @@ def _norm(
 
 
 def _in_order(layer: Layer, name: str, values: np.ndarray, channels: int, source: str) -> np.ndarray:
-    """An array of Keras with what it has for each element of a flattened bottom in Caffe's order. channels: of the
-    bottom, as channels_of() says."""
+    """Returns an array with its values for the elements of a flattened bottom put in Caffe's order; others as they are.
+
+    Args:
+        name: Keras' name of the array.
+        channels: of the bottom, from channels_of().
+    Raises:
+        WeightsError: the order of the bottom's elements is unknown.
+    """
     bottom = layer.bottoms[0].shape
     by_element = is_flat(bottom) and isinstance(layer, (Affine, BatchNorm, PReLU))
     if by_element or isinstance(layer, InnerProduct):
@@ -203,14 +226,14 @@ def _in_order(layer: Layer, name: str, values: np.ndarray, channels: int, source
     )
 
 
-def _turned(layer: Layer, values: np.ndarray, name: str) -> np.ndarray:
-    """An array of Keras in Caffe's order of axes."""
+def _permuted(layer: Layer, values: np.ndarray, name: str) -> np.ndarray:
+    """Returns an array with its axes in Caffe's order."""
     if name == "kernel" and isinstance(layer, InnerProduct) and values.ndim == 2:
         return values if layer.param.transpose else values.T
     depthwise = isinstance(layer, Convolution) and layer.params[0].shape[1] == 1
     if depthwise and name == "kernel" and values.ndim == 4:  # (h, w, channels, multiplier)
         return values.transpose(2, 3, 0, 1).reshape(-1, 1, *values.shape[:2])
-    if name == "kernel" and values.ndim > 2:  # (spatial..., in, out), or of a transposed one (spatial..., out, in)
+    if name == "kernel" and values.ndim > 2:  # (spatial..., in, out); of a Deconvolution (spatial..., out, in)
         axes = values.ndim
         order = (axes - 1, axes - 2, *range(axes - 2))
         return values.transpose(order)
@@ -218,6 +241,7 @@ def _turned(layer: Layer, values: np.ndarray, name: str) -> np.ndarray:
 
 
 def _fitted(layer: Layer, arrays: Sequence[np.ndarray], source: str) -> list[np.ndarray]:
+    """Returns arrays as blobs. Raises WeightsError if they do not have the shapes of the layer's parameters."""
     wanted = [parameter.shape for parameter in layer.params]
     if [array.shape for array in arrays] != wanted:
         found = ", ".join(shape_text(array.shape) for array in arrays) or "nothing"

@@ -1,4 +1,5 @@
-"""Which framework a file is of, by how it begins: names end in whatever their owners like (.pth.tar, .ckpt, .bin)."""
+"""Tells from a file's first bytes which framework wrote it: names end in whatever their owners like (.pth.tar, .ckpt,
+.bin)."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from engine.files import opened
 from engine.weights.files import HDF5_SIGNATURE
 
 TORCH, KERAS, ONNX = "PyTorch", "Keras", "ONNX"
-KERAS_WEIGHTS = "model.weights.h5"  # of a .keras archive
+KERAS_WEIGHTS = "model.weights.h5"  # the member of a .keras archive
 SUFFIXES = {
     TORCH: (".pth", ".pt", ".bin", ".ckpt", ".tar", ".safetensors"),
     KERAS: (".h5", ".hdf5", ".keras"),
@@ -20,8 +21,10 @@ SUFFIXES = {
 
 
 def kind_of(path: str | os.PathLike) -> str:
-    """TORCH, KERAS or ONNX: by the first bytes, and where these say nothing, as those of ONNX, by the name's suffix.
-    Raises WeightsError for a file that cannot be read."""
+    """Returns TORCH, KERAS or ONNX: by the first bytes, or, where these say nothing, as those of ONNX, by the suffix.
+
+    Raises WeightsError for a file that cannot be read.
+    """
     with opened(path, WeightsError) as file:
         begin = file.read(len(HDF5_SIGNATURE))
         if begin == HDF5_SIGNATURE:
@@ -34,7 +37,7 @@ def kind_of(path: str | os.PathLike) -> str:
                 with zipfile.ZipFile(file) as archive:
                     names = archive.namelist()
             except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError):
-                names = []  # whoever reads it says what is wrong
+                names = []  # the reader of the file will say what is wrong
             if any(name.endswith("/data.pkl") for name in names):
                 return TORCH
             if KERAS_WEIGHTS in names:

@@ -1,4 +1,5 @@
-"""ONNX files: read without trusting them, written whole or not at all. Nobody else imports the onnx package."""
+"""Reads ONNX files without trusting them, and writes them whole or not at all. No other file imports the onnx
+package."""
 
 from __future__ import annotations
 
@@ -22,20 +23,23 @@ if TYPE_CHECKING:
     from onnx import ValueInfoProto as ValueInfoProto
 
 OPSET, IR_VERSION = 21, 10  # ONNX Runtime has no kernel for some later versions of operators (MaxRoiPool 22)
-WHOLE_TYPES = (2, 3, 4, 5, 6, 7, 9, 12, 13)  # TensorProto's numbers of those of whole numbers, truth values among them
-EXTERNAL_FROM = 1024  # bytes of a weight that lies in a file of its own, where there is one
-MOST_BYTES = 2**31 - 1  # of a protobuf message
+WHOLE_TYPES = (2, 3, 4, 5, 6, 7, 9, 12, 13)  # the TensorProto.DataType of whole numbers and of truth values
+EXTERNAL_FROM = 1024  # in a model with external data, weights of this many bytes or more go there
+MOST_BYTES = 2**31 - 1  # limit of a protobuf message
 
-# What comes of functions, a few of which, calling each other, may stand for any number of nodes.
-_DEEPEST_CALLS = 100  # of functions by functions; exporters' go to about 10
-_MOST_NODES = 1_000_000  # and attributes of nodes
-_MOST_CALLED_BYTES = 1 << 29
+# Limits of a model whose functions are written out: a few that call each other may stand for any number of nodes.
+_DEEPEST_CALLS = 100  # functions that call functions; those of exporters go about 10 deep
+_MOST_NODES = 1_000_000  # nodes and attributes of nodes, together
+_MOST_CALLED_BYTES = 1 << 29  # of nodes that come from functions
 
-_MOST_SHARED = 4  # times that external data is read, on the average of a file
+_Key = tuple[str, str, str]  # of a function: domain, name, overload
+
+_MOST_SHARED = 4  # tensors may share external data: the bytes read of a file are at most so many times its size
 
 
 def import_onnx_package() -> ModuleType:
-    """Returns the onnx package, which is an extra. Raises EngineError, which says how to install it."""
+    """Imports the onnx package, which is an extra, and returns it. Raises EngineError, which says how to install it, if
+    it is not there."""
     try:
         import onnx
         import onnx.numpy_helper
@@ -45,13 +49,16 @@ def import_onnx_package() -> ModuleType:
 
 
 def read_model(path: str | os.PathLike) -> onnx.ModelProto:
-    """The model of a file, whose external data is not read yet: see Tensors. Raises EngineError."""
+    """Returns the model in a file. Its external data is not read yet: Tensors reads that.
+
+    Raises EngineError for a file that cannot be read or is no ONNX model.
+    """
     onnx = import_onnx_package()
     model = onnx.ModelProto()
     content = read_bytes(path)
     try:
         model.ParseFromString(content)
-    except Exception as error:  # protobuf's DecodeError, of whichever implementation
+    except Exception as error:  # DecodeError, which each of protobuf's implementations has as a class of its own
         raise EngineError(f"truncated or not an ONNX model ({reason(error)})", str(path)) from None
     if not model.opset_import or not model.graph.output:
         raise EngineError("truncated or not an ONNX model (no opset, or a graph without outputs)", str(path))
@@ -60,42 +67,49 @@ def read_model(path: str | os.PathLike) -> onnx.ModelProto:
 
 
 def _check_texts(model: onnx.ModelProto, path: str) -> None:
-    """Raises EngineError for a text that is not UTF-8: some of protobuf's implementations give bytes for it."""
+    """Raises EngineError if a text in a message is not UTF-8.
+
+    Parsing does not tell: of protobuf's implementations, some then return bytes for a text, others raise
+    UnicodeDecodeError when it is read.
+    """
     waiting: list[Any] = [model]
     while waiting:
         message = waiting.pop()
-        texts, lists, parts, several = _fields(message.DESCRIPTOR)
+        texts, text_lists, messages, message_lists = _fields(message.DESCRIPTOR)
         try:
             for name in texts:
                 if not isinstance(value := getattr(message, name), str):
                     raise ValueError(value)
-            for name in lists:
+            for name in text_lists:
                 for value in getattr(message, name):
                     if not isinstance(value, str):
                         raise ValueError(value)
-        except ValueError as error:  # UnicodeDecodeError, of the others
+        except ValueError as error:  # UnicodeDecodeError is one, too
             where = f"{name} of a {message.DESCRIPTOR.name}"
             raise EngineError(f"the {where} is not UTF-8 ({reason(error)})", path) from None
-        waiting += [getattr(message, name) for name in parts if message.HasField(name)]
-        for name in several:
+        waiting += [getattr(message, name) for name in messages if message.HasField(name)]
+        for name in message_lists:
             waiting += getattr(message, name)
 
 
 @functools.cache
 def _fields(descriptor: Any) -> tuple[list[str], list[str], list[str], list[str]]:
-    """The names of a message's fields of one text, of several texts, of one message, of several."""
+    """Returns the names of a message's fields that hold a text, a list of texts, a message, a list of messages."""
     texts = [field for field in descriptor.fields if field.type == field.TYPE_STRING]
-    parts = [field for field in descriptor.fields if field.message_type is not None]
+    messages = [field for field in descriptor.fields if field.message_type is not None]
     return (
         [field.name for field in texts if field.has_presence],
         [field.name for field in texts if not field.has_presence],
-        [field.name for field in parts if field.has_presence],
-        [field.name for field in parts if not field.has_presence],
+        [field.name for field in messages if field.has_presence],
+        [field.name for field in messages if not field.has_presence],
     )
 
 
 def inlined(model: onnx.ModelProto, path: str) -> onnx.ModelProto:
-    """The model with the functions that it brings along written out. Raises EngineError."""
+    """Returns the model with every call of one of its own functions replaced by the function's nodes.
+
+    Raises EngineError if a call cannot be replaced, or if the model would become too large.
+    """
     if not model.functions:
         return model
     import onnx.inliner
@@ -104,27 +118,28 @@ def inlined(model: onnx.ModelProto, path: str) -> onnx.ModelProto:
 
     try:
         return onnx.inliner.inline_local_functions(model)
-    except Exception as error:  # whatever the package's C++ says of it
+    except Exception as error:  # the package's C++ does not say what it raises
         raise EngineError(f"its functions cannot be resolved ({reason(error)})", path) from None
 
 
 def _check_functions(model: onnx.ModelProto, path: str) -> None:
-    """Raises EngineError where functions call themselves, or would be written out without end."""
-    functions = {_called(function, function.name): function for function in model.functions}
+    """Raises EngineError if functions call themselves, or if the model with their nodes written out would be too
+    large."""
+    functions = {_key(function, function.name): function for function in model.functions}
     if len(functions) < len(model.functions):
         raise EngineError("two of its functions have one name", path)
     callees = {
-        name: {called for node in _nodes(function.node) if (called := _called(node, node.op_type)) in functions}
-        for name, function in functions.items()
+        key: {called for node in _nodes(function.node) if (called := _key(node, node.op_type)) in functions}
+        for key, function in functions.items()
     }
-    known: dict[tuple[str, str, str], _Extent] = {}
-    for _ in range(_DEEPEST_CALLS):  # those that call nothing first, then those that call only these, and so on
-        ready = [name for name, called in callees.items() if name not in known and called <= known.keys()]
-        for name in ready:
-            function = functions[name]
+    known: dict[_Key, _Extent] = {}
+    for _ in range(_DEEPEST_CALLS):  # first the functions that call none, then those that call only these, and so on
+        ready = [key for key, called in callees.items() if key not in known and called <= known.keys()]
+        for key in ready:
+            function = functions[key]
             inside = _written_out(function.node, known, path)
             defaults = sum(each.ByteSize() for each in function.attribute_proto)
-            known[name] = _Extent(inside.nodes, inside.size + function.ByteSize() + inside.nodes * defaults)
+            known[key] = _Extent(inside.nodes, inside.size + function.ByteSize() + inside.nodes * defaults)
     if len(known) < len(functions):
         raise EngineError(f"its functions call themselves, or each other more than {_DEEPEST_CALLS} deep", path)
     nodes, size = _written_out(model.graph.node, known, path)
@@ -137,19 +152,19 @@ def _check_functions(model: onnx.ModelProto, path: str) -> None:
 
 
 class _Extent(NamedTuple):
-    """How many nodes and attributes something has, and at most how many bytes those of functions are."""
+    """How large nodes are with the functions that they call written out."""
 
-    nodes: int
-    size: int
+    nodes: int  # nodes and their attributes
+    size: int  # bytes of those that come from functions, at most
 
 
-def _called(part: onnx.NodeProto | onnx.FunctionProto, name: str) -> tuple[str, str, str]:
-    """What tells functions apart."""
-    return "" if part.domain == "ai.onnx" else part.domain, name, part.overload
+def _key(message: onnx.NodeProto | onnx.FunctionProto, name: str) -> _Key:
+    """Returns what identifies a function, or the function that a node calls: its domain, name and overload."""
+    return "" if message.domain == "ai.onnx" else message.domain, name, message.overload
 
 
 def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Nodes, and those of the graphs that are attributes of them."""
+    """Yields nodes, and the nodes of the graphs that are their attributes."""
     waiting = list(nodes)
     while waiting:
         node = waiting.pop()
@@ -159,14 +174,16 @@ def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
                 waiting += graph.node
 
 
-def _written_out(
-    nodes: Iterable[onnx.NodeProto], functions: Mapping[tuple[str, str, str], _Extent], path: str
-) -> _Extent:
-    """What nodes become: each of a function may have the attributes of its call, which so may hold no graph."""
+def _written_out(nodes: Iterable[onnx.NodeProto], functions: Mapping[_Key, _Extent], path: str) -> _Extent:
+    """Returns how large nodes become.
+
+    Each node of a function may refer to the attributes of the call, and so may get a copy of them. Raises EngineError
+    for a call with a graph as an attribute, whose copies would be nodes that are not counted here.
+    """
     count = size = 0
     for node in _nodes(nodes):
         count += 1 + len(node.attribute)
-        if function := functions.get(_called(node, node.op_type)):
+        if function := functions.get(_key(node, node.op_type)):
             if any(each.HasField("g") or each.graphs for each in node.attribute):
                 raise EngineError(f"a call of its function '{node.op_type}' has a graph as an attribute", path)
             count += function.nodes
@@ -175,7 +192,14 @@ def _written_out(
 
 
 def evaluate(node: onnx.NodeProto, feeds: dict[str, np.ndarray], opset: int) -> list[np.ndarray]:
-    """What a node makes of arrays. Raises whatever an operator makes of wrong ones."""
+    """Returns the outputs of a node for arrays, computed by ONNX's reference evaluator.
+
+    It may raise any exception: the evaluator checks nothing.
+
+    Args:
+        feeds: the node's inputs by name.
+        opset: the version of ONNX's operators.
+    """
     import onnx.helper
     from onnx.reference import ReferenceEvaluator
 
@@ -191,23 +215,25 @@ def evaluate(node: onnx.NodeProto, feeds: dict[str, np.ndarray], opset: int) -> 
 
 
 class Tensors:
-    """Reads the tensors of one model: what is in it, and what lies in files beside it, never elsewhere."""
+    """Reads the tensors of one model. Their data may lie in the model or in a file of its folder, nowhere else."""
 
     def __init__(self, path: str | os.PathLike):
         self._path, self._folder = str(path), Path(path).resolve().parent
-        self._read: dict[Path, int] = {}  # bytes, of each file beside it
+        self._read: dict[Path, int] = {}  # how many bytes were read of each file of external data
 
     def array(self, tensor: onnx.TensorProto) -> np.ndarray:
-        """Raises EngineError for a tensor that is damaged, or whose data is missing or outside of the folder."""
+        """Returns the values of a tensor. Raises EngineError if it is damaged, or if its data is missing or outside of
+        the model's folder."""
         onnx = import_onnx_package()
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             tensor = self._with_external(tensor)
         try:
             return onnx.numpy_helper.to_array(tensor)
-        except Exception as error:  # ValueError, TypeError, KeyError of types that NumPy lacks
+        except Exception as error:  # such as KeyError for a type that NumPy lacks
             raise self._error(tensor, f"cannot be read ({reason(error)})") from None
 
     def _with_external(self, tensor: onnx.TensorProto) -> onnx.TensorProto:
+        """Returns a copy of a tensor that holds its external data itself."""
         onnx = import_onnx_package()
         where = {entry.key: entry.value for entry in tensor.external_data}
         location = where.get("location", "")
@@ -244,8 +270,10 @@ class Tensors:
 
 
 def write_model(path: str | os.PathLike, model: onnx.ModelProto) -> None:
-    """Writes a model; weights of more than protobuf holds go to a file beside it. Raises EngineError; then neither is
-    new."""
+    """Writes a model. If it is too large for protobuf, its weights go to a second file, PATH.data.
+
+    Raises EngineError if a file cannot be written. Then both are as they were before.
+    """
     if model.ByteSize() <= MOST_BYTES:
         with atomic_write(path) as file:
             file.write(_serialised(model, path))
@@ -253,13 +281,14 @@ def write_model(path: str | os.PathLike, model: onnx.ModelProto) -> None:
     data = Path(f"{path}.data")
     check_writable(path)
     check_writable(data)
-    before = unfinished(data, "tmp") if os.path.lexists(data) else None  # the data of a model that is written over
+    # A second name for the data of a model that is written over: it is put back if writing the model fails.
+    before = unfinished(data, "tmp") if os.path.lexists(data) else None
     try:
-        with atomic_write(path) as file, atomic_write(data) as weights:  # which takes its name first
+        with atomic_write(path) as file, atomic_write(data) as weights:  # on leaving, the weights take their name first
             _move_weights(model, data.name, weights)
             file.write(_serialised(model, path))
             file.flush()
-            os.fsync(file.fileno())  # where the disk is full, neither takes its name
+            os.fsync(file.fileno())  # so that a full disk is an error before either file takes its name
             if before:
                 _name_also(data, before)
     except BaseException:
@@ -270,32 +299,41 @@ def write_model(path: str | os.PathLike, model: onnx.ModelProto) -> None:
 
 
 def _name_also(path: Path, other: Path) -> None:
-    """Gives a file another name, which stays its own when a new file takes the first one."""
+    """Gives a file a second name, so that it survives when another file takes the first. Where links are not possible,
+    the file loses its first name."""
     try:
         os.link(path, other, follow_symlinks=False)
-    except OSError:  # the file system has no links, or the system allows none of others' files
+    except OSError:  # the file system has no links, or the system forbids links to files of other users
         os.rename(path, other)
 
 
 def _put_back(path: Path, before: Path | None) -> None:
-    """After an error: what there was of this name. before: its other name, if it has got that; None: there was none."""
-    with contextlib.suppress(OSError):  # of a folder that has become read-only: what went wrong first is told
+    """Restores the file that had the name `path` before an error.
+
+    Args:
+        before: the second name of that file, which it may not have been given yet; None if there was no such file.
+    """
+    with contextlib.suppress(OSError):  # such as of a folder that has become read-only: the first error is told instead
         if before is None:
             path.unlink(missing_ok=True)
         elif os.path.lexists(before):
             os.replace(before, path)
-            before.unlink(missing_ok=True)  # of one file that has both names still, the system has left it
+            before.unlink(missing_ok=True)  # os.replace() leaves both names if they are of one file
 
 
 def _serialised(model: onnx.ModelProto, path: str | os.PathLike) -> bytes:
     try:
         return model.SerializeToString()
-    except Exception as error:  # protobuf's EncodeError: without its weights, too, it may have more than MOST_BYTES
+    except Exception as error:  # protobuf's EncodeError: even without its weights a model may exceed MOST_BYTES
         raise EngineError(f"cannot be written: {reason(error)}", str(path)) from None
 
 
 def _move_weights(model: onnx.ModelProto, name: str, file: BinaryIO) -> None:
-    """Writes the weights to an open file, whose name the model gets in their place."""
+    """Moves the large weights of a model to an open file.
+
+    Args:
+        name: of the file, relative to the model's folder. The model refers to it in place of the weights.
+    """
     onnx = import_onnx_package()
     for tensor in model.graph.initializer:
         if len(tensor.raw_data) >= EXTERNAL_FROM:

@@ -1,8 +1,8 @@
-"""State dictionaries of PyTorch, without PyTorch and without running anything that a file says.
+"""Reads and writes state dictionaries of PyTorch, without PyTorch and without running code that a file names.
 
-A .pth is a pickle with the tensors beside it: in a zip file since PyTorch 1.6, one after the other before. Its
-unpickler knows the few names that a dictionary of tensors needs and refuses all others, as torch.load does with
-weights_only. A .safetensors has a header in JSON, then the values.
+A .pth holds a pickle of the dictionary, and the values of the tensors beside it: since PyTorch 1.6 as members of a zip
+file, before that one after the other. The unpickler here knows the few names that a dictionary of tensors needs and
+refuses all others, as torch.load does with weights_only. A .safetensors holds a header in JSON, then the values.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from engine.errors import WeightsError
 from engine.files import atomic_write, check_members, opened, reason
 from engine.weights.shapes import checked_shape
 
-BF16 = "bf16"  # which NumPy does not have
+BF16 = "bf16"  # stands for a dtype that NumPy does not have
+# NumPy's dtypes for the names of a .pth and of a .safetensors.
 _STORAGES = {
     "FloatStorage": "<f4",
     "DoubleStorage": "<f8",
@@ -51,20 +52,21 @@ _SAFE = {
     "U8": "u1",
     "BOOL": "?",
 }
-_MAGIC = 0x1950A86A20F9469CFC6C  # of files before PyTorch 1.6
-ZIP = b"PK\x03\x04"  # how files begin
-PICKLE = b"\x80"  # its first opcode, which says the version
-_MODELS = ("state_dict", "model", "model_state_dict")  # how training scripts call it beside what else they keep
-_DEEPEST = 100  # tuples within each other; PyTorch's own go to 3. Python's hash() of a million of them ends the process
-_MOST_OBJECTS = 100_000  # of a tuple, with those of tuples in it
+_MAGIC = 0x1950A86A20F9469CFC6C  # the first object of files before PyTorch 1.6
+ZIP = b"PK\x03\x04"  # the first bytes of a zip file
+PICKLE = b"\x80"  # the first byte of a pickle: the opcode before its version
+_MODELS = ("state_dict", "model", "model_state_dict")  # keys of the state dictionary in what training scripts save
+_DEEPEST = 100  # tuples within tuples; PyTorch's go 3 deep. At a million, Python's hash() ends the process
+_MOST_OBJECTS = 100_000  # in a tuple and the tuples in it
 
-# Tensors may share values, as tied weights do: a file of n bytes may give as many as this for each, and a few more.
+# Tensors may share values, as tied weights do, and so be larger than the file: it may give so many bytes for each of
+# its own, and so many more.
 _BYTES_FOR_EACH = 16
 _BYTES_MORE = 64 << 20
 
 
 class _Storage(NamedTuple):
-    """What a tensor's values lie in: a run of numbers of one kind."""
+    """A run of numbers of one dtype, in which the values of tensors lie."""
 
     dtype: str
     key: str
@@ -72,7 +74,7 @@ class _Storage(NamedTuple):
 
 
 class _Lazy(NamedTuple):
-    """A tensor whose values are not read yet."""
+    """A tensor whose values are not read yet. Offset and strides count values of its storage."""
 
     storage: _Storage
     offset: int
@@ -81,12 +83,13 @@ class _Lazy(NamedTuple):
 
 
 class _Refused(Exception):
-    """A pickle that names something that a dictionary of tensors does not need."""
+    """Raised for a pickle that has something that a dictionary of tensors does not need."""
 
 
 def read_state(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """The tensors of a state dictionary by name, float32, without "module." before all names. The file may have any
-    name: its first bytes tell of which format it is.
+    """Returns the tensors of a state dictionary by name, as float32. If all names begin with "module.", it is removed.
+
+    The first bytes of the file tell its format; only where they do not does its name matter.
 
     Raises WeightsError for a file that is missing, damaged, something else, or would run code.
     """
@@ -115,7 +118,7 @@ def read_state(path: str | os.PathLike) -> dict[str, np.ndarray]:
     return found
 
 
-# .pth
+# .pth: its pickle makes tensors by calls of PyTorch's functions, in whose place the next two are called.
 
 
 def _rebuild_tensor(
@@ -136,22 +139,29 @@ def _rebuild_parameter(data: _Lazy, requires_grad: bool = False, hooks: Any = No
 
 
 class _Dictionary(OrderedDict):
-    """Without the versions of its modules, which PyTorch keeps as an attribute."""
+    """An OrderedDict that ignores the attributes in a pickle: PyTorch keeps the versions of modules as one."""
 
     def __setstate__(self, state: Any) -> None:
         pass
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows dictionaries and tensors, nothing else. room: items that dictionaries may be made of in one piece."""
+    """Makes dictionaries and tensors, nothing else.
+
+    Args:
+        room: how many items dictionaries may get from lists, in all.
+    """
 
     def __init__(self, file: BinaryIO, room: int, **options: Any):
         super().__init__(file, **options)
         self._room = room
-        self.kinds: dict[str, str] = {}  # of the numbers of each storage, by its key
+        self.dtypes: dict[str, str] = {}  # of the storages that were met, by key
 
     def _dictionary(self, items: Iterable = ()) -> _Dictionary:
-        """From a list of pairs where Python 2 wrote it. A pickle can name one list many times."""
+        """Makes a dictionary of a list of pairs, which is how Python 2 wrote it.
+
+        Raises ValueError for too many items: a short pickle can make dictionaries of one list again and again.
+        """
         result = _Dictionary(items)
         self._room -= len(result)
         if self._room < 0:
@@ -159,6 +169,7 @@ class _Unpickler(pickle.Unpickler):
         return result
 
     def find_class(self, module: str, name: str) -> Any:
+        """Returns what stands for a class or function that the pickle names. Raises _Refused for unknown ones."""
         known: dict[tuple[str, str], Any] = {
             ("collections", "OrderedDict"): self._dictionary,
             ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
@@ -172,19 +183,22 @@ class _Unpickler(pickle.Unpickler):
         raise _Refused(f"it names {module}.{name}")
 
     def persistent_load(self, pid: Any) -> _Storage:
+        """Returns the storage that a pickle refers to by ("storage", dtype, key, device, count). Raises _Refused if it
+        refers to something else."""
         if not isinstance(pid, tuple) or len(pid) < 5 or pid[0] != "storage" or pid[1] not in _STORAGES.values():
             raise _Refused("it refers to something that is no storage")
-        if not isinstance(pid[2], str | int):  # the text of others may be of any length
+        if not isinstance(pid[2], str | int):  # str() of another object may be of any length
             raise _Refused("it refers to a storage by something that is no name")
         if len(pid) > 5 and pid[5] is not None:
             raise _Refused("it has views of storages, which only files of PyTorch 0.1 have")
         storage = _Storage(pid[1], str(pid[2]), int(pid[4]))
-        self.kinds[storage.key] = storage.dtype
+        self.dtypes[storage.key] = storage.dtype
         return storage
 
 
 def _unpickler(file: BinaryIO, **options: Any) -> _Unpickler:
-    """Of the next object of a file, whose opcodes are looked at first."""
+    """Returns an unpickler for the next object of a file, after a look at its opcodes. Raises ValueError if these are
+    dangerous."""
     begin = file.tell()
     _check_opcodes(file)
     room = file.tell() - begin
@@ -193,19 +207,22 @@ def _unpickler(file: BinaryIO, **options: Any) -> _Unpickler:
 
 
 def _unpickled(file: BinaryIO, **options: Any) -> Any:
-    """The next object of a file."""
+    """Reads the next object of a file."""
     return _unpickler(file, **options).load()
 
 
 def _check_opcodes(file: BinaryIO) -> None:
-    """Raises ValueError for opcodes that take memory for numbers that they give, whatever follows (a memo's number is
-    never larger than the opcodes before it are many), and for tuples too deep within each other, or of too many objects
-    where each counts as often as it is named: Python's hash() takes so long.
+    """Raises ValueError for opcodes that would exhaust memory or time.
 
-    The unpickler's stack and memo are followed, with (depth, objects) of each object in its place.
+    - BYTEARRAY8 and LONG_BINPUT allocate as much as their argument says, before they read on. The argument that a
+      pickler writes for LONG_BINPUT, an index of the memo, is never larger than the opcode's place in the file.
+    - Python's hash() goes through tuples in tuples again for each time that they are named.
+
+    This follows the unpickler's stack and memo, in which (depth, objects) stands for an object: how deep tuples in it
+    go, and how many objects it has, each counted as often as it is named.
     """
     stack: list[tuple[int, int]] = []
-    marks: list[int] = []
+    marks: list[int] = []  # lengths of the stack at its marks
     memo: dict[Any, tuple[int, int]] = {}
     for opcode, argument, place in pickletools.genops(file):
         name, before = opcode.name, opcode.stack_before
@@ -239,6 +256,7 @@ def _check_opcodes(file: BinaryIO) -> None:
 
 
 def _read_zip(file: BinaryIO) -> dict[str, np.ndarray]:
+    """Reads a .pth that PyTorch 1.6 or later wrote."""
     with zipfile.ZipFile(file) as archive:
         check_members(archive, _size(file))
         stored = {info.filename: info for info in archive.infolist()}
@@ -253,8 +271,11 @@ def _read_zip(file: BinaryIO) -> dict[str, np.ndarray]:
 
 
 def _read_old(file: BinaryIO) -> dict[str, np.ndarray]:
-    """Magic number, version, the machine's sizes, the dictionary, keys of storages; then each of these, its count in 8
-    bytes first."""
+    """Reads a .pth that a PyTorch before 1.6 wrote.
+
+    It holds five pickles: the magic number, the version, the sizes of the machine's integers, the dictionary, and the
+    list of the storages' keys. The storages follow in that order, each after its count of 8 bytes.
+    """
     if _unpickled(file) != _MAGIC:
         raise ValueError("it begins as none does")
     for _ in range(2):
@@ -265,7 +286,7 @@ def _read_old(file: BinaryIO) -> dict[str, np.ndarray]:
     contents = {}
     for key in map(_as_name, keys):
         (count,) = struct.unpack("<q", file.read(8))
-        size = count * _bytes_of(unpickler.kinds[key])
+        size = count * _bytes_of(unpickler.dtypes[key])
         contents[key] = file.read(size)
         if count < 0 or len(contents[key]) != size:
             raise ValueError(f"storage {key} ends early")
@@ -277,7 +298,12 @@ def _size(file: BinaryIO) -> int:
 
 
 def _values(found: Any, read: Callable[[_Storage], bytes], size: int) -> dict[str, np.ndarray]:
-    """The tensors of a file of `size` bytes, whose storages are read as they are met."""
+    """Returns the values of the tensors in an unpickled object. Raises ValueError if they are too many.
+
+    Args:
+        read: returns the bytes of a storage, each of which is read once.
+        size: bytes of the file.
+    """
     storages: dict[str, np.ndarray] = {}
     result = {}
     tensors = _tensors(found)
@@ -292,7 +318,8 @@ def _values(found: Any, read: Callable[[_Storage], bytes], size: int) -> dict[st
 
 
 def _strided(numbers: np.ndarray, lazy: _Lazy) -> np.ndarray:
-    """Raises ValueError where a tensor reaches beyond its storage."""
+    """Returns a copy of a tensor's values in the numbers of its storage. Raises ValueError if it reaches beyond
+    them."""
     if math.prod(lazy.shape) == 0:
         return np.zeros(lazy.shape, np.float32)
     last = lazy.offset + sum((size - 1) * step for size, step in zip(lazy.shape, lazy.stride, strict=True))
@@ -304,8 +331,10 @@ def _strided(numbers: np.ndarray, lazy: _Lazy) -> np.ndarray:
 
 
 def _tensors(found: Any) -> dict[str, _Lazy]:
-    """The dictionary of tensors: what was saved itself, or an entry of it such as "state_dict", beside which there may
-    be tensors, too, such as the best accuracy so far."""
+    """Returns the dictionary of tensors that is, or is somewhere in, an unpickled object.
+
+    An entry such as "state_dict" is preferred to tensors beside it, such as the best accuracy so far.
+    """
     waiting, seen = deque([found]), set()
     beside: dict[str, _Lazy] = {}
     while waiting:
@@ -323,7 +352,8 @@ def _tensors(found: Any) -> dict[str, _Lazy]:
 
 
 def _as_name(key: Any) -> str:
-    """Raises ValueError for other objects than texts and numbers: the text of those may be of any length."""
+    """Returns a key as text. Raises ValueError if it is neither a text nor a whole number: str() of another object may
+    be of any length."""
     if not isinstance(key, str | int):
         raise ValueError(f"a tensor or storage that is named by a {type(key).__name__}")
     return str(key)
@@ -334,13 +364,20 @@ def _bytes_of(dtype: str) -> int:
 
 
 def _numbers(content: bytes | memoryview, dtype: str) -> np.ndarray:
+    """Returns the numbers in some bytes; bf16 ones as float32."""
     if dtype != BF16:
         return np.frombuffer(content, dtype)
     return (np.frombuffer(content, "<u2").astype(np.uint32) << 16).view(np.float32)
 
 
 def write_state(path: str | os.PathLike, tensors: Mapping[str, np.ndarray]) -> None:
-    """Writes a state dictionary: .safetensors by that name, else as torch.save does. Raises EngineError."""
+    """Writes a state dictionary: as .safetensors if the name ends so, else as torch.save does.
+
+    Args:
+        tensors: by name, of float32 or int64.
+    Raises:
+        EngineError: the file cannot be written.
+    """
     if str(path).endswith(".safetensors"):
         _write_safetensors(path, tensors)
         return
@@ -353,18 +390,18 @@ def write_state(path: str | os.PathLike, tensors: Mapping[str, np.ndarray]) -> N
 
 
 def _pickle(tensors: Mapping[str, np.ndarray]) -> bytes:
-    """The pickle of an OrderedDict of tensors, opcode by opcode: the classes that it names are not here to be
-    pickled."""
+    """Returns the pickle of an OrderedDict of tensors. It is put together opcode by opcode, since pickle.dumps() would
+    need PyTorch's classes."""
     ordered_dict = b"ccollections\nOrderedDict\n)R"
-    parts = [b"\x80\x02", ordered_dict, b"("]
+    codes = [b"\x80\x02", ordered_dict, b"("]
     for number, (name, values) in enumerate(tensors.items()):
         kind = {"f": b"FloatStorage", "i": b"LongStorage"}[values.dtype.kind]
         storage = b"(" + _text("storage") + b"ctorch\n" + kind + b"\n" + _text(str(number)) + _text("cpu")
         strides = [step // values.itemsize for step in np.empty(values.shape, values.dtype).strides]
-        parts += [_text(name), b"ctorch._utils\n_rebuild_tensor_v2\n("]
-        parts += [storage, _whole(values.size), b"tQ", _whole(0), _whole_numbers(values.shape), _whole_numbers(strides)]
-        parts += [b"\x89", ordered_dict, b"tR"]  # requires no gradient, has no hooks
-    return b"".join([*parts, b"u."])
+        codes += [_text(name), b"ctorch._utils\n_rebuild_tensor_v2\n("]
+        codes += [storage, _whole(values.size), b"tQ", _whole(0), _whole_numbers(values.shape), _whole_numbers(strides)]
+        codes += [b"\x89", ordered_dict, b"tR"]  # requires_grad False, no hooks
+    return b"".join([*codes, b"u."])
 
 
 def _text(text: str) -> bytes:
@@ -387,7 +424,7 @@ def _whole_numbers(values: Any) -> bytes:
 
 
 def is_safetensors(file: BinaryIO) -> bool:
-    """Whether a file begins as these do: with the length of a header, which is JSON."""
+    """Returns whether a file begins as .safetensors does: with the length of a header in JSON, which fits in it."""
     file.seek(0)
     begin = file.read(9)
     return begin[8:] == b"{" and struct.unpack("<Q", begin[:8])[0] <= _size(file) - 8
