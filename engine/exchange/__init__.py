@@ -1,7 +1,8 @@
-"""Out of Caffe, and in: nets and weights in the formats of other frameworks.
+"""Exports nets and weights to the formats of other frameworks, and imports them.
 
     onnx_export.export_onnx(read_net("net.prototxt"), "net.caffemodel", "net.onnx")
     onnx_import.import_onnx("net.onnx", "net.prototxt", "net.caffemodel")
 
-The onnx package is an extra (pip install prototxt-engine[onnx]); files of PyTorch and of Keras are read without either.
+ONNX files need the onnx package, which is an extra (pip install prototxt-engine[onnx]). Files of PyTorch and of Keras
+are read without these frameworks.
 """

@@ -1,4 +1,4 @@
-"""The graph of a net as it is deployed: phase TEST, fed by its inputs, without labels, losses and measures."""
+"""Makes the graph of a net as it is deployed: phase TEST, fed by its inputs, without labels, losses and measures."""
 
 from __future__ import annotations
 
@@ -23,9 +23,14 @@ from engine.weights.shared import with_gaps
 
 @dataclass
 class DeployGraph:
-    """layers: in their order. inputs, outputs: blobs. doubled: the same blobs in a net of twice the batch; none where
-    the text holds the batch fixed. refused: layers that cannot go on; what depends on them is
-    left out, too."""
+    """A net as it is deployed.
+
+    Attributes:
+        layers: in the order in which they run, without Input layers.
+        doubled: for each blob, the same blob in a net of twice the batch; empty if the net holds its batch fixed.
+        refused: layers that deploy_graph() was told to refuse. They, and what depends on them, are not in `layers`.
+        notes: on what was left out or changed.
+    """
 
     name: str
     layers: list[Layer] = field(default_factory=list)
@@ -36,7 +41,7 @@ class DeployGraph:
     notes: list[str] = field(default_factory=list)
 
     def dims(self, blob: Blob) -> tuple[int | None, ...]:
-        """Of a blob; None for those that grow with the batch."""
+        """Returns the shape of a blob, with None for each axis that grows with the batch."""
         other = self.doubled.get(blob, blob).shape
         return tuple(size if size == twice else None for size, twice in zip(blob.shape, other, strict=True))
 
@@ -45,9 +50,12 @@ class DeployGraph:
 
 
 def deploy_graph(config: NetConfig, refused: Callable[[Layer], bool] = lambda layer: False) -> DeployGraph:
-    """The deployed net. refused: whether a layer cannot go on; what depends on it does not either.
+    """Returns the deployed graph of a net.
 
-    Raises ConfigError for a net that does not fit together.
+    Args:
+        refused: returns whether a layer cannot be used. Layers that depend on it are left out, too.
+    Raises:
+        ConfigError: the net does not fit together, or has nothing but losses and measures.
     """
     fed = _fed_by_inputs(config)
     graph = build(fed, proto.TEST, to_look_at=True)
@@ -61,7 +69,7 @@ def deploy_graph(config: NetConfig, refused: Callable[[Layer], bool] = lambda la
 
 
 def _fed_by_inputs(config: NetConfig) -> NetConfig:
-    """The net with an Input layer of the same shapes in place of each layer that reads or makes data."""
+    """Returns the net with an Input layer of the same shapes in place of each data layer and DummyData."""
     message, notes = proto.NetParameter(), list(config.notes)
     message.CopyFrom(config.message)
     shapes_of = SourceShapes(message, proto.TEST, notes.append)
@@ -71,7 +79,7 @@ def _fed_by_inputs(config: NetConfig) -> NetConfig:
         if cls is not None and (issubclass(cls, Data) or layer.type == "DummyData"):
             where = config.where(index)
             stays = kept(layer, state, where)
-            shapes = _shapes(layer, where, shapes_of) if stays else [(1,)]  # of one that the build leaves out, any
+            shapes = _shapes(layer, where, shapes_of) if stays else [(1,)]  # any shape: the build leaves this layer out
             fed = proto.LayerParameter(name=layer.name, type="Input", top=layer.top)
             fed.include.extend(layer.include)
             fed.exclude.extend(layer.exclude)
@@ -84,7 +92,7 @@ def _fed_by_inputs(config: NetConfig) -> NetConfig:
 
 
 def _shapes(layer: proto.LayerParameter, where: str, shapes_of: SourceShapes) -> list[Shape]:
-    """Of the tops of a data layer."""
+    """Returns the shapes of the tops of a data layer or DummyData."""
     if layer.type == "DummyData":
         dummy = layer_types()["DummyData"](layer, where, proto.TEST)
         return dummy.infer()
@@ -92,8 +100,10 @@ def _shapes(layer: proto.LayerParameter, where: str, shapes_of: SourceShapes) ->
 
 
 def _doubled(config: NetConfig, graph: Graph, notes: list[str]) -> dict[Blob, Blob]:
-    """Each blob's twin in the net with twice the batch: what grows with it, and how, is seen from there. {} where the
-    net holds its batch fixed."""
+    """Returns for each blob the same blob in the net of twice the batch, whose shape shows what grows with the batch.
+
+    Returns {}, and adds a note, if the net holds its batch fixed.
+    """
     batch = graph.batch_size
     message = proto.NetParameter()
     message.CopyFrom(config.message)
@@ -120,7 +130,10 @@ def _doubled(config: NetConfig, graph: Graph, notes: list[str]) -> dict[Blob, Bl
 
 
 def _with_probabilities(graph: Graph, result: DeployGraph) -> tuple[Graph, Mapping[Blob, Blob]]:
-    """The graph with a Softmax or Sigmoid in place of the losses that compute one, unless the net has it already."""
+    """Puts a Softmax or Sigmoid in place of each loss that computes one, unless the net has such a layer already.
+
+    Returns the graph, and `doubled` with the new tops.
+    """
     doubled, named = dict(result.doubled), set(graph.blobs())
     layers: list[Layer] = []
     for layer in graph.layers:
@@ -149,9 +162,9 @@ def _free(wanted: str, layer: str, named: Collection[str]) -> str:
 
 
 def _measures(graph: Graph) -> set[Layer]:
-    """The layers that say how good the others are: losses, measures, what has no tops, and what has a loss_weight and
-    is read by no others than such."""
-    read: set[Blob] = set()  # by others
+    """Returns the layers that tell how good the others are: losses, measures, layers without tops, and layers with a
+    loss_weight that only such layers read."""
+    read: set[Blob] = set()  # by other layers
     found: set[Layer] = set()
     for layer in reversed(graph.layers):
         weighted = any(layer.message.loss_weight) and not read & set(layer.tops)
@@ -163,13 +176,17 @@ def _measures(graph: Graph) -> set[Layer]:
 
 
 def _choose(graph: Graph, refused: Callable[[Layer], bool], result: DeployGraph) -> None:
-    """Fills in which layers stay, and what goes in and comes out."""
+    """Sets the layers, inputs, outputs and refused layers of `result`.
+
+    Outputs are tops of the layers that stay: those that no layer reads, predictions that only measures read, and those
+    that refused layers read. Layers that no output depends on do not stay either.
+    """
     gone: set[Blob] = set()  # tops of layers that do not stay
-    learned: set[Blob] = set()  # what depends on a parameter: predictions, never labels
-    ends: list[Blob] = []  # what measures would read
-    cut: list[Blob] = []  # what refused layers would read
+    learned: set[Blob] = set()  # blobs that depend on a parameter: predictions, never labels
+    ends: list[Blob] = []  # predictions that measures read
+    cut: list[Blob] = []  # blobs that refused layers, and layers that depend on them, read
     staying: list[Layer] = []
-    made: set[Blob] = set()
+    made: set[Blob] = set()  # tops of layers that stay, without inputs
     measures = _measures(graph)
     for layer in graph.layers:
         if layer.params or learned & set(layer.bottoms):
@@ -189,8 +206,8 @@ def _choose(graph: Graph, refused: Callable[[Layer], bool], result: DeployGraph)
             if layer.type != "Input":
                 made.update(layer.tops)
     read = {blob for layer in staying for blob in layer.bottoms}
-    measured = {blob for layer in graph.layers if layer not in staying for blob in layer.bottoms}
-    free = [top for layer in staying if layer.type != "Input" for top in layer.tops if top not in read | measured]
+    read_by_others = {blob for layer in graph.layers if layer not in staying for blob in layer.bottoms}
+    free = [top for layer in staying if layer.type != "Input" for top in layer.tops if top not in read | read_by_others]
     outputs = dict.fromkeys([*free, *cut, *(blob for blob in ends if blob not in read)])
     order = {top: i for i, layer in enumerate(staying) for top in layer.tops}
     result.outputs = sorted(outputs, key=lambda blob: order[blob])
@@ -204,8 +221,10 @@ def _choose(graph: Graph, refused: Callable[[Layer], bool], result: DeployGraph)
 
 
 def read_weights(graph: DeployGraph, config: NetConfig, path: str) -> dict[Parameter, np.ndarray]:
-    """The values of the parameters of a graph's layers, owners only. Raises WeightsError where the file lacks them or
-    has others."""
+    """Reads the values of the parameters of a graph's layers. Shared parameters are there once, as their owner.
+
+    Raises WeightsError if the caffemodel `path` lacks a parameter or has one of another shape.
+    """
     of_phase = [config.message.layer[index] for index in kept_layers(config, proto.TEST)]
     blobs = intel.separated(of_phase, read_caffemodel(path), path)
     found: dict[Parameter, np.ndarray] = {}
@@ -225,7 +244,7 @@ def read_weights(graph: DeployGraph, config: NetConfig, path: str) -> dict[Param
                     f"{shape_text(parameter.shape)}",
                     path,
                 )
-            found[owner] = values.reshape(parameter.shape)  # of several that share it, the last, as in Caffe
+            found[owner] = values.reshape(parameter.shape)  # the last layer that shares it wins, as in Caffe
     for layer in graph.layers:
         for parameter in layer.params:
             if (parameter.owner or parameter) not in found:
@@ -234,5 +253,5 @@ def read_weights(graph: DeployGraph, config: NetConfig, path: str) -> dict[Param
 
 
 def _squeezed(shape: Shape) -> Shape:
-    """Without axes of 1: files before 2015 have four axes always."""
+    """Returns a shape without axes of 1, by which files before 2015 fill every shape up to four axes."""
     return tuple(size for size in shape if size != 1)

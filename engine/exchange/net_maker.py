@@ -1,4 +1,4 @@
-"""A Caffe net under construction, with its weights: what importers add layers to."""
+"""Makes a Caffe net, with its weights, layer by layer: importers add the layers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from engine.weights import write_caffemodel
 
 @dataclass(eq=False)
 class Padded:
-    """A blob with zeros around it along its spatial axes, so many before and behind; of a Pad that has not been made a
-    layer yet, for most layers can pad themselves."""
+    """A blob and the padding that a Pad of ONNX puts around it: zeros at both ends of each spatial axis.
+
+    It is not a layer yet, since the layer that reads it can pad in most cases.
+    """
 
     blob: Blob
-    begins: list[int]
-    ends: list[int]
+    begins: list[int]  # zeros before the first value, by spatial axis
+    ends: list[int]  # zeros behind the last
 
     @property
     def shape(self) -> Shape:
@@ -34,19 +36,26 @@ class Padded:
 
 
 class NetMaker:
-    """message: the net. weights: arrays by layer name. Every layer is asked for its shapes as it is added, so that
-    what does not fit is found there and then."""
+    """A net under construction.
+
+    The shapes of a layer are inferred as it is added, so that what does not fit is found at once.
+
+    Attributes:
+        message: the net.
+        weights: float32 arrays by layer name.
+        source: the file that is imported, which errors name.
+    """
 
     def __init__(self, name: str, source: str | os.PathLike):
         self.message = proto.NetParameter(name=name)
         self.weights: dict[str, list[np.ndarray]] = {}
         self.source = str(source)
-        self._layers: dict[str, int] = {}  # see unique()
+        self._layers: dict[str, int] = {}  # names that are taken: see unique()
         self._blobs: dict[str, int] = {}
-        self._with: dict[str, list[proto.LayerParameter]] = {}  # name of a blob -> layers that read or make it
+        self._users: dict[str, list[proto.LayerParameter]] = {}  # name of a blob -> layers that read or make it
 
     def input(self, name: str, shape: Sequence[int]) -> Blob:
-        """Adds an Input layer."""
+        """Adds an Input layer; returns its top."""
         return self.layer(name, "Input", [], input_param={"shape": [{"dim": list(shape)}]})
 
     def layer(
@@ -59,13 +68,13 @@ class NetMaker:
         in_place: bool = False,
         **fields: Any,
     ) -> Blob:
-        """Adds a layer of one top; returns that. Raises EngineError where it does not fit.
+        """Adds a layer of one top; returns the top. Raises EngineError if its bottoms or parameters do not fit.
 
         Args:
             name: of the layer; numbered if another layer has it.
-            arrays: its parameters.
-            top: its name, by default that of the layer.
-            in_place: the top takes the bottom's name, which nobody else may read.
+            arrays: its parameters, in Caffe's shapes.
+            top: the top's name, by default that of the layer; numbered if another blob has it.
+            in_place: the top has the bottom's name. No other layer may read that bottom.
             fields: of LayerParameter, messages as dicts.
         """
         name = unique(name, self._layers)
@@ -73,7 +82,7 @@ class NetMaker:
         return self._add(name, type, bottoms, arrays, [top], fields)[0]
 
     def layers(self, name: str, type: str, bottoms: Sequence[Blob], count: int, **fields: Any) -> list[Blob]:
-        """The same of `count` tops, without parameters."""
+        """Adds a layer of `count` tops without parameters; returns the tops. The arguments are those of layer()."""
         name = unique(name, self._layers)
         tops = [unique(f"{name}_{i}" if i else name, self._blobs) for i in range(count)]
         return self._add(name, type, bottoms, (), tops, fields)
@@ -87,6 +96,7 @@ class NetMaker:
         tops: list[str],
         fields: dict[str, Any],
     ) -> list[Blob]:
+        """Adds a layer whose name, and whose tops' names, are not taken. Raises EngineError if it does not fit."""
         names = [blob.name for blob in bottoms]
         message = self.message.layer.add(name=name, type=type, bottom=names, top=tops, **fields)
         layer = layer_type(type, name, self.source)(message, self.source, proto.TEST, net=self.message)
@@ -96,7 +106,7 @@ class NetMaker:
             layer.check_blob(f"top '{top}'", shape)
         layer.tops = [Blob(top, tuple(shape)) for top, shape in zip(tops, shapes, strict=False)]
         for each in {*names, *tops}:
-            self._with.setdefault(each, []).append(message)
+            self._users.setdefault(each, []).append(message)
         wanted = [parameter.shape for parameter in layer.make_params()]
         given = [np.array(array, np.float32, order="C") for array in arrays]
         if [each.shape for each in given] != wanted:
@@ -108,11 +118,11 @@ class NetMaker:
         return layer.tops
 
     def rename(self, blob: Blob, name: str) -> None:
-        """Gives a blob another name, if no other has that."""
+        """Gives a blob another name, unless a blob has that already."""
         if name == blob.name or name in self._blobs:
             return
-        self._with[name] = self._with.pop(blob.name, [])
-        for layer in self._with[name]:
+        self._users[name] = self._users.pop(blob.name, [])
+        for layer in self._users[name]:
             for names in (layer.bottom, layer.top):
                 for i, each in enumerate(names):
                     if each == blob.name:
@@ -121,7 +131,7 @@ class NetMaker:
         blob.name = name
 
     def rename_layer(self, index: int, name: str) -> None:
-        """Gives a layer another name, if no other has that."""
+        """Gives the layer at `index` another name, unless a layer has that already."""
         old = self.message.layer[index].name
         if name and name not in self._layers:
             self._layers[name] = 1
@@ -130,15 +140,19 @@ class NetMaker:
                 self.weights[name] = self.weights.pop(old)
 
     def write(self, net: str | os.PathLike, weights: str | os.PathLike) -> None:
-        """Writes the net as prototxt, and its weights. Raises EngineError."""
+        """Writes the net as prototxt and its weights as caffemodel. Raises EngineError if a file cannot be written, or
+        if `net` exists."""
         check_outputs(net, weights)
         write_caffemodel(weights, self.message, self.weights)
         write_text(net, self.message)
 
 
 def check_outputs(net: str | os.PathLike, weights: str | os.PathLike, onto: bool = False) -> None:
-    """Raises EngineError where an import could not write its files, or would write over a net: better before long work
-    than after. onto: the net is there, and stays."""
+    """Raises EngineError if an import could not write its files, or would write over a net. Call it before long work.
+
+    Args:
+        onto: the net exists, and only the weights are written.
+    """
     check_writable(weights)
     if os.path.abspath(net) == os.path.abspath(weights):
         raise EngineError("expected two names, one for the net and one for its weights", str(net))
@@ -151,7 +165,11 @@ def check_outputs(net: str | os.PathLike, weights: str | os.PathLike, onto: bool
 
 
 def unique(wanted: str, taken: dict[str, int]) -> str:
-    """The name, with a number where it is taken; takes it. taken: names, each with the number to try next."""
+    """Returns the wanted name, or if it is taken that name with a number, and adds it to those taken.
+
+    Args:
+        taken: names, each with the number to try next for it.
+    """
     name = wanted
     while name in taken:
         name = f"{wanted}_{taken[wanted]}"

@@ -1,8 +1,8 @@
-"""`engine export --onnx`: a net and its weights as an ONNX model.
+"""`engine export --onnx`: writes a net and its weights as an ONNX model.
 
-The model is that of the net deployed (deploy_graph.py): inputs and outputs have the names of their blobs, nodes the
-names of the layers. Where layers make an output of an input in place, the input has the blob's name, for it is by that
-name that it is given. The first axis of an input is dynamic unless the net itself holds it fixed.
+The model computes what the deployed net does (deploy_graph.py). Its inputs and outputs have the names of their blobs,
+its nodes the names of the layers. Where layers turn an input into an output in place, the input has the blob's name,
+since the user feeds it by that name. The first axis of an input is dynamic unless the net holds its batch fixed.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def export_onnx(
     onnx = import_onnx_package()
     check_writable(target)
     refusals: dict[str, str] = {}  # name of a layer -> why its settings cannot be expressed
-    while True:
+    while True:  # writing may find further refusals: the graph is then made anew without these layers
         graph = deploy_graph(config, lambda layer: export_of(layer.type) is None or layer.name in refusals)
         if graph.refused and not partial:
             raise _inexpressible(config, graph, refusals)
         if not graph.layers:
             raise ConfigError("nothing of the net is left before the layers that ONNX cannot express", config.path)
         values = read_weights(graph, config, weights)
-        named = {top.name: top for layer in graph.layers for top in layer.tops}  # the last of those in place
+        named = {top.name: top for layer in graph.layers for top in layer.tops}  # of layers in place, the last
         named.update({blob.name: blob for blob in [*graph.outputs, *graph.inputs]})
         writer = Writer(graph.dims, values, named)
         writer.readers = graph.readers()
@@ -59,7 +59,7 @@ def export_onnx(
     model = writer.model(graph.name)
     try:
         onnx.checker.check_model(model)
-    except (onnx.checker.ValidationError, ValueError) as error:  # ValueError: of more than 2 GB
+    except (onnx.checker.ValidationError, ValueError) as error:  # ValueError: the model has more than 2 GB
         if model.ByteSize() < 2**31:
             raise EngineError(f"the model is none to ONNX's own checker: {reason(error)}", str(target)) from None
     write_model(target, model)
@@ -67,6 +67,8 @@ def export_onnx(
 
 
 def _inexpressible(config: NetConfig, graph: DeployGraph, refusals: dict[str, str]) -> ConfigError:
+    """Returns the error that names all layers that cannot be expressed."""
+
     def named(layer: Layer) -> str:
         why = f", {refusals[layer.name]}" if layer.name in refusals else ""
         return f"layer '{layer.name}' ({layer.type}{why}) at {layer.where}"
@@ -76,7 +78,7 @@ def _inexpressible(config: NetConfig, graph: DeployGraph, refusals: dict[str, st
 
 
 def _write(graph: DeployGraph, writer: Writer, fold: bool) -> dict[str, str]:
-    """Writes all layers; returns the names of those whose settings cannot be expressed, and why."""
+    """Writes all layers; returns why the settings of layers cannot be expressed, by the layers' names."""
     refusals: dict[str, str] = {}
     for blob in graph.inputs:
         writer.input(blob)

@@ -1,7 +1,7 @@
-"""`engine import` of ONNX: a model as prototxt and caffemodel.
+"""`engine import` of ONNX: makes a prototxt and a caffemodel of a model.
 
-Shapes are known throughout: those of the inputs are the file's, or given. So whatever is computed from shapes alone
-becomes a constant, and only operators on data become layers.
+All shapes are known, since those of the inputs are in the file or are given by the user. So what is computed from
+shapes alone becomes a constant, and only operators on data become layers.
 """
 
 from __future__ import annotations
@@ -36,14 +36,16 @@ def import_onnx(
     batch_size: int | None = None,
     onto: bool = False,
 ) -> list[str]:
-    """Writes the prototxt `net` and the caffemodel `weights` of an ONNX model; returns notes.
+    """Writes the prototxt `net` and the caffemodel `weights` of an ONNX model.
 
     Args:
-        onto: `net` is there, and takes the weights of the layers that compute the same.
         shapes: of inputs, by name, where the model leaves axes open.
-        batch_size: of inputs whose first axis alone is open; None: 1.
+        batch_size: of inputs of which only the first axis is open; None stands for 1.
+        onto: `net` exists, and its layers take the weights of the layers that compute the same.
+    Returns:
+        Notes on what may differ between the model and the net.
     Raises:
-        ConfigError: there is no input of a name in `shapes`, or none that batch_size is for.
+        ConfigError: `shapes` names no input, or no input leaves its batch open for batch_size.
         EngineError: the file is no model, has operators that no layer computes (one line names them all), or the onnx
             package is not installed; see also check_outputs().
     """
@@ -59,7 +61,13 @@ def import_onnx(
 
 
 class Reader:
-    """One model on its way: the values so far, and the net that is made of it."""
+    """Reads one model node by node, and makes a net of it.
+
+    Attributes:
+        values: what was read so far, by the name that the model has for it.
+        maker: the net.
+        budget: how many values may still be computed.
+    """
 
     def __init__(self, source: str | os.PathLike, shapes: Mapping[str, Sequence[int]], batch_size: int | None):
         self.onnx: Any = import_onnx_package()
@@ -72,24 +80,24 @@ class Reader:
         self.notes: list[str] = []
         self.budget = Budget()
         self._shapes, self._batch_size = shapes, batch_size
-        self._unknown: dict[str, str] = {}  # operator -> where, and why it cannot be read
-        self._lost: set[str] = set()  # values of such nodes, and what depends on them
+        self._unsupported: dict[str, str] = {}  # operator -> its first node that no layer computes, and why
+        self._lost: set[str] = set()  # names of the outputs of such nodes, and of what depends on them
         self.opset = max(
             (each.version for each in self.model.opset_import if each.domain in ("", "ai.onnx")), default=1
         )
-        self._node: NodeProto  # that is being read
-        self._known_as: dict[Blob, list[str]] = {}  # the names that nodes read a blob by
-        self._whole: set[Blob] = set()  # of whole numbers
+        self._node: NodeProto  # the one that is being read
+        self._known_as: dict[Blob, list[str]] = {}  # the names that the model has for a blob
+        self._whole: set[Blob] = set()  # blobs that hold whole numbers
         self._outer = {each.name for each in (*self.graph.input, *self.graph.output)}
-        self._count: dict[str, int] = {}  # how often a value is read
+        self._reads: dict[str, int] = {}  # how often a value is read, by name
         for node in self.graph.node:
             for name in node.input:
-                self._count[name] = self._count.get(name, 0) + 1
+                self._reads[name] = self._reads.get(name, 0) + 1
         for output in self.graph.output:
-            self._count[output.name] = self._count.get(output.name, 0) + 1
+            self._reads[output.name] = self._reads.get(output.name, 0) + 1
 
     def read(self) -> None:
-        """Makes the whole net. Raises EngineError."""
+        """Makes the whole net. Raises EngineError if it cannot."""
         for tensor in self.graph.initializer:
             self.values[tensor.name] = self._array(tensor)
         for info in self.graph.input:
@@ -100,13 +108,13 @@ class Reader:
                     self._whole.add(blob)
         for node in self.graph.node:
             self._read_node(node)
-        if self._unknown:
-            found = "; ".join(f"{operator} ({why})" for operator, why in self._unknown.items())
+        if self._unsupported:
+            found = "; ".join(f"{operator} ({why})" for operator, why in self._unsupported.items())
             raise EngineError(f"no layer computes {found}", self.source)
         self._name_outputs()
 
     def _shape_of(self, info: ValueInfoProto) -> Shape:
-        """Of an input."""
+        """Returns the shape of an input. Raises EngineError if the model leaves it open and nobody has given it."""
         if info.name in self._shapes:
             return tuple(self._shapes[info.name])
         tensor = info.type.tensor_type
@@ -127,7 +135,7 @@ class Reader:
         return tuple(dims)  # type: ignore[arg-type]
 
     def check_asked(self) -> None:
-        """Raises ConfigError for a shape or a batch that was asked for, and that no input takes."""
+        """Raises ConfigError if the user gave the shape of an unknown input, or a batch size that no input takes."""
         weights = {tensor.name for tensor in self.graph.initializer}
         inputs = {info.name: info.type.tensor_type.shape for info in self.graph.input if info.name not in weights}
         for name in self._shapes:
@@ -139,6 +147,8 @@ class Reader:
                               self.source)  # fmt: skip
 
     def _read_node(self, node: NodeProto) -> None:
+        """Computes a node, or makes layers of it. One that is not supported is noted for the error that read() raises;
+        nodes that depend on it are passed over."""
         self._node = node
         operator = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
         if self._lost & set(node.input):
@@ -159,7 +169,7 @@ class Reader:
                 made = read(self, node, *given)
         except Unsupported as error:
             self._lost.update(node.output)
-            self._unknown.setdefault(operator, f"{self.place()}: {error}" if str(error) else self.place())
+            self._unsupported.setdefault(operator, f"{self.place()}: {error}" if str(error) else self.place())
             return
         except EngineError as error:
             raise EngineError(f"{self.place()}: {str(error).removeprefix(f'{self.source}: ')}", self.source) from None
@@ -174,7 +184,12 @@ class Reader:
         self._name(node, first, results)
 
     def _name(self, node: NodeProto, first: int, results: Sequence[Value]) -> None:
-        """Layers and tops that the node has made get its names."""
+        """Gives tops that a node has made the names of its outputs, and the last of its layers, Silence aside, its own
+        name.
+
+        Args:
+            first: index of the node's first layer.
+        """
         layers = self.maker.message.layer
         if len(layers) == first:
             return
@@ -183,11 +198,11 @@ class Reader:
         for name, value in zip(node.output, results, strict=False):
             if name and isinstance(value, Blob) and value.name in made:
                 self.maker.rename(value, name)
-        if spoken := [i for i, layer in enumerate(added, start=first) if layer.type != "Silence"]:
-            self.maker.rename_layer(spoken[-1], self._node_name())
+        if named := [i for i, layer in enumerate(added, start=first) if layer.type != "Silence"]:
+            self.maker.rename_layer(named[-1], self._node_name())
 
     def _folded(self, node: NodeProto, given: Sequence[Value | None]) -> list[np.ndarray] | None:
-        """The values of a node that reads constants, or shapes, only; None for others."""
+        """Returns the outputs of a node that reads only constants or shapes; None for other nodes."""
         if node.domain not in ("", "ai.onnx"):
             return None
         if node.op_type in ("Shape", "Size") and given and given[0] is not None:
@@ -197,12 +212,13 @@ class Reader:
         return [self._constant(node)] if node.op_type == "Constant" else folded(self, node, given)
 
     def _array(self, tensor: TensorProto) -> np.ndarray:
-        """What the model has itself."""
+        """Returns the values of a tensor of the model, whose size adds to the budget."""
         array = self.tensors.array(tensor)
         self.budget.add(array.size)
         return array
 
     def _constant(self, node: NodeProto) -> np.ndarray:
+        """Returns the output of a Constant."""
         for attribute in node.attribute:
             if attribute.name == "value":
                 return self._array(attribute.t)
@@ -213,7 +229,7 @@ class Reader:
         raise Unsupported("a constant that is neither a tensor nor numbers")
 
     def _name_outputs(self) -> None:
-        """Outputs of the model get a top of their name."""
+        """Gives each output of the model a top of its name."""
         for output in self.graph.output:
             if self.values.get(output.name) is None:
                 raise EngineError(f"output '{output.name}' is made by no node", self.source)
@@ -228,16 +244,17 @@ class Reader:
                     self.maker.layer(output.name, "Split", [blob])
 
     def _is_free(self, blob: Blob) -> bool:
-        """Whether a blob is neither an input's nor another output's."""
+        """Returns whether a blob may be renamed: it has the name of neither an input nor another output."""
         return blob.name not in self._outer
 
-    # What functions of operators use
+    # The following methods are for the functions of operators, in engine/exchange/from_onnx/.
 
     def place(self) -> str:
+        """Names the node that is being read, for messages."""
         return f"node '{self._node.name or (self._node.output or ['?'])[0]}' ({self._node.op_type})"
 
     def attribute(self, node: NodeProto, name: str, default: Any = None) -> Any:
-        """An attribute of a node: numbers, text, lists of numbers; `default` where it is not given."""
+        """Returns an attribute of a node: a number, a text or a list; `default` if the node leaves it out."""
         for each in node.attribute:
             if each.name == name:
                 value = self.onnx.helper.get_attribute_value(each)
@@ -249,7 +266,13 @@ class Reader:
     def layer(
         self, type: str, bottoms: Sequence[Value | None], arrays: Sequence[np.ndarray] = (), **fields: Any
     ) -> Blob:
-        """Adds a layer for this node."""
+        """Adds a layer of one top for the node that is being read; returns the top. Raises Unsupported if the budget
+        does not allow its parameters, EngineError if it does not fit.
+
+        Args:
+            arrays: its parameters.
+            fields: of LayerParameter, messages as dicts.
+        """
         for array in arrays:
             self.budget.take(array.size, array.size)
         blobs = [self.blob(value) for value in bottoms]
@@ -259,7 +282,7 @@ class Reader:
         return top
 
     def layers(self, type: str, bottoms: Sequence[Value], count: int, **fields: Any) -> list[Blob]:
-        """Adds a layer of several tops."""
+        """Adds a layer of `count` tops, without parameters; returns the tops."""
         return self.maker.layers(self._layer_name(type), type, [self.blob(each) for each in bottoms], count, **fields)
 
     def _layer_name(self, type: str) -> str:
@@ -269,7 +292,13 @@ class Reader:
         return self._node.name or next(filter(None, self._node.output), self._node.op_type)
 
     def blob(self, value: Value | None, name: str = "") -> Blob:
-        """A value as a blob: a constant becomes a Parameter layer, padding a layer of its own."""
+        """Returns a value as a blob. A constant becomes a Parameter layer, and padding a Convolution.
+
+        Raises Unsupported for a value that is left out, a constant of texts, and one too large for the budget.
+
+        Args:
+            name: of the Parameter layer.
+        """
         if isinstance(value, Blob):
             return value
         if isinstance(value, Padded):
@@ -286,20 +315,24 @@ class Reader:
         return self.maker.layer(name or self._layer_name("constant"), "Parameter", [], [array], parameter_param=shape)
 
     def is_read(self, name: str) -> bool:
-        """Whether anything reads a value of the model; none has the name of an output that is left out."""
-        return bool(name) and self._count.get(name, 0) > 0
+        """Returns whether a node reads a value, or it is an output of the model. The name of an output that a node
+        leaves out is empty."""
+        return bool(name) and self._reads.get(name, 0) > 0
 
     def reads_alone(self, blob: Blob) -> bool:
-        """Whether this node is the only one that reads a blob, under any of the names that an Identity gave it."""
+        """Returns whether the node that is being read is the only reader of a blob. A blob that an Identity gave a
+        second name counts as read by others, too."""
         names = self._known_as.get(blob, [])
-        return len(names) == 1 and self._count[names[0]] == 1
+        return len(names) == 1 and self._reads[names[0]] == 1
 
     def is_whole(self, blob: Value) -> bool:
-        """Whether a blob is known to hold whole numbers: an input of such, or places of maxima."""
+        """Returns whether a value is known to be a blob of whole numbers: an input of such, the 0s and 1s of a
+        Threshold, or places of maxima."""
         return isinstance(blob, Blob) and blob in self._whole
 
     def reshape(self, value: Value, shape: Sequence[int]) -> Blob:
-        """A blob in another shape; the batch stays open to be changed where it stays the first axis."""
+        """Returns a value as a blob of another shape. Where the first axis keeps its size, the Reshape copies it from
+        the bottom (dim 0), so that the batch of the net can be changed."""
         blob = self.blob(value)
         if tuple(shape) == blob.shape:
             return blob
@@ -309,7 +342,8 @@ class Reader:
         return self.layer("Reshape", [blob], reshape_param={"shape": {"dim": dims}})
 
     def slice(self, value: Value, axis: int, begin: int, end: int) -> Blob:
-        """The part of a blob from `begin` to `end` along an axis."""
+        """Returns a value's places from `begin` to before `end` along an axis, as a blob. Raises Unsupported if there
+        are none."""
         blob = self.blob(value)
         size = blob.shape[axis]
         if (begin, end) == (0, size):

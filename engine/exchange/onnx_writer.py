@@ -1,4 +1,4 @@
-"""An ONNX graph under construction: what the functions of engine/exchange/to_onnx/ write into."""
+"""Makes an ONNX graph node by node: the functions in engine/exchange/to_onnx/ write the nodes."""
 
 from __future__ import annotations
 
@@ -14,44 +14,55 @@ from engine.layers.base import Blob, Layer, Parameter
 if TYPE_CHECKING:
     from engine.exchange.onnx_file import NodeProto, TensorProto, ValueInfoProto
 
-Dims = tuple["int | None", ...]  # None: grows with the batch
-BATCH = "batch"  # how the file calls it
+Dims = tuple["int | None", ...]  # None: the axis grows with the batch
+BATCH = "batch"  # the name that such an axis has in the file
 
 
 class Writer:
-    """Nodes, weights and the names of values.
+    """An ONNX graph under construction.
 
-    A value is a name; `values` has that of each blob. Arrays and numbers may stand in place of a value everywhere: they
-    become constants. A Caffe layer that works in place makes a new value: of the versions of a blob, one has its name.
+    A value is the name of what a node makes. In place of a value, op() takes arrays and numbers, too, which become
+    constants. A Caffe layer that works in place makes a new value: only one version of the blob can have its name.
+
+    Args:
+        dims: returns the shape of a blob.
+        weights: the values of parameters that are not shared, and of the owners of those that are.
+        named: the version of a blob that has its name, by that name.
+    Attributes:
+        values: the value of each blob.
+        readers: the layers that read a blob.
+        planes: height and width of the plane that places of maxima count in, by the value of the places.
     """
 
     def __init__(
         self, dims: Callable[[Blob], Dims], weights: Mapping[Parameter, np.ndarray], named: Mapping[str, Blob]
     ):
-        """dims: of a blob. weights: of owners. named: by name, the version of a blob that has it."""
         self.dims, self._weights, self._named = dims, weights, named
         self.values: dict[Blob, str] = {}
         self.readers: Mapping[Blob, Sequence[Layer]] = {}
-        self.planes: dict[
-            str, Sequence[int]
-        ] = {}  # of the places of maxima: sizes of the plane that they are places in
+        self.planes: dict[str, Sequence[int]] = {}
         self.onnx = import_onnx_package()
-        self._layer: Layer | None = None
+        self._layer: Layer | None = None  # the one that is being written
         self._nodes: list[NodeProto] = []
         self._initializers: dict[str, TensorProto] = {}
         self._inputs: list[ValueInfoProto] = []
         self._outputs: list[ValueInfoProto] = []
-        self._names = set(named)  # which are kept for the blobs
-        self._scaled: dict[Layer, list[np.ndarray]] = {}
+        self._names = set(named)  # names that are taken; those of blobs are from the start
+        self._folded: dict[Layer, list[np.ndarray]] = {}  # parameters that others are folded into
 
-    # What functions of layers use
+    # The following methods are for the functions of layers, in engine/exchange/to_onnx/.
 
     def op(self, type: str, *inputs: str | np.ndarray | float | Sequence[int], **attributes: Any) -> str:
-        """Adds a node of one output; returns its value."""
+        """Adds a node of one output; returns that.
+
+        Args:
+            type: the operator.
+            inputs: values; arrays and numbers become constants.
+        """
         return self.ops(type, 1, *inputs, **attributes)[0]
 
     def ops(self, type: str, count: int, *inputs: str | np.ndarray | float | Sequence[int], **attributes: Any) -> list:
-        """The same with `count` outputs."""
+        """Adds a node of `count` outputs; returns these. The arguments are those of op()."""
         assert self._layer is not None
         names = [each if isinstance(each, str) else self.constant(np.asarray(each)) for each in inputs]
         node = self._unique(f"{self._layer.name}/{type}")
@@ -60,18 +71,18 @@ class Writer:
         return outputs
 
     def second(self, value: str) -> str:
-        """Gives the last node, which made `value`, a second output; returns that."""
+        """Gives the last node, whose output is `value`, a second output; returns that."""
         name = self._unique(f"{value}:1")
         self._nodes[-1].output.append(name)
         return name
 
     def name(self, wanted: str) -> str:
-        """A name that nothing else in the file has, for graphs within the graph."""
+        """Returns a name that nothing else in the file has, for values of graphs within the graph."""
         assert self._layer is not None
         return self._unique(f"{self._layer.name}/{wanted}")
 
     def constant(self, values: np.ndarray, name: str = "") -> str:
-        """The value of an array: floats become float32, whole numbers int64."""
+        """Adds a constant; returns its value. Floats become float32, whole numbers int64, and truth values stay."""
         dtype = values.dtype if values.dtype == bool else np.float32 if values.dtype.kind == "f" else np.int64
         assert self._layer is not None
         name = self._unique(name or f"{self._layer.name}/constant")
@@ -79,20 +90,20 @@ class Writer:
         return name
 
     def arrays(self, layer: Layer) -> list[np.ndarray]:
-        """The parameters of a layer in Caffe's shapes, with what follows folded in."""
-        if layer in self._scaled:
-            return self._scaled[layer]
+        """Returns the parameters of a layer in Caffe's shapes, with the layers that were folded into them."""
+        if layer in self._folded:
+            return self._folded[layer]
         return [self._weights[p.owner or p].reshape(p.shape) for p in layer.params]
 
     def fold(self, layer: Layer, arrays: list[np.ndarray]) -> None:
-        """Gives a layer other parameters than the file has."""
-        self._scaled[layer] = arrays
+        """Replaces the parameters of a layer, to fold the layer that follows into them."""
+        self._folded[layer] = arrays
 
     def params(self, layer: Layer) -> list[str]:
-        """The values of a layer's parameters; layers that share one share the value."""
-        if layer in self._scaled:
-            # Not as owners' own are called: a layer that shares those may not be folded.
-            return [self.constant(array, f"{layer.name}/folded_{i}") for i, array in enumerate(self._scaled[layer])]
+        """Returns the values of a layer's parameters. Layers that share a parameter share its value."""
+        if layer in self._folded:
+            # The usual name stays free: a layer that shares the parameters, but is not folded, needs it for them.
+            return [self.constant(array, f"{layer.name}/folded_{i}") for i, array in enumerate(self._folded[layer])]
         found = []
         for parameter, array in zip(layer.params, self.arrays(layer), strict=True):
             owner = parameter.owner or parameter
@@ -103,7 +114,7 @@ class Writer:
         return found
 
     def target(self, dims: Sequence[int | None]) -> np.ndarray:
-        """Of a Reshape to these dims. Raises Inexpressible where more than one grows with the batch."""
+        """Returns the shape input of a Reshape to `dims`. Raises Inexpressible if several axes grow with the batch."""
         if list(dims).count(None) > 1:
             raise Inexpressible(f"more than one axis of {list(dims)} grows with the batch")
         return np.array([-1 if dim is None else dim for dim in dims], np.int64)
@@ -111,10 +122,14 @@ class Writer:
     def reshape(self, value: str, dims: Sequence[int | None]) -> str:
         return self.op("Reshape", value, self.target(dims))
 
-    # What the export itself uses
+    # The following methods are for the export itself.
 
     def layer(self, layer: Layer, write: Callable[..., str | Sequence[str]]) -> None:
-        """Writes one layer. Its last node gets the layer's name, its tops the names of the blobs."""
+        """Writes one layer. Its last node gets the layer's name, its tops the names of the blobs.
+
+        Args:
+            write: the function of the layer's type, as Export in to_onnx/registry.py.
+        """
         self._layer = layer
         first = len(self._nodes)
         found = write(self, layer, *(self.values[blob] for blob in layer.bottoms))
@@ -125,9 +140,11 @@ class Writer:
             self._nodes[-1].name = layer.name
 
     def alias(self, blob: Blob, value: str) -> None:
+        """Says that a blob has a value that is there already."""
         self.values[blob] = value
 
     def input(self, blob: Blob) -> None:
+        """Makes a blob an input, of its own name."""
         self.values[blob] = blob.name
         self._inputs.append(self._info(blob.name, blob))
 
@@ -141,7 +158,7 @@ class Writer:
         return name
 
     def model(self, name: str) -> Any:
-        """The model. Raises onnx.checker.ValidationError where it is none, which would be a mistake of ours."""
+        """Returns the model. Weights that no node reads are left out."""
         helper = self.onnx.helper
         used = {value for node in self._nodes for value in _read(node)} | {each.name for each in self._outputs}
         weights = [tensor for each, tensor in self._initializers.items() if each in used]
@@ -150,6 +167,7 @@ class Writer:
         return helper.make_model(graph, producer_name="engine", opset_imports=opsets, ir_version=IR_VERSION)
 
     def _info(self, name: str, blob: Blob) -> Any:
+        """Returns the ValueInfoProto of a blob that is an input or output."""
         dims = [BATCH if dim is None else dim for dim in self.dims(blob)]
         return self.onnx.helper.make_tensor_value_info(name, self.onnx.TensorProto.FLOAT, dims)
 
@@ -164,13 +182,16 @@ class Writer:
         return self._named.get(blob.name) is blob
 
     def _name_of(self, blob: Blob) -> str:
-        """Of what a layer makes."""
+        """Returns a name for the value that a layer makes of a blob: the blob's own, if this version has it."""
         if self._has_its_name(blob):
             return blob.name
         return self._unique(f"{blob.name}/{'after' if self._named.get(blob.name) in self.values else 'before'}")
 
     def _renamed(self, value: str, blob: Blob, first: int) -> str:
-        """The value, which a node from `first` on has made, under the blob's own name; others stay."""
+        """Renames a value after its blob; returns its new name.
+
+        It keeps its name if no node from index `first` on made it, or if the blob's name is automatic.
+        """
         makers = [(node, i) for node in self._nodes[first:] for i, out in enumerate(node.output) if out == value]
         if not makers or blob.name.startswith("(automatic)"):
             return value
@@ -187,6 +208,6 @@ class Writer:
 
 
 def _read(node: NodeProto) -> list[str]:
-    """All values that a node reads, those of graphs within it included."""
+    """Returns all values that a node reads, also in the graphs within it."""
     inner = [each for attribute in node.attribute for part in attribute.g.node for each in _read(part)]
     return [*node.input, *inner]

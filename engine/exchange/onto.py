@@ -1,4 +1,4 @@
-"""Weights for a net that is there: from another net, by what layers compute, whatever they are called."""
+"""Gives an existing net the weights of another net, matching layers by what they compute, not by their names."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from engine.layers.base import Blob, Layer
 from engine.layers.weighted import Weighted
 from engine.weights import write_caffemodel
 
-_SHOWN = 200  # characters of a list of layers
+_SHOWN = 200  # the most characters of a list of layers in a note
 
-# Layers that leave values as they are, or that a net ends in or not.
-_NOTHING = frozenset({"Dropout", "SpatialDropout", "Split", "Cast", "Flatten", "Softmax"})
+# Layers that are passed over: those that leave values as they are, and Softmax, in which only one of two nets may end.
+_PASSED_OVER = frozenset({"Dropout", "SpatialDropout", "Split", "Cast", "Flatten", "Softmax"})
 
-# Attributes that make no difference to what phase TEST computes.
-_OF_TRAINING = frozenset({"constant", "adds", "loss_weight", "moving_average_fraction"})
+# Attributes of ops that change nothing in phase TEST.
+_TRAINING_ATTRIBUTES = frozenset({"constant", "adds", "loss_weight", "moving_average_fraction"})
 
-# Fields of a layer that say nothing about what it computes from its bottoms.
+# Fields of a layer that do not change what it computes from its bottoms.
 _NOT_OPTIONS = (
     *("name", "type", "bottom", "top", "param", "include", "exclude", "loss_weight", "propagate_down", "phase"),
     "blobs",
@@ -34,13 +34,17 @@ _NOT_OPTIONS = (
 
 
 def transfer(maker: NetMaker, net: str | os.PathLike, weights: str | os.PathLike) -> list[str]:
-    """Writes the caffemodel `weights` for the prototxt `net`, of another net's weights; returns notes on what of these
-    the net has no place for.
+    """Writes the caffemodel `weights` for the prototxt `net`.
 
-    A layer takes the weights of the one that computes the same function of the same input, for the same readers.
-    Layers that only training has, such as auxiliary classifiers, get none.
+    A layer takes the weights of the source's layer that computes the same function of the same input, for the same
+    readers. Layers that are there for training only, such as auxiliary classifiers, get none.
 
-    Raises WeightsError where the nets differ: no weights would make the results the same.
+    Args:
+        maker: the source: the net that was imported, with its weights.
+    Returns:
+        Notes on layers of the source that `net` does not have.
+    Raises:
+        WeightsError: the nets compute different functions, or it is unclear which layer a layer corresponds to.
     """
     config = read_net(net)
     ours, theirs = _Marks(deploy_graph(config)), _Marks(deploy_graph(NetConfig(maker.message, maker.source)))
@@ -73,13 +77,17 @@ def transfer(maker: NetMaker, net: str | os.PathLike, weights: str | os.PathLike
 
 
 def left_out(names: Sequence[str], net: str | os.PathLike) -> str:
-    """A note on layers or modules of the source."""
+    """Returns a note on layers or modules of the source that `net` does not have."""
     return f"left out, for {net} has no such layer: {shortened(', '.join(names), _SHOWN)}"
 
 
 class _Marks:
-    """Marks by which layers of two nets are compared. before: of what a layer computes, from the inputs on. whole: of
-    that, and of what is done with it up to the outputs."""
+    """Hashes by which the layers of two nets are compared.
+
+    Attributes:
+        before: tells what a layer computes, from the inputs of the net on.
+        whole: tells that, and what is computed from it, up to the outputs of the net.
+    """
 
     def __init__(self, graph: DeployGraph):
         self.before: dict[Layer, str] = {}
@@ -88,19 +96,21 @@ class _Marks:
         self._backward(graph)
 
     def _forward(self, graph: DeployGraph) -> None:
+        """Sets `before`: the hash of a layer is of what it computes and of the hashes of its bottoms."""
         marks: dict[Blob, str] = {blob: f"input {blob.shape[1:]}" for blob in graph.inputs}
         for layer in graph.layers:
-            if _does_nothing(layer):
+            if _is_passed_over(layer):
                 marks.update(dict.fromkeys(layer.tops, marks[layer.bottoms[0]]))
                 continue
             mark = self.before[layer] = _hash([_kind(layer), *(marks[blob] for blob in layer.bottoms)])
             marks.update((top, _hash([mark, str(index)])) for index, top in enumerate(layer.tops))
 
     def _backward(self, graph: DeployGraph) -> None:
+        """Sets `whole`: a blob's readers are hashes of what they compute and of what reads their tops."""
         readers: dict[Blob, Counter[str]] = defaultdict(Counter)
         for layer in reversed(graph.layers):
             behind = [text for top in layer.tops for text in sorted(readers[top].elements())]
-            if _does_nothing(layer):
+            if _is_passed_over(layer):
                 readers[layer.bottoms[0]].update(behind)
                 continue
             mark = _hash([_kind(layer), *behind])
@@ -109,21 +119,22 @@ class _Marks:
             self.whole[layer] = _hash([self.before[layer], *behind])
 
 
-def _does_nothing(layer: Layer) -> bool:
-    if layer.type == "Dropout" and not layer.message.dropout_param.scale_train:
+def _is_passed_over(layer: Layer) -> bool:
+    if layer.type == "Dropout" and not layer.message.dropout_param.scale_train:  # it scales in phase TEST
         return False
-    return layer.type in _NOTHING or _is_flat(layer)
+    return layer.type in _PASSED_OVER or _is_flatten(layer)
 
 
-def _is_flat(layer: Layer) -> bool:
-    """Whether a Reshape does what Flatten does, which an InnerProduct that follows does, too."""
+def _is_flatten(layer: Layer) -> bool:
+    """Returns whether a layer is a Reshape that does what Flatten does."""
     return layer.type == "Reshape" and len(layer.tops[0].shape) == 2 and layer.tops[0].shape[:1] == layer.shapes[0][:1]
 
 
 def _kind(layer: Layer) -> str:
-    """What the layer does with its bottoms, in words that depend on nothing else."""
+    """Returns a text that tells what a layer computes from its bottoms, the same for all layers that compute the
+    same."""
     shapes = [tuple(parameter.shape) for parameter in layer.params]
-    attributes = {name: value for name, value in layer.attributes().items() if name not in _OF_TRAINING}
+    attributes = {name: value for name, value in layer.attributes().items() if name not in _TRAINING_ATTRIBUTES}
     if type(layer).attributes is Layer.attributes and layer.type not in ("Reshape", "Flatten"):
         attributes["fields"] = _options(layer)
     if isinstance(layer, Weighted) and layer.param.relu:
@@ -134,7 +145,7 @@ def _kind(layer: Layer) -> str:
 
 
 def _options(layer: Layer) -> str:
-    """The fields of a layer that has no attributes to tell what it computes."""
+    """Returns the fields of a layer as text, for layers whose attributes do not tell what they compute."""
     said = proto.LayerParameter()
     said.CopyFrom(layer.message)
     for field in _NOT_OPTIONS:

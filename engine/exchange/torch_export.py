@@ -1,4 +1,4 @@
-"""`engine export --torch`: the weights of a net as a state dictionary."""
+"""`engine export --torch`: writes the weights of a net as a state dictionary."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ from engine.files import check_writable
 
 
 def export_torch(config: NetConfig, weights: str, target: str | os.PathLike) -> list[str]:
-    """Writes what phase TEST of a net has: "layer.weight" and so on, in the order of the file. Returns notes.
+    """Writes the parameters of the deployed net as "layer.weight" and so on, in the order of its layers; returns notes.
 
-    Raises ConfigError, WeightsError where net and weights do not fit, EngineError if the file cannot be written.
+    Args:
+        weights: a caffemodel.
+    Raises:
+        ConfigError: the net does not fit together.
+        WeightsError: the weights do not fit the net.
+        EngineError: the file cannot be written.
     """
     check_writable(target)
     graph = deploy_graph(config)
@@ -27,4 +32,4 @@ def export_torch(config: NetConfig, weights: str, target: str | os.PathLike) -> 
         arrays = [values[parameter.owner or parameter].reshape(parameter.shape) for parameter in layer.params]
         state.update({f"{module}.{name}": tensor for name, tensor in to_state(layer, arrays).items()})
     write_state(target, state)
-    return list(config.notes)  # those of the graph are of layers, which a state does not have
+    return list(config.notes)  # not those of the graph: they are on layers, and a state dictionary has none

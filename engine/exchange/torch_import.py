@@ -1,4 +1,5 @@
-"""`engine import` of state dictionaries: torchvision's classifiers, and others by the names of a net's layers."""
+"""`engine import` of state dictionaries: those of torchvision's classifiers, and others for a net whose layers have the
+names of their modules."""
 
 from __future__ import annotations
 
@@ -29,9 +30,9 @@ def import_torch(
     """Writes the caffemodel `weights` of a state dictionary, and the prototxt `net` of its architecture.
 
     Args:
-        source: .pth or .safetensors, whatever its name ends in.
-        onto: `net` is there. Its layers take the tensors of their names, or, of a dictionary of torchvision's, those of
-            the layers that compute the same.
+        source: a .pth or .safetensors, whatever its name ends in.
+        onto: `net` exists, and is not written. Its layers take the tensors of their names. If the dictionary is one of
+            torchvision's and lacks such names, they take those of the layers that compute the same.
         batch_size: of the net that is written.
     Returns:
         Notes on what was left out.
@@ -70,10 +71,18 @@ def _others(
     net: str | os.PathLike,
     source: str,
 ) -> list[str]:
-    """Notes on modules of which the net has no layer. Raises WeightsError for tensors of a layer's own module that it
-    has no place for: it would compute something else."""
+    """Returns notes on modules of the dictionary that the net has no layer for.
+
+    Raises WeightsError if the net has a layer for a module, but the layer has no place for one of its tensors: it would
+    compute something else.
+
+    Args:
+        placed: names of the tensors that layers have taken.
+        named: names of modules that the net has layers for.
+        auxiliary: modules to be silent about.
+    """
     rest = [name for name in state if name not in placed and name.split(".")[0] not in auxiliary]
-    owners = {name: name.rpartition(".")[0] for name in rest}
+    owners = {name: name.rpartition(".")[0] for name in rest}  # the modules that tensors belong to
     wrong = [name for name in rest if owners[name] in named and not name.endswith(".num_batches_tracked")]
     if wrong:
         raise WeightsError(f"layers of these names in {net} have no place for {torchvision.described(wrong, state)}",

@@ -1,7 +1,7 @@
-"""The parameters of Caffe layers under the names of PyTorch's modules: "conv1.weight", "bn1.running_mean".
+"""Converts parameters of Caffe layers to tensors with PyTorch's names, "conv1.weight", "bn1.running_mean", and back.
 
-A BatchNorm and the Scale that follows it are one module, which has the name of the BatchNorm, unless that has a scale
-of its own.
+A BatchNorm and the Scale that follows it are one module, with the name of the BatchNorm. A BatchNorm with a scale of
+its own is a module by itself.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from engine.layers.scale import Scale
 Arrays = Sequence[np.ndarray]
 _WEIGHT_BIAS = ("weight", "bias")
 _STATISTICS = ("running_mean", "running_var")
-_GATES = (0, 1, 3, 2)  # Caffe's i, f, o, g in the order of PyTorch's i, f, g, o, and the other way round
+_GATES = (0, 1, 3, 2)  # puts Caffe's gates i, f, o, g in PyTorch's order i, f, g, o, and the other way round
 
 
 def modules(graph: DeployGraph) -> dict[Layer, str]:
-    """The module's name for each layer that has parameters."""
+    """Returns the name of the module that each layer with parameters belongs to."""
     readers = graph.readers()
     named: dict[Layer, str] = {}
     for layer in graph.layers:
@@ -38,12 +38,12 @@ def modules(graph: DeployGraph) -> dict[Layer, str]:
 
 
 def to_state(layer: Layer, arrays: Arrays) -> dict[str, np.ndarray]:
-    """Tensors of a layer's parameters by the last part of their names."""
+    """Converts a layer's parameters to tensors, by the names that they have within their module, such as "weight"."""
     if layer.type == "BatchNorm":
         mean, variance, factor, *affine = (array.astype(np.float64) for array in arrays)
         scale = 0.0 if factor.ravel()[0] == 0 else 1 / factor.ravel()[0]
         found = {"running_mean": mean * scale, "running_var": variance * scale}
-        found |= {name: array.ravel() for name, array in zip(_WEIGHT_BIAS, affine)}  # scale_bias
+        found |= {name: array.ravel() for name, array in zip(_WEIGHT_BIAS, affine)}  # of a BatchNorm with scale_bias
         return {**_floats(found), "num_batches_tracked": np.zeros((), np.int64)}
     if layer.type == "BN":
         return _floats({name: array.ravel() for name, array in zip((*_WEIGHT_BIAS, *_STATISTICS), arrays)})
@@ -71,9 +71,12 @@ def _gates(array: np.ndarray) -> np.ndarray:
 def from_state(
     layer: Layer, module: str, state: Mapping[str, np.ndarray], source: str, placed: set[str]
 ) -> list[np.ndarray]:
-    """The parameters of a layer from the tensors of its module; what to_state() undoes. Raises WeightsError.
+    """Converts the tensors of a module to a layer's parameters, as the inverse of to_state().
 
-    placed: takes in the names of these tensors.
+    Args:
+        placed: the names of these tensors are added to it.
+    Raises:
+        WeightsError: the state lacks a tensor, or has it in another shape.
     """
     shapes = [parameter.shape for parameter in layer.params]
     example = to_state(layer, [np.ones(shape, np.float32) for shape in shapes])

@@ -1,9 +1,9 @@
-"""torchvision's classifiers as Caffe nets, from their state dictionaries: ResNet (ResNeXt and Wide ResNet, too), VGG,
+"""Makes Caffe nets of the state dictionaries of torchvision's classifiers: ResNet (ResNeXt and Wide ResNet, too), VGG,
 DenseNet, GoogLeNet, Inception-v3, MobileNet-v2.
 
-Layers have the names of torchvision's modules, so that `engine export --torch` gives back the same dictionary. Sizes
-and numbers of blocks are those of the weights; strides and padding are the architectures'. Nets end in scores, as
-torchvision's do; auxiliary classifiers, which only training has, are left out.
+Layers have the names of torchvision's modules, so that `engine export --torch` gives back the same dictionary. The
+weights tell the sizes and numbers of blocks; strides and padding are known by architecture. Nets end in scores, as
+torchvision's do. Auxiliary classifiers, which are for training only, are left out.
 """
 
 from __future__ import annotations
@@ -20,24 +20,32 @@ from engine.exchange.net_maker import NetMaker
 from engine.layers.base import Blob
 
 State = Mapping[str, np.ndarray]
-Wanted = tuple[int | None, ...]  # a shape
-Pair = int | tuple[int, int]  # of height and width
-_SHOWN = 5  # tensors of a list of them
+Wanted = tuple[int | None, ...]  # a shape, in which None is any size but 0
+Pair = int | tuple[int, int]  # one number for height and width, or two
+_SHOWN = 5  # the most tensors that a message lists
 
 
 class Modules:
-    """The layers that torchvision's modules become, with their weights."""
+    """Adds the layers of torchvision's modules, with their weights, to a net.
+
+    Methods that add layers take their bottoms and return the last top. They raise WeightsError if weights are missing
+    or do not fit.
+
+    Args:
+        eps: of the architecture's BatchNorms.
+    """
 
     def __init__(self, maker: NetMaker, state: State, eps: float):
         self.maker, self.state, self.eps = maker, state, eps
-        self.placed: set[str] = set()  # tensors that the net so far has
+        self.placed: set[str] = set()  # names of the tensors that the net has so far
 
     def has(self, name: str) -> bool:
-        """Whether there is a module of that name with weights of its own."""
+        """Returns whether there is a module of that name with weights of its own."""
         return f"{name}.weight" in self.state
 
     def tensor(self, name: str, shape: Wanted) -> np.ndarray:
-        """A tensor of that shape, in which None is any size but 0, and one that the net has a place for."""
+        """Returns a tensor, and notes that the net has it. Raises WeightsError if it is missing or has another
+        shape."""
         if name not in self.state:
             raise WeightsError(f"has no '{name}', which its architecture needs", self.maker.source)
         found = self.state[name].shape
@@ -53,8 +61,12 @@ class Modules:
     def conv(
         self, name: str, x: Blob, stride: int = 1, pad: Pair = 0, *, kernel: int | None = None, group: int | None = 1
     ) -> Blob:
-        """kernel: by default the one whose outputs, with this padding, lie at the inputs' places. group: None for as
-        many as the weights say."""
+        """Adds a Convolution.
+
+        Args:
+            kernel: its size; by default 2 pad + 1, which keeps height and width at stride 1.
+            group: None stands for as many as the shape of the weights tells.
+        """
         pads = pad if isinstance(pad, tuple) else (pad, pad)
         sides = (kernel, kernel) if kernel else (2 * pads[0] + 1, 2 * pads[1] + 1)
         weights = self.tensor(f"{name}.weight", (None, x.shape[1] // group if group else None, *sides))
@@ -91,7 +103,7 @@ class Modules:
         y = self.maker.layer(
             name, "BatchNorm", [x], [mean, variance, np.ones(1)], in_place=in_place, batch_norm_param=param
         )
-        self.placed.add(f"{name}.num_batches_tracked")  # which no layer of Caffe's has
+        self.placed.add(f"{name}.num_batches_tracked")  # no layer of Caffe has this, and none needs it
         return self.maker.layer(f"{name}/scale", "Scale", [y], affine, in_place=True, scale_param={"bias_term": True})
 
     def relu(self, x: Blob, type: str = "ReLU") -> Blob:
@@ -111,11 +123,11 @@ class Modules:
         return self.norm(norm, self.conv(conv, x, stride, pad, kernel=kernel, group=group))
 
     def basic(self, name: str, x: Blob, stride: int = 1, pad: Pair = 0, *, kernel: int | None = None) -> Blob:
-        """BasicConv2d of GoogLeNet and Inception-v3."""
+        """Adds a BasicConv2d of GoogLeNet and Inception-v3."""
         return self.relu(self.conv_norm(f"{name}.conv", f"{name}.bn", x, stride, pad, kernel=kernel))
 
     def max_pool(self, name: str, x: Blob, kernel: int, stride: int, pad: int = 0, up: bool = False) -> Blob:
-        """up: ceil_mode, which is Caffe's own rule."""
+        """Adds a max pooling. up: PyTorch's ceil_mode, which is how Caffe rounds by default."""
         param = {"kernel_size": kernel, "stride": stride} | ({"pad": pad} if pad else {})
         return self._pool(name, x, {"pool": "MAX", **param}, up)
 
@@ -156,7 +168,8 @@ def _resnet(net: Modules, x: Blob) -> None:
 
 
 def _resnet_block(net: Modules, name: str, x: Blob, stride: int) -> Blob:
-    """Three convolutions, the middle one with the stride, or two, of which the first has it."""
+    """Adds a bottleneck of three convolutions, of which the second has the stride, or a basic block of two, of which
+    the first has it."""
     deep = net.has(f"{name}.conv3")
     y = net.relu(net.conv_norm(f"{name}.conv1", f"{name}.bn1", x, 1 if deep else stride, 0 if deep else 1))
     y = net.conv_norm(f"{name}.conv2", f"{name}.bn2", y, stride if deep else 1, 1, group=None if deep else 1)
@@ -169,7 +182,8 @@ def _resnet_block(net: Modules, name: str, x: Blob, stride: int) -> Blob:
 
 
 def _vgg(net: Modules, x: Blob) -> None:
-    """Numbers of modules tell where pooling is: a convolution, its norm if it has one, ReLU, and sometimes pooling."""
+    """Adds a VGG. Modules are numbered: a convolution, its norm if it has one, ReLU, and in places pooling. So a gap
+    before the next convolution tells where pooling is."""
     found = {name.split(".")[1] for name in net.state if name.startswith("features.")}
     numbers = {int(number) for number in found if number.isdecimal()}
     convs = [n for n in sorted(numbers) if net.has(f"features.{n}") and net.state[f"features.{n}.weight"].ndim == 4]
@@ -223,7 +237,7 @@ def _googlenet(net: Modules, x: Blob) -> None:
 
 
 def _googlenet_block(net: Modules, name: str, x: Blob) -> Blob:
-    """The third branch, too, has a kernel of 3: so torchvision trained it."""
+    """Adds an Inception block. Its third branch has a kernel of 3, not the paper's 5: so torchvision trained it."""
     pooled = net.max_pool(f"{name}.branch4.0", x, 3, 1, pad=1, up=True)
     branches = [
         net.basic(f"{name}.branch1", x),
@@ -301,9 +315,9 @@ def _inception_d(net: Modules, name: str, x: Blob) -> list[Blob]:
 
 def _inception_e(net: Modules, name: str, x: Blob) -> list[Blob]:
     def both(stem: str, y: Blob) -> Blob:
-        """A convolution along each axis, of the same blob."""
-        parts = [net.basic(f"{stem}a", y, pad=(0, 1)), net.basic(f"{stem}b", y, pad=(1, 0))]
-        return net.concat(f"{stem}ab", parts)
+        """Adds two convolutions of the same blob, one along the width and one along the height."""
+        tops = [net.basic(f"{stem}a", y, pad=(0, 1)), net.basic(f"{stem}b", y, pad=(1, 0))]
+        return net.concat(f"{stem}ab", tops)
 
     double = net.basic(f"{name}.branch3x3dbl_2", net.basic(f"{name}.branch3x3dbl_1", x), pad=1)
     return [
@@ -314,7 +328,7 @@ def _inception_e(net: Modules, name: str, x: Blob) -> list[Blob]:
     ]
 
 
-# Of MobileNet-v2's blocks, and which of them have a stride of 2 (Sandler et al. 2018, table 2).
+# The number of MobileNet-v2's blocks, and those of them that have a stride of 2 (Sandler et al. 2018, table 2).
 BLOCKS, STRIDED = 17, frozenset({2, 4, 7, 14})
 
 
@@ -328,7 +342,8 @@ def _mobilenet_v2(net: Modules, x: Blob) -> None:
 
 
 def _inverted_residual(net: Modules, name: str, x: Blob, stride: int) -> Blob:
-    """More channels, unless the factor is 1; a convolution of each channel; fewer channels, without ReLU6."""
+    """Adds a block: a convolution to more channels, unless the expansion factor is 1; a depthwise one; and one to fewer
+    channels, without ReLU6."""
     y, last = x, 1
     if net.has(f"{name}.conv.3"):
         y, last = net.relu(net.conv_norm(f"{name}.conv.0.0", f"{name}.conv.0.1", x), "ReLU6"), 2
@@ -340,8 +355,16 @@ def _inverted_residual(net: Modules, name: str, x: Blob, stride: int) -> Blob:
 
 
 class Architecture(NamedTuple):
-    """mark: a name that only its state dictionaries have. first: that of the first convolution. side: of pictures.
-    auxiliary: modules that only training has."""
+    """One of torchvision's families of classifiers.
+
+    Attributes:
+        mark: the name of a tensor that only its state dictionaries have.
+        first: the name of the first convolution.
+        side: height and width of its images.
+        build: adds the net's layers after the given input.
+        eps: of its BatchNorms.
+        auxiliary: modules that are for training only.
+    """
 
     name: str
     mark: str
@@ -366,16 +389,20 @@ ARCHITECTURES = (
 
 
 def architecture_of(state: State) -> Architecture | None:
-    """Which of torchvision's classifiers has such a state dictionary; None if none has."""
+    """Returns the architecture that a state dictionary is of; None if it is not a known one."""
     return next((each for each in ARCHITECTURES if each.mark in state and f"{each.first}.weight" in state), None)
 
 
 def build(state: State, source: str, batch_size: int, side: int = 0) -> NetMaker:
-    """The net of a state dictionary, with its weights. side: of pictures; 0: as the architecture has them.
+    """Makes the net of a state dictionary, with its weights.
 
-    Raises WeightsError where it is none of torchvision's, lacks something, or has what the net has no place for.
+    Args:
+        source: the dictionary's file, which errors name.
+        side: height and width of images; 0 stands for the architecture's own.
+    Raises:
+        WeightsError: the dictionary is of no known architecture, or lacks tensors, or has too many.
     """
-    # As files of DenseNet's first version have them.
+    # torchvision's first files of DenseNet have "norm.1" where later ones have "norm1".
     state = {re.sub(r"(denselayer\d+\.(?:norm|conv))\.([12])\.", r"\1\2.", name): each for name, each in state.items()}
     found = architecture_of(state)
     if found is None:
@@ -396,6 +423,6 @@ def build(state: State, source: str, batch_size: int, side: int = 0) -> NetMaker
 
 
 def described(names: Sequence[str], state: State) -> str:
-    """Tensors with their shapes, of many the first few."""
+    """Returns a list of tensors with their shapes for a message, which ends after the first few."""
     shown = ", ".join(f"'{name}' ({shape_text(state[name].shape)})" for name in names[:_SHOWN])
     return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
