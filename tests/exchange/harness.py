@@ -1,4 +1,4 @@
-"""What the tests of exchange share: nets with random weights, and what engine and ONNX Runtime make of them."""
+"""Shared by the tests of exchange: makes random weights and inputs, and computes nets by engine and ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOLERANCE = 1e-4
 
 
 def runtime():
-    """ONNX Runtime; skips the test where it is not installed."""
+    """Returns ONNX Runtime; skips the test if it is not installed."""
     pytest.importorskip("onnx", reason="needs the onnx package (pip install prototxt-engine[onnx])")
     return pytest.importorskip("onnxruntime", reason="needs ONNX Runtime (pip install engine[test])")
 
@@ -28,8 +28,8 @@ def has_runtime() -> bool:
 
 
 def random_weights(config: NetConfig, path: Path, seed: int = 3) -> str:
-    """Writes weights of a net to a caffemodel, under which every parameter matters and values stay near 1; returns its
-    path."""
+    """Writes random weights of a net to a caffemodel; returns its path. They are such that each parameter matters and
+    the values of blobs stay near 1."""
     random = np.random.default_rng(seed)
     blobs: dict[str, list[np.ndarray]] = {}
     for layer in build(config, proto.TEST).layers:
@@ -42,7 +42,7 @@ def random_weights(config: NetConfig, path: Path, seed: int = 3) -> str:
 
 def _random(random: np.random.Generator, kind: str, index: int, shape: tuple[int, ...]):
     if kind == "BatchNorm":
-        factor = 2.5  # what the sums are divided by
+        factor = 2.5  # the third blob, by which the sums in the first two are divided
         values = factor * random.normal(size=shape), factor * random.uniform(0.5, 2, shape), [factor]
         return (*values, *random.uniform(0.5, 1.5, (2, *shape)))[index]
     if kind == "BN" and index == 3:
@@ -58,7 +58,7 @@ def random_inputs(shapes: dict[str, tuple[int, ...]], seed: int = 4) -> dict[str
 
 
 def engine_outputs(text: str, weights: str, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What the net in phase TEST gives, every blob by name."""
+    """Returns the values of all blobs of a net in phase TEST, by name."""
     net = Net(parse_net(text, "test.prototxt"), proto.TEST, NetOptions().watched())
     missing = net.load_weights(read_caffemodel(weights), weights) if net.all_params() else []
     assert not missing
@@ -74,7 +74,7 @@ def session(path: Path | str):
 
 
 def onnx_outputs(path: Path | str, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What ONNX Runtime makes of a model, by the names of its outputs."""
+    """Returns the outputs that ONNX Runtime computes of a model, by name."""
     model = session(path)
     names = [each.name for each in model.get_outputs()]
     return dict(zip(names, model.run(names, inputs), strict=True))
@@ -87,7 +87,7 @@ def assert_close(actual: np.ndarray, expected: np.ndarray, tolerance: float = TO
 
 
 def nodes(path: Path | str) -> list:
-    """Of a model in a file."""
+    """Returns the nodes of the model in a file."""
     import onnx
 
     return list(onnx.load(str(path)).graph.node)

@@ -1,4 +1,4 @@
-"""Weights that Keras saved as HDF5, onto a net: what Keras' own formulas, channels last, compute."""
+"""Imports weights that Keras saved as HDF5 onto a net, which then has to compute what Keras does, channels last."""
 
 from __future__ import annotations
 
@@ -42,30 +42,34 @@ ARRAYS = {
 
 
 def correlate(x: np.ndarray, kernel: np.ndarray) -> np.ndarray:
-    """x (n, h, w, in), kernel (h, w, in, out)."""
+    """Computes a convolution of x (n, h, w, in) with a kernel (h, w, in, out)."""
     high, wide = kernel.shape[:2]
     windows = np.lib.stride_tricks.sliding_window_view(x, (high, wide), (1, 2))
     return np.einsum("nhwcij,ijco->nhwo", windows, kernel)
 
 
 def norm(x: np.ndarray, by: dict) -> np.ndarray:
-    """x (n, ..., c)."""
+    """Computes Keras' BatchNormalization of x (n, ..., c)."""
     return (x - by["moving_mean"]) / np.sqrt(by["moving_variance"] + 1e-3) * by["gamma"] + by["beta"]
 
 
 def reference(x: np.ndarray, between=lambda x: x) -> np.ndarray:
-    """The net as Keras computes it, x (n, h, w, c). between: what stands between flat and dense."""
+    """Computes the net for x (n, h, w, c) as Keras does; between: computes the layers between flat and dense."""
     x = correlate(x, ARRAYS["conv"]["kernel"]) + ARRAYS["conv"]["bias"]
     x = np.maximum(norm(x, ARRAYS["bn"]), 0)
     kernel = ARRAYS["dw"]["depthwise_kernel"]
-    parts = [correlate(x[..., c : c + 1], kernel[:, :, c : c + 1]) for c in range(4)]
-    x = np.concatenate(parts, -1).reshape(len(x), -1)
+    channels = [correlate(x[..., c : c + 1], kernel[:, :, c : c + 1]) for c in range(4)]
+    x = np.concatenate(channels, -1).reshape(len(x), -1)
     return between(x) @ ARRAYS["dense"]["kernel"] + ARRAYS["dense"]["bias"]
 
 
 def write(path: Path, style: str, arrays: dict = ARRAYS) -> None:
-    """As Keras 2's save(), Keras 3's legacy HDF5, the .weights.h5 of early and of later versions of Keras 3, which name
-    groups by classes, or its .keras."""
+    """Writes weights as Keras does.
+
+    Args:
+        style: "keras 2" is save() of Keras 2, "keras 3" the legacy HDF5 of Keras 3. "vars" is the .weights.h5 of early
+            versions of Keras 3, "named" that of later ones, which name groups by class. "archive" is .keras.
+    """
     if style == "archive":
         inner = path.with_suffix(".inner")
         write(inner, "named", arrays)
@@ -94,7 +98,8 @@ def test_engine_computes_what_keras_does(style, tmp_path):
 
 
 def test_a_group_is_not_the_layer_that_it_is_called_by(tmp_path):
-    """Keras 3 counts layers of a class: here class_3 is the name of the net's last one, and another layer's group."""
+    """Keras 3 numbers the layers of a class: here class_3 is the name of the net's last layer, and the group of
+    another."""
     text = NET.replace('name: "dense"', 'name: "class_3"')
     (tmp_path / "net.prototxt").write_text(text)
     arrays = {**ARRAYS, "class_3": ARRAYS["dense"], "other": {"kernel": np.ones((72, 7)), "bias": np.ones(7)}}
@@ -112,7 +117,7 @@ def test_a_group_is_not_the_layer_that_it_is_called_by(tmp_path):
 
 
 def test_a_depthwise_convolution_by_groups(tmp_path):
-    """Caffe's own type, for which Keras 3 calls the kernel just a kernel."""
+    """Caffe's own type is Convolution with groups. Keras 3 calls its kernel "kernel", without "depthwise_"."""
     check(
         tmp_path,
         "keras 3",

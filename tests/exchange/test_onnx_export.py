@@ -1,4 +1,4 @@
-"""`engine export --onnx`: what goes in and comes out of the model, folding, names, and what cannot be expressed."""
+"""`engine export --onnx`: the model's inputs and outputs, folding, names, and what cannot be expressed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ layer { name: "accuracy" type: "Accuracy" bottom: "ip" bottom: "label" top: "acc
 
 
 def export(text: str, folder, **options) -> tuple[list[str], str]:
-    """Notes, and the path of the weights."""
+    """Exports a net with random weights to x.onnx; returns the notes and the path of the weights."""
     harness.runtime()
     weights = harness.random_weights(parse_net(text, "net.prototxt"), folder / "x.caffemodel")
     return export_onnx(parse_net(text, "net.prototxt"), weights, folder / "x.onnx", **options), weights
@@ -180,7 +180,7 @@ def test_an_input_that_layers_work_on_in_place_has_its_name(type, more, output, 
 
 
 def test_of_two_versions_of_a_blob_that_are_outputs_the_last_has_its_name(tmp_path):
-    """One ends before a layer that ONNX cannot express, the other where the net does."""
+    """One is an output because ONNX cannot express the layer that reads it, the other because the net ends in it."""
     text = """
     layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 6 dim: 4 dim: 4 } } }
     layer { name: "rois" type: "Input" top: "rois" input_param { shape { dim: 3 dim: 5 } } }
@@ -196,7 +196,7 @@ def test_of_two_versions_of_a_blob_that_are_outputs_the_last_has_its_name(tmp_pa
 
 
 def test_hdf5_has_a_shared_blob_once(tmp_path):
-    """Caffe leaves out of it what another layer owns."""
+    """In HDF5, Caffe leaves out a blob that another layer owns."""
     h5py = pytest.importorskip("h5py")
     ip = 'bottom: "x" inner_product_param { num_output: 6 }'
     text = f"""
@@ -295,7 +295,7 @@ def test_without_the_package_one_line_says_what_to_install(tmp_path, monkeypatch
 
 
 def test_a_net_of_segnets_kind(tmp_path):
-    """Pooling that remembers places, and layers that put values back there."""
+    """SegNet's Pooling keeps the places of maxima, and its Upsample puts values back there."""
     text = """
     layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 dim: 9 dim: 8 } } }
     layer { name: "a" type: "Convolution" bottom: "x" top: "a"
@@ -318,7 +318,7 @@ def test_a_net_of_segnets_kind(tmp_path):
 
 @needs_shared("zoo")
 def test_mobilenet_ssd_goes_as_far_as_onnx_does(tmp_path):
-    """All but its DetectionOutput."""
+    """Its DetectionOutput alone is left out."""
     harness.runtime()
     text = (SHARED / "zoo/intel/models/benchmark/ssd_mobilenet/deploy.prototxt").read_text()
     text = text.replace("dim: 32 dim: 3 dim: 300 dim: 300", "dim: 1 dim: 3 dim: 160 dim: 160")

@@ -1,4 +1,4 @@
-"""`engine import` of ONNX: what other tools write, against ONNX Runtime; and files that are damaged or mean harm."""
+"""`engine import` of ONNX: models as other tools write them, against ONNX Runtime; damaged and malicious files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,13 @@ def node(op: str, inputs: str, outputs: str, **attributes):
 
 
 def model(nodes, shapes: dict, outputs: str = "y", opset: int = 17, **constants):
-    """shapes: of inputs, with names where a dimension is open. constants: initializers."""
+    """Makes a model of nodes.
+
+    Args:
+        shapes: of inputs, by name; a name in place of a number leaves an axis open.
+        outputs: their names, with commas between them.
+        constants: the initializers.
+    """
     inputs = [helper.make_tensor_value_info(name, 1, shape) for name, shape in shapes.items()]
     tensors = [onnx.numpy_helper.from_array(np.asarray(each), name) for name, each in constants.items()]
     graph = helper.make_graph(nodes, "net", inputs, [onnx.ValueInfoProto(name=y) for y in outputs.split(",")], tensors)
@@ -43,7 +49,8 @@ def model(nodes, shapes: dict, outputs: str = "y", opset: int = 17, **constants)
 
 
 def check(made, shapes: dict, folder, **options) -> str:
-    """Compares engine with ONNX Runtime, on inputs of these shapes; returns the prototxt."""
+    """Imports a model and checks that engine computes what ONNX Runtime does, on inputs of these shapes; returns the
+    prototxt."""
     harness.runtime()
     onnx.save(made, folder / "x.onnx")
     (folder / "x.prototxt").unlink(missing_ok=True)
@@ -201,7 +208,7 @@ def test_engine_computes_what_onnx_runtime_does(name, tmp_path):
 
 
 def test_most_operators_are_tried():
-    """Here, or on the way back in test_onnx_layers.py."""
+    """Each is tried here, or on the way back in test_onnx_layers.py."""
     here = {each.op_type for nodes, _ in CASES.values() for each in nodes}
     assert len(imported_operators()) > 60 and here & set(imported_operators())
 
@@ -216,8 +223,8 @@ def test_softmax_of_old_models_goes_over_all_that_follows(tmp_path):
     ("op", "numpy"), [("Add", np.add), ("Sub", np.subtract), ("Mul", np.multiply), ("Div", np.divide)]
 )
 def test_the_axis_of_arithmetic_before_opset_7(op, numpy, what, tmp_path):
-    """Every axis of x has as many values as b, which NumPy would spread over the last. (ONNX Runtime begins with opset
-    7.)"""
+    """Every axis of x but the first has as many values as b, so NumPy would broadcast b along the last one. (ONNX
+    Runtime begins with opset 7, so NumPy computes what is expected.)"""
     k, b = normal(2, 4, 4, 4), np.float32([1, 2, 4, 8])
     nodes, shapes, constants = [node(op, "x,b", "y", axis=1, broadcast=1)], {"x": k.shape}, {"b": b}
     if what == "blob":
@@ -240,7 +247,7 @@ def test_an_axis_along_which_the_second_does_not_lie(tmp_path):
 @pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER"])
 @pytest.mark.parametrize(("stride", "told"), [(3, False), (5, True)])
 def test_same_pads_nothing_where_strides_leave_places_out(stride, told, auto_pad, tmp_path):
-    """ONNX's own evaluator does so, too; ONNX Runtime cuts places off, of which a note tells."""
+    """ONNX's own evaluator does so, too. ONNX Runtime cuts places off, and a note tells of that."""
     from onnx.reference import ReferenceEvaluator
 
     shape = (2, 4, 3 * stride, 2 * stride)
@@ -337,7 +344,8 @@ def test_a_cast_to_whole_numbers_is_told_of_unless_they_are(tmp_path):
 
 
 def refused(folder, made) -> str:
-    """The one line that the command line prints of a model, or of bytes; nothing is written."""
+    """Returns the error of one line with which a model, or a file of bytes, is refused, without the file's name. Checks
+    that nothing is written."""
     if isinstance(made, bytes):
         (folder / "x.onnx").write_bytes(made)
     else:
@@ -357,8 +365,8 @@ def good():
 @pytest.mark.parametrize("keep", [0, 1, 40, 0.5, -1])
 def test_a_truncated_model(keep, tmp_path):
     content = good().SerializeToString()
-    part = content[: int(keep * len(content))] if isinstance(keep, float) else content[:keep]
-    assert refused(tmp_path, part).startswith("truncated or not an ONNX model (")
+    kept = content[: int(keep * len(content))] if isinstance(keep, float) else content[:keep]
+    assert refused(tmp_path, kept).startswith("truncated or not an ONNX model (")
 
 
 @pytest.mark.parametrize(
@@ -386,7 +394,7 @@ def test_a_name_that_is_not_utf8(change, message, tmp_path):
 
 
 def test_models_are_read_in_linear_time(tmp_path):
-    """Nodes of one name, biases, whole numbers, outputs: thousands of each take seconds, not minutes."""
+    """Thousands of nodes of one name, of biases, of whole numbers and of outputs take seconds, not minutes."""
     count = 3000
     nodes = [node("ArgMax", "x", "w0", axis=1)]
     for i in range(count):
@@ -583,7 +591,7 @@ QUANTISED = {"q": RANDOM.integers(-128, 128, (5, 6)).astype(np.int8)}
 SCALES, ZEROS = RANDOM.uniform(0.5, 2, 6).astype(np.float32), np.arange(6, dtype=np.int8)
 BLOCKS = {"s": RANDOM.uniform(0.5, 2, (5, 3)).astype(np.float32), "z": np.zeros((5, 3), np.int8)}
 V = normal(5, 6)
-FOLDED = {  # operator, its attributes, what it reads, what it makes of that
+FOLDED = {  # operator -> (its attributes, its inputs by name, a function that computes its output)
     "DequantizeLinear": ({}, {**QUANTISED, "s": np.float32(0.5)}, lambda q, s: q * s),
     "DequantizeLinear by columns": (
         {},
@@ -635,7 +643,8 @@ def test_weights_that_layers_make_of_constants_are_refused_by_their_name(tmp_pat
 
 
 def test_products_of_constants_are_as_large_as_their_results(tmp_path, monkeypatch):
-    """Rows of 2,304 values by a vector of as many, on either side; the multiply-adds have a limit of their own."""
+    """A matrix with rows of 2,304 values is multiplied by a vector from either side. The budget counts the values of
+    the result, and has a limit of its own for multiply-adds."""
     w, v = normal(256, 2304), normal(2304)
     nodes = [node("MatMul", "w,v", "a"), node("MatMul", "v,t", "b"), node("Add", "x,a", "c"), node("Add", "c,b", "y")]
     made = model(nodes, {"x": (2, 256)}, w=w, v=v, t=w.T)
@@ -719,7 +728,7 @@ def test_windows_and_axes_that_cannot_be(nodes, message, tmp_path):
 
 
 def test_constants_do_not_become_too_many_in_all(tmp_path, monkeypatch):
-    """Weights of a few bytes, made larger by each of many nodes."""
+    """Each of many nodes enlarges weights of a few bytes by its padding."""
     monkeypatch.setattr("engine.exchange.from_onnx.registry._MOST_IN_ALL", 1 << 20)
     nodes = [node("Conv", "x,w", f"y{i}", pads=[99, 99, 0, 0]) for i in range(9)]
     made = model([*nodes, node("Relu", "x", "y")], {"x": SHAPE}, w=np.ones((4, 4, 1, 1), np.float32))
@@ -728,7 +737,7 @@ def test_constants_do_not_become_too_many_in_all(tmp_path, monkeypatch):
 
 
 def function(number: int, *calls: str):
-    """Of a domain of its own: these, one after the other."""
+    """Makes the function f<number> of domain d, which calls Relu, or functions of that domain, one after the other."""
     nodes = [
         node(call, f"v{i}", f"v{i + 1}", **({} if call == "Relu" else {"domain": "d"})) for i, call in enumerate(calls)
     ]
@@ -737,7 +746,7 @@ def function(number: int, *calls: str):
 
 
 def with_functions(functions, **attributes):
-    """A model that calls the last one."""
+    """Makes a model that calls the last of the functions."""
     made = model([node(functions[-1].name, "x", "y", domain="d", **attributes)], {"x": SHAPE})
     made.opset_import.append(helper.make_opsetid("d", 1))
     made.functions.extend(functions)
@@ -765,7 +774,7 @@ def test_functions_without_end(made, message, tmp_path):
 
 
 def test_the_attributes_of_a_call_are_not_multiplied_without_end(tmp_path):
-    """Each node of the function may have them."""
+    """Each node of the function may refer to them, and so get a copy."""
     functions = [function(0, *["Relu"] * 10_000)]
     large = with_functions(functions, table="x" * 80_000)
     assert "would have 10002 nodes and attributes, 800" in refused(tmp_path, large)
@@ -829,7 +838,7 @@ def test_a_net_that_computes_something_else_takes_no_weights(tmp_path):
 
 @pytest.mark.parametrize(("op", "opset"), [("Upsample", 9), ("Resize", 10)])
 def test_older_enlargements_repeat_pixels(op, opset, tmp_path):
-    """They know no nearest_mode: YOLOv3's, and older tf2onnx's."""
+    """Operators of these opsets, as in YOLOv3 and from older tf2onnx, have no nearest_mode."""
     made = model([node(op, "x,f", "y", mode="nearest")], {"x": (1, 2, 3, 4)}, opset=opset, f=np.float32([1, 1, 2, 2]))
     check(made, {"x": (1, 2, 3, 4)}, tmp_path)
 

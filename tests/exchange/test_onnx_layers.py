@@ -1,4 +1,4 @@
-"""Each layer type, written in ONNX: ONNX Runtime computes the same, also of twice the batch."""
+"""Exports each layer type to ONNX: ONNX Runtime has to compute the same, also for twice the batch."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def positive(*shape: int) -> np.ndarray:
 
 
 class Case(NamedTuple):
-    layer: str  # type, and fields
+    layer: str  # its type, then the text of its fields
     bottoms: tuple[np.ndarray, ...]
     tops: int = 1
-    grows: bool = True  # computes twice the batch, too
+    grows: bool = True  # it can be computed for twice the batch, too
 
 
 IMAGES = normal(2, 6, 9, 8)
@@ -179,10 +179,10 @@ CASES = [
     Case("Tile tile_param { axis: 2 tiles: 3 }", (IMAGES,)),
 ]  # fmt: skip
 
-# What is written with operators that no layer computes: a Scan.
-ONE_WAY = ("LSTM", "RNN", "Pooling pooling_param { kernel_size: 2 stride: 3 }")  # what their layers begin with
+# The beginnings of cases that cannot be imported again, since no layer computes the operators they are written with.
+ONE_WAY = ("LSTM", "RNN", "Pooling pooling_param { kernel_size: 2 stride: 3 }")
 
-# The same function as another type's, which is tested.
+# Types that need no case, since a type with a case has the same function.
 SYNONYMS = {"ConvolutionDepthwise", "ConvolutionDepthWise", "Cast"}
 
 
@@ -195,7 +195,7 @@ def text_of(case: Case, batch: int = 1) -> str:
 
 
 def twice(case: Case, times: int) -> dict[str, np.ndarray]:
-    """Bottoms that have the batch of the first, so many times one after the other."""
+    """Returns the bottoms by name. Those that have the batch of the first are repeated `times` times along it."""
     first = case.bottoms[0].shape[:1] if case.bottoms else ()
     return {
         f"x{i}": np.concatenate([x] * times) if x.shape[:1] == first != () else x for i, x in enumerate(case.bottoms)
@@ -222,7 +222,7 @@ def test_onnx_runtime_computes_the_same(case, tmp_path):
 
 
 def check_import(folder, inputs: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
-    """The model read back computes the same again."""
+    """Imports the model again, and checks that it computes what is expected."""
     first = (next(iter(inputs.values())).shape or (1,))[0] if inputs else 1
     is_open = any("batch" in each.shape[:1] for each in harness.session(folder / "x.onnx").get_inputs())
     batch_size = first if is_open else None

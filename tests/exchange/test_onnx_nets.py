@@ -1,4 +1,4 @@
-"""The nets that the repository ships, to ONNX and back: engine, ONNX Runtime and engine again compute the same."""
+"""Exports the nets that the repository ships to ONNX, and imports them again: all compute the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.exchange.onnx_import import import_onnx
 from tests.exchange import harness
 from tests.mpi import REPO
 
-# Net -> side of its pictures here, large enough for its last pooling.
+# Net -> height and width of its images in these tests, large enough for its last pooling.
 NETS = {
     "alexnet": 67,
     "cifar10": 28,
@@ -27,18 +27,18 @@ NETS = {
     "resnet50": 32,
     "vgg16": 32,
 }
-FEWER = 8  # of channels and units, where there are enough
+FEWER = 8  # num_output is divided by this, but stays 8 at least
 
 
 def shrunk(name: str) -> str:
-    """A shipped net on smaller pictures, with fewer channels."""
+    """Returns the text of a shipped net for smaller images and with fewer channels."""
     text = (REPO / f"nets/{name}.prototxt").read_text()
     text = re.sub(r"crop_size: \d+", f"crop_size: {NETS[name]}", text)
     return re.sub(r"num_output: (\d+)", lambda found: f"num_output: {max(8, int(found[1]) // FEWER)}", text)
 
 
 def deployed(text: str, batch: int) -> tuple[str, dict[str, tuple[int, ...]]]:
-    """The net in phase TEST as prototxt on inputs of this batch, and their shapes."""
+    """Returns the deployed net as prototxt with inputs of this batch, and the shapes of its inputs by name."""
     graph = deploy_graph(parse_net(text, "net.prototxt"))
     shapes = {blob.name: (batch, *blob.shape[1:]) for blob in graph.inputs}
     lines = []
@@ -50,7 +50,8 @@ def deployed(text: str, batch: int) -> tuple[str, dict[str, tuple[int, ...]]]:
 
 
 def test_a_weighted_blob_that_is_read_on_stays():
-    """A penalty on what a layer gives, unlike one that a layer computes, is no reason to leave the layer out."""
+    """A loss_weight on a blob that the net goes on to read does not make the layer a loss, unlike that of a Reduction,
+    which computes a penalty that nothing reads."""
     text = """
 layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 } } }
 layer { name: "t" type: "Input" top: "t" input_param { shape { dim: 2 dim: 4 } } }
@@ -83,7 +84,7 @@ def test_a_net_goes_to_onnx_and_back(name, fold, tmp_path):
         assert np.ptp(values) > 1e-3, "a test of something"
         harness.assert_close(values, expected[blob])
     kinds = {node.op_type for node in harness.nodes(tmp_path / "x.onnx")}
-    if fold and name != "densenet121":  # whose norms come before convolutions, or behind sums
+    if fold and name != "densenet121":  # some of its norms follow no convolution
         assert "BatchNormalization" not in kinds
     import_onnx(tmp_path / "x.onnx", tmp_path / "y.prototxt", tmp_path / "y.caffemodel", batch_size=2)
     again = harness.engine_outputs((tmp_path / "y.prototxt").read_text(), str(tmp_path / "y.caffemodel"), inputs)

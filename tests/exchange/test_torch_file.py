@@ -1,4 +1,4 @@
-"""State dictionaries without PyTorch: written and read again, and files that are damaged or mean harm."""
+"""Writes state dictionaries without PyTorch and reads them again; reads damaged and malicious files."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_an_import_leaves_what_it_reads(tmp_path, capfd):
 
 
 def write_old(path: Path) -> None:
-    """As PyTorch before 1.6."""
+    """Writes a dictionary of one tensor as PyTorch did before 1.6."""
     write_state(path, {"conv.bias": STATE["conv.bias"]})
     with zipfile.ZipFile(path) as archive:
         state, values = archive.read("archive/data.pkl"), archive.read("archive/data/0")
@@ -119,7 +119,12 @@ def write_old(path: Path) -> None:
 
 
 def as_old(pickled: bytes, storages: dict[str, tuple[int, bytes]]) -> bytes:
-    """Pickles one after the other, then the values. storages: by their key, how many numbers, and these."""
+    """Returns a file as PyTorch wrote it before 1.6.
+
+    Args:
+        pickled: the pickle of the dictionary.
+        storages: how many numbers each storage has, and their bytes, by key.
+    """
     begin, keys = (pickle.dumps(each, 2) for each in (0x1950A86A20F9469CFC6C, list(storages)))
     sizes = pickle.dumps({"little_endian": True, "type_sizes": {"short": 2}}, 2)
     content = b"".join(struct.pack("<q", count) + values for count, values in storages.values())
@@ -146,7 +151,7 @@ def test_bfloat16_and_half_are_read(tmp_path):
 
 
 class Harmful:
-    """What a pickle may say: call this with these."""
+    """Its pickle says to call a function: it would create the file `marker`."""
 
     def __init__(self, marker: Path):
         self.marker = marker
@@ -183,13 +188,13 @@ def written() -> bytes:
 
 
 def enlarged(content: bytes) -> bytes:
-    """The tensor says that it has more values than its storage."""
+    """Returns a .pth whose tensor has more values than its storage, which is cut short."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         return as_zip(archive.read("archive/data.pkl"), **{"data/0": archive.read("archive/data/0")[:-4]})
 
 
 def of_one_storage(content: bytes) -> bytes:
-    """All tensors have the values of the first one."""
+    """Returns a .pth in which all tensors have the storage of the first one."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         pickled, values = archive.read("archive/data.pkl"), archive.read("archive/data/0")
     return as_zip(re.sub(rb"X.\0\0\0\d+(?=X\x03\0\0\0cpu)", b"X\x01\0\0\x000", pickled), **{"data/0": values})
@@ -217,7 +222,7 @@ def test_tuples_within_each_other_do_not_end_the_process(tmp_path):
     assert "x.pth: truncated or no state dictionary (more than 100 tuples within each other)" in done.stderr
 
 
-DOUBLED = b"K\x01" + b"2\x86" * 60  # a pair of the same pair of the same pair: 2^60 numbers to whoever walks through it
+DOUBLED = b"K\x01" + b"2\x86" * 60  # pairs within pairs, each of one object twice: 2^60 numbers to walk through
 
 
 @pytest.mark.parametrize(
@@ -237,7 +242,8 @@ def test_nothing_is_walked_through_that_doubles_at_each_level(pickled, message, 
 
 
 def test_no_text_is_made_of_what_names_a_tensor_or_storage(tmp_path):
-    """Of a tuple that names one text of a megabyte again and again, and of a list that doubles at each level."""
+    """The names here are a tuple that has one text of a megabyte again and again, and a list that doubles at each
+    level."""
     write_state(tmp_path / "x.pth", {"conv.bias": STATE["conv.bias"]})
     with zipfile.ZipFile(tmp_path / "x.pth") as archive:
         state, values = archive.read("archive/data.pkl"), archive.read("archive/data/0")
@@ -271,7 +277,7 @@ def test_what_stands_in_a_pickle_once_is_not_copied_without_end(what, message, t
 
 
 def test_versions_of_modules_are_left_out(tmp_path):
-    """PyTorch's dictionaries have them as an attribute."""
+    """PyTorch's dictionaries keep them as an attribute, which is ignored."""
     write_state(tmp_path / "x.pth", {"conv.bias": STATE["conv.bias"]})
     with zipfile.ZipFile(tmp_path / "x.pth") as archive:
         pickled, values = archive.read("archive/data.pkl"), archive.read("archive/data/0")
@@ -304,13 +310,13 @@ def test_a_damaged_pth_is_one_line(damage, tmp_path, monkeypatch):
 
 
 def one_tensor(shape: list[int], end: int) -> bytes:
-    """A header that says so."""
+    """Returns the header of a .safetensors whose one tensor has this shape, and bytes 0 to `end`."""
     header = json.dumps({"x": {"dtype": "F32", "shape": shape, "data_offsets": [0, end]}}).encode()
     return struct.pack("<Q", len(header)) + header
 
 
 def two_tensors(second: int) -> bytes:
-    """Of two values each, the second from a byte on."""
+    """Returns a .safetensors of two tensors of two values each; second: the byte at which the second begins."""
     begins = {"x": 0, "y": second}
     header = {name: {"dtype": "F32", "shape": [2], "data_offsets": [at, at + 8]} for name, at in begins.items()}
     text = json.dumps(header).encode()
@@ -387,7 +393,8 @@ def test_an_architecture_whose_weights_are_damaged(state, message, tmp_path):
 
 @pytest.mark.parametrize("behind", [False, True], ids=["alone", "before a Scale"])
 def test_a_norm_with_a_scale_of_its_own(behind, tmp_path):
-    """Intel's scale_bias: five blobs, one module of PyTorch's, which has no place for a Scale behind it."""
+    """A BatchNorm with Intel's scale_bias has five blobs and is a module of PyTorch by itself; a Scale that follows it
+    is another."""
     net = tmp_path / "net.prototxt"
     net.write_text(
         """layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 dim: 6 dim: 5 } } }
@@ -416,7 +423,7 @@ def test_nothing_is_said_of_layers_that_a_state_does_not_have(tmp_path):
 
 
 def test_a_file_of_intels_whose_layers_are_of_one_phase(tmp_path):
-    """The Scale that takes the norm's last two blobs is found among the layers of TEST."""
+    """The Scale that takes the last two blobs of a BatchNorm is sought among the layers of phase TEST."""
     bn = 'layer { name: "bn" type: "BatchNorm" bottom: "x" top: "x" include { phase: %s } }'
     net = parse_net(
         'layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 dim: 6 dim: 5 } } }'
@@ -464,7 +471,7 @@ def test_kinds_of_files(tmp_path):
 @pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize("model", ["state_dict", "model_state_dict"])
 def test_tensors_that_a_script_keeps_beside_the_model_are_not_the_model(model, old, tmp_path):
-    """As PyTorch's ImageNet example keeps its best accuracy, here in whole numbers."""
+    """PyTorch's ImageNet example keeps its best accuracy there, as a tensor; here it is of whole numbers."""
     stored = {"conv.bias": STATE["conv.bias"], "best_acc1": STATE["bn.num_batches_tracked"]}
     states, values = [], {}
     for key, (name, array) in enumerate(stored.items()):

@@ -1,4 +1,4 @@
-"""torchvision's classifiers, with random weights: PyTorch and engine compute the same, and the weights go back."""
+"""Imports torchvision's classifiers with random weights: engine computes the same, and exports the same weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ try:
 except (ImportError, RuntimeError):  # RuntimeError: built for another torch
     pytest.skip("needs a torchvision that fits torch", allow_module_level=True)
 
-# Of each family the smallest, or what differs; the side of its pictures here.
+# The smallest model of each family, and others where they differ -> height and width of images in these tests.
 MODELS = {
     "resnet18": 64,
     "resnet50": 64,
@@ -37,13 +37,13 @@ MODELS = {
 
 
 def model(name: str):
-    """With few classes, and statistics that are not those of the start."""
+    """Returns a model with few classes, and with random running statistics."""
     torch.manual_seed(7)
     options = {"num_classes": 10} | (
         {"init_weights": False} if name in ("googlenet", "inception_v3", "vgg11", "vgg16") else {}
     )
     found = getattr(torchvision.models, name)(weights=None, **options).eval()
-    if name.startswith("vgg"):  # whose 100 million weights would test no more
+    if name.startswith("vgg"):  # its 100 million weights would test no more than these
         found.classifier[0] = torch.nn.Linear(512 * 7 * 7, 32)
         found.classifier[3] = torch.nn.Linear(32, 32)
         found.classifier[6] = torch.nn.Linear(32, 10)
@@ -58,7 +58,7 @@ def model(name: str):
 
 
 def shrunk(path: Path, side: int) -> str:
-    """The net that was written, on pictures of that side."""
+    """Returns the text of the net in a file for images of that height and width."""
     text = path.read_text()
     full = 299 if "dim: 299" in text else 224
     return text.replace(f"dim: {full}", f"dim: {side}")
@@ -79,12 +79,13 @@ def test_engine_computes_what_torchvision_does(name, tmp_path):
     last = text.rpartition('name: "')[2].partition('"')[0]
     assert np.ptp(expected) > 1e-2, "a test of something"
     harness.assert_close(found[last], expected)
-    # Through ONNX, too.
+    # The same through ONNX.
     (tmp_path / "small.prototxt").write_text(text)
     if harness.has_runtime():
         export_onnx(read_net(tmp_path / "small.prototxt"), str(weights), tmp_path / "x.onnx", fold=True)
         harness.assert_close(harness.onnx_outputs(tmp_path / "x.onnx", pictures)[last], expected)
-    # And back: what torch.load takes without trusting it, strictly all but auxiliary classifiers.
+    # Back to PyTorch: torch.load has to take the file with weights_only, and the model all that it has but auxiliary
+    # classifiers.
     for back in ("back.pth", "back.safetensors"):
         export_torch(read_net(net), str(weights), tmp_path / back)
     state = torch.load(tmp_path / "back.pth", weights_only=True)
@@ -103,7 +104,7 @@ def test_engine_computes_what_torchvision_does(name, tmp_path):
 
 
 def test_weights_go_onto_a_shipped_net(tmp_path):
-    """VGG-16, whose layers have other names."""
+    """The layers of the shipped VGG-16 have other names than torchvision's."""
     theirs = model("vgg16")
     torch.save(theirs.state_dict(), tmp_path / "x.pth")
     text = (REPO / "nets/vgg16.prototxt").read_text()
@@ -119,7 +120,7 @@ def test_weights_go_onto_a_shipped_net(tmp_path):
 
 
 def test_a_shipped_net_that_computes_something_else_is_refused(tmp_path):
-    """torchvision's first pooling begins before the picture, and that of nets/resnet50.prototxt at its edge."""
+    """torchvision's first pooling has padding, that of nets/resnet50.prototxt has none."""
     torch.save(model("resnet50").state_dict(), tmp_path / "x.pth")
     text = (REPO / "nets/resnet50.prototxt").read_text().replace("num_output: 1000", "num_output: 10")
     (tmp_path / "net.prototxt").write_text(text)

@@ -1,4 +1,4 @@
-"""Dictionaries with the names and kernels of torchvision's classifiers, of few channels, without torchvision."""
+"""Imports dictionaries with the names and kernels of torchvision's classifiers, of few channels, without PyTorch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from engine.exchange.torch_file import write_state
 from engine.exchange.torch_import import import_torch
 from engine.weights import read_caffemodel
 
-N = 4  # channels everywhere
+N = 4  # the channels of nearly every layer
 
 
 class State(dict[str, np.ndarray]):
-    """Tensors of ones, by torchvision's names."""
+    """A state dictionary of ones. Methods add the tensors of torchvision's modules."""
 
     def put(self, name: str, *shape: int) -> None:
         self[name] = np.ones(shape, np.float32)
@@ -45,7 +45,8 @@ class State(dict[str, np.ndarray]):
 
 
 def resnet(deep: bool = False) -> State:
-    """deep: with groups in the middle one of three convolutions, as ResNeXt."""
+    """Returns a ResNet of basic blocks, or if `deep` one of bottlenecks whose second convolution has groups, as
+    ResNeXt's."""
     state = State()
     state.both("conv1", "bn1", 7, c=3)
     for group in range(1, 5):
@@ -60,7 +61,7 @@ def resnet(deep: bool = False) -> State:
 
 
 def vgg(normed: bool = False) -> State:
-    """VGG-11."""
+    """Returns a VGG-11; normed: with BatchNorms."""
     state, number, c = State(), 0, 3
     for convs in (1, 1, 2, 2, 2):
         for _ in range(convs):
@@ -111,8 +112,8 @@ def googlenet() -> State:
     return state
 
 
-# Of Inception-v3's blocks: branch -> kernel, with a "c" where it reads the block's input. Then how many reach its end,
-# and whether what is pooled does, too.
+# Inception-v3's blocks: the kernel of each convolution, with a "c" if it reads the block's input; how many convolutions
+# the block's output consists of; and whether the pooled input is part of it, too.
 INCEPTION = {
     "5b 5c 5d": ({"1x1": "1c", "5x5_1": "1c", "5x5_2": "5", "3x3dbl_1": "1c", "3x3dbl_2": "3", "3x3dbl_3": "3",
                   "_pool": "1c"}, 4, False),
@@ -180,7 +181,7 @@ def test_all_tensors_but_those_of_auxiliary_classifiers_have_a_place(name, tmp_p
     auxiliary = {each for each in state if each.startswith(("aux", "Aux"))}
     assert len(notes) == bool(auxiliary) and all("auxiliary classifiers" in note for note in notes)
     counted = [each for each in state if each not in auxiliary and not each.endswith("num_batches_tracked")]
-    norms = sum(each.endswith("running_mean") for each in counted)  # whose third blob no tensor has
+    norms = sum(each.endswith("running_mean") for each in counted)  # a BatchNorm's third blob is no tensor
     assert sum(map(len, read_caffemodel(tmp_path / "x.caffemodel").values())) == len(counted) + norms
 
 
@@ -247,7 +248,8 @@ def test_a_net_that_is_there_is_not_written_over(tmp_path):
 
 
 def test_what_a_net_with_the_same_names_has_no_layer_for_is_told(tmp_path):
-    """The backbone alone takes what it has; a bias that its layers do not have would be lost."""
+    """A net without the classifier takes the other weights, and a note tells. A bias that its layers have no place for
+    is an error."""
     state = resnet()
     imported(state, tmp_path)
     text = (tmp_path / "x.prototxt").read_text()
