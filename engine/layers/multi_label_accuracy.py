@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 @register("MultiLabelAccuracy")
 class MultiLabelAccuracy(Layer):
-    """Compares the signs of scores with those of labels. Bottoms: scores (N, labels, ...) and labels, of one count, as
-    those of MultiLabelLoss; top (1, 5, 1, 1): recall, specificity, the harmonic mean of both, precision, and F1. A
-    measure is 0 if there is no label to measure it by."""
+    """Compares the signs of scores with those of labels, as many forks do. Bottoms: scores (N, labels, ...) and labels,
+    of one count, as those of MultiLabelLoss; top (1, 5, 1, 1): recall, specificity, the harmonic mean of both,
+    precision, and F1. A measure is 0 if there is no label to measure it by."""
 
     bottom_range = (2, 2)
     differentiable = False

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 @register("MultiLabelLoss")
 class MultiLabelLoss(LossLayer):
     """Computes the sum of -log s for positive labels and of -log(1 - s) for negative ones, divided by N, where s is the
-    sigmoid of the score. Bottoms: scores (N, labels, ...) and labels, of one count: above 0 for positive, below 0 for
-    negative, 0 for those that do not count; tops: the loss (), and the sigmoids."""
+    sigmoid of the score, as many forks do. Bottoms: scores (N, labels, ...) and labels, of one count: above 0 for
+    positive, below 0 for negative, 0 for those that do not count; tops: the loss (), and the sigmoids."""
 
     top_range = (0, 2)
     probabilities = "Sigmoid"

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @register("Normalization", "L2Normalization")
 class Normalization(Layer):
-    """Computes x / sqrt(sum of x^2), where the sum is over a sample. Bottom and top (N, ...). A sample of zeros stays
-    as it is; in some forks it becomes NaN."""
+    """Computes x / sqrt(sum of x^2), where the sum is over a sample, as several forks do. Bottom and top (N, ...). A
+    sample of zeros stays as it is; in some forks it becomes NaN."""
 
     def infer(self) -> list[Shape]:
         if not self.shapes[0]:

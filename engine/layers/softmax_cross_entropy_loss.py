@@ -11,9 +11,9 @@ from engine.layers.softmax_with_loss import SoftmaxWithLoss
 
 @register("SoftmaxCrossEntropyLoss")
 class SoftmaxCrossEntropyLoss(SoftmaxWithLoss):
-    """Computes the sum of -t log p, divided by outer, where p are the probabilities and t the targets. Bottoms: scores
-    (outer..., classes, inner...), and targets of the same count, a distribution over the classes for each
-    (outer, inner); tops: the loss (), and the probabilities."""
+    """Computes the sum of -t log p, divided by outer, where p are the probabilities and t the targets, as most forks
+    do. Bottoms: scores (outer..., classes, inner...), and targets of the same count, a distribution over the classes
+    for each (outer, inner); tops: the loss (), and the probabilities."""
 
     default_normalization = BATCH_SIZE
 

@@ -9,8 +9,8 @@ from engine.layers.registry import register
 
 @register("SpatialDropout")
 class SpatialDropout(Activation):
-    """In TRAIN each channel of each sample becomes 0 with probability `dropout_ratio`; the others are multiplied by
-    1 / (1 - dropout_ratio). Bottom and top (N, C, ...)."""
+    """In TRAIN each channel of each sample becomes 0 with probability `dropout_ratio`, and the others are multiplied by
+    1 / (1 - dropout_ratio) (Intel's layer). Bottom and top (N, C, ...)."""
 
     bf16 = True
 

@@ -16,12 +16,12 @@ NUMBERS = [f"theta_{row}_{column}" for row in (1, 2) for column in (1, 2, 3)]
 
 @register("SpatialTransformer")
 class SpatialTransformer(Layer):
-    """Takes each pixel of the top from where an affine map leads in the bottom, by bilinear interpolation. Bottoms: x
-    (N, C, H, W), and theta (N, ...), those of its six numbers that `st_param` does not give; top
+    """Takes each pixel of the top from where an affine map leads in the bottom, by bilinear interpolation, as several
+    forks do. Bottoms: x (N, C, H, W), and theta (N, ...), those of its six numbers that `st_param` does not give; top
     (N, C, output_H, output_W), by default of x's size.
 
     The pixel at (row, column), both from -1 to 1 over the top, is x at theta (row, column, 1), in the same measure over
-    x. Forks have other conventions, too (docs/dialects.md).
+    x. For forks with other conventions see docs/dialects.md.
     """
 
     bottom_range = (2, 2)

@@ -11,11 +11,11 @@ from engine.layers.softmax_with_loss import SoftmaxWithLoss
 
 @register("WeightedSoftmaxWithLoss")
 class WeightedSoftmaxWithLoss(SoftmaxWithLoss):
-    """Computes what SoftmaxWithLoss does, for labels with weights. Bottoms: scores and labels, as of SoftmaxWithLoss,
-    and, if given, a weight for each label or each sample, which multiplies its loss; tops: the loss (), and the
-    probabilities. What the sum is divided by counts labels, not weights.
+    """Computes what SoftmaxWithLoss does, for labels with weights, as many forks do. Bottoms: scores and labels, as of
+    SoftmaxWithLoss, and, if given, a weight for each label or each sample, which multiplies its loss; tops: the loss
+    (), and the probabilities. What the sum is divided by counts labels, not weights.
 
-    `softmax_param.pos_mult` is the weight of the labels of class `pos_cid` (1); it is from shicai's fork.
+    `softmax_param.pos_mult`, of shicai's fork, is the weight of the labels of class `pos_cid` (1).
     """
 
     bottom_range = (2, 3)
