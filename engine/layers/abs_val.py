@@ -1,4 +1,4 @@
-"""|x|."""
+"""Computes |x|."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from engine.layers.registry import register
 
 @register("AbsVal")
 class AbsVal(Activation):
-    """Bottom and top: any shape. The gradient at 0 is 0."""
+    """Caffe's AbsVal computes |x| of every element. Bottom and top: any shape, the same. The gradient at 0 is 0."""
 
     bf16 = True

@@ -1,4 +1,4 @@
-"""The fraction of samples whose label is among the `top_k` highest scores."""
+"""Computes the fraction of samples whose label is among the `top_k` highest scores."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ if TYPE_CHECKING:
 
 @register("Accuracy")
 class Accuracy(Layer):
-    """Bottoms: scores (outer..., classes, inner...), one label for each (outer, inner). Tops: accuracy (), and the
-    accuracy of every class (classes). Of labels that are distributions, as large as the scores (of mix_param), the
-    class of the largest weight counts. A label is right if fewer than top_k other classes score as much or more; with
-    happynear's `min_is_better` (for distances), as little or less."""
+    """Caffe's Accuracy computes the fraction of labels that are right. A label is right if fewer than `top_k` other
+    classes score as much as its own class or more.
+
+    Bottoms: scores (outer..., classes, inner...), one label for each (outer, inner). Tops: the accuracy (), and, if
+    asked for, the accuracy of every class (classes).
+
+    Labels may be distributions, as `mix_param` makes them, with as many values as the scores: the class of the largest
+    weight then counts as the label. With happynear's `min_is_better`, for distances, a label is right if fewer than
+    top_k other classes have as little as its own or less.
+    """
 
     bottom_range = (2, 2)
     top_range = (1, 2)

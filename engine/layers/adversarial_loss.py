@@ -1,4 +1,4 @@
-"""What the scores of a discriminator lose, which tells real samples from those that a generator has made."""
+"""Computes the loss of a discriminator's scores, which tell real samples from those that a generator has made."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ from engine.layers.registry import register
 
 @register("AdversarialLoss")
 class AdversarialLoss(LossLayer):
-    """Bottoms: scores (N, ...), and r, one value: 1 where the samples are real, 0 where they are made; 1 if there is no
-    such bottom, which is what a generator wants to hear. Top: loss (), the mean over all scores s.
+    """AdversarialLoss, a layer of this engine's own, computes the mean loss of all scores s. r is 1 if the samples are
+    real, and 0 if a generator has made them.
 
-    NON_SATURATING: log(1 + exp(s)) - r s, the cross-entropy of sigmoid(s) (Goodfellow et al. 2014, whose generator
-    maximises log D(G(z))). LEAST_SQUARES: (s - r)^2 / 2 (Mao et al. 2017). WASSERSTEIN: -s if r is 1, s if it is 0
-    (Arjovsky et al. 2017).
+    Bottoms: scores (N, ...), and r, one value. Without the second bottom r is 1, which is what a generator wants to be
+    told. Top: the loss ().
+
+    The field `loss` names the loss of a score:
+    - NON_SATURATING: log(1 + exp(s)) - r s, the cross-entropy of sigmoid(s) (Goodfellow et al. 2014, whose generator
+      maximises log D(G(z))).
+    - LEAST_SQUARES: (s - r)^2 / 2 (Mao et al. 2017).
+    - WASSERSTEIN: -s if r is 1, s if it is 0 (Arjovsky et al. 2017).
     """
 
     bottom_range = (1, 2)

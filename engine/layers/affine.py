@@ -1,4 +1,4 @@
-"""What Scale and Bias share: coefficients for one or more axes of the bottom."""
+"""The base of Scale and Bias: coefficients for one or more axes of the bottom."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class Affine(Layer):
-    """Bottoms: x and, in the two-bottom form, the coefficients; top: x's shape.
+    """Bottoms: x and, in the two-bottom form, the coefficients. Top: x's shape.
 
-    The coefficients have the shape of x's axes from `axis` (1) on: as many as the second bottom has, or, where they
-    are a parameter, `num_axes` (1; -1: all that follow).
+    The coefficients have the shape of x's axes from `axis` (1) on. They have as many axes as the second bottom or, if
+    they are a parameter, `num_axes` (1; -1: all that follow).
     """
 
     bf16 = True

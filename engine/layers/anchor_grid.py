@@ -1,4 +1,4 @@
-"""What layers share that read the predictions of a YOLO detector."""
+"""The base of layers that read the predictions of a YOLO detector."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from engine.layers.loss import LossLayer
 
 
 class AnchorGrid(Layer):
-    """Bottoms begin with: predictions (N, anchors * (5 + num_class), H, W), for every anchor x, y, w, h, object and
-    scores of classes; ground truth (1, 1, M, 8) of image, label (from 1), instance, x1, y1, x2, y2, difficult, padded
-    with rows of image -1. `biases` are the anchors' widths and heights, in pixels of the plane."""
+    """Bottoms begin with: predictions (N, anchors * (5 + num_class), H, W), ground truth (1, 1, M, 8).
+
+    For every anchor there are predictions of x, y, w, h, of an object, and of each class. A row of ground truth has
+    image, label (from 1), instance, x1, y1, x2, y2, difficult; rows of image -1 are padding. `biases` are the anchors'
+    widths and heights, in pixels of the plane.
+    """
 
     constant_bottoms = frozenset({1})
 
@@ -22,22 +25,25 @@ class AnchorGrid(Layer):
 
     @property
     def anchors(self) -> int:
+        """How many anchors a pixel of the plane has."""
         raise NotImplementedError
 
     @property
     def plane(self) -> Shape:
-        """(H, W) that predictions must have."""
+        """The (H, W) that predictions must have."""
         return self.shapes[0][2:]
 
     @property
     def truths(self) -> str:
-        """The shapes of ground truth that fits_truth() takes."""
+        """The shapes of ground truth that fits_truth() takes, for messages."""
         return "(1, 1, M, 8)"
 
     def fits_truth(self, truth: Shape) -> bool:
+        """Tells whether a shape of four axes can be that of ground truth."""
         return truth[3] == 8
 
     def check_grid(self) -> None:
+        """Raises ConfigError if predictions, ground truth or biases do not fit."""
         predictions, truth = self.shapes[:2]
         param, channels = self.param, self.anchors * (5 + self.param.num_class)
         if param.num_class < 1 or self.anchors < 1:
@@ -50,6 +56,7 @@ class AnchorGrid(Layer):
         self.check_biases()
 
     def check_biases(self) -> None:
+        """Raises ConfigError unless there are a width and a height above 0 for each anchor."""
         biases = self.param.biases
         if len(biases) != 2 * self.anchors or min(biases) <= 0:
             raise self.error(
@@ -58,6 +65,7 @@ class AnchorGrid(Layer):
             )
 
     def grid_attributes(self) -> Attributes:
+        """Returns the attributes that the ops of all these layers read."""
         return {"classes": self.param.num_class, "anchors": list(self.param.biases)}
 
     def flops(self) -> int:
@@ -65,8 +73,11 @@ class AnchorGrid(Layer):
 
 
 class GridLoss(LossLayer, AnchorGrid):
-    """Ground truth may be (N, 1, M, 5), too: label (from 0), x and y of the center, width, height, padded with rows of
-    0, as MobileNet-YOLO's fork has it. Top: the loss ()."""
+    """The base of losses of such predictions. Top: the loss ().
+
+    Ground truth may be (N, 1, M, 5), too, as in MobileNet-YOLO's fork: label (from 0), x and y of the center, width,
+    height; rows of 0 are padding.
+    """
 
     @property
     def truths(self) -> str:

@@ -1,4 +1,5 @@
-"""What a region proposal network shall say of each anchor (Ren et al. 2015, arXiv 1506.01497)."""
+"""Chooses what a region proposal network learns: which anchors are objects or background, and how far they are from the
+true boxes (Ren et al. 2015, arXiv 1506.01497)."""
 
 from __future__ import annotations
 
@@ -15,14 +16,22 @@ if TYPE_CHECKING:
 
 @register("AnchorTarget")
 class AnchorTarget(Layer):
-    """py-faster-rcnn's AnchorTargetLayer. Bottoms: scores (1, 2 A, H, W), of which only the shape counts, true boxes
-    (G, 5) of x1, y1, x2, y2 and class, rows of class 0 being unused, the image's size (1, 3) and, if given, the image.
-    Tops: labels (1, 1, A H, W), 1 for objects, 0 for the background, -1 for what does not count; offsets to the true
-    boxes and their weights inside and outside of the loss (1, 4 A, H, W).
+    """AnchorTarget, a Python layer in py-faster-rcnn, labels the anchors of one image.
 
-    An anchor within the image is an object if it overlaps a true box by `positive_overlap`, or more than all others do;
-    it is background below `negative_overlap`. Of all these `batch_size` count, at most `fg_fraction` of them objects,
-    chosen by the seed, the layer's name and the iteration.
+    Bottoms: scores (1, 2 A, H, W) of A anchors at each pixel, of which only the shape counts; true boxes (G, 5) of x1,
+    y1, x2, y2 and class, where rows of class 0 are unused; the image's size (1, 3) of height, width and scale; if
+    given, the image, which is not read. Tops: labels (1, 1, A H, W), 1 for objects, 0 for background, -1 for anchors
+    that do not count; then offsets to the true boxes, their weights inside of the loss, and outside of it,
+    (1, 4 A, H, W) each.
+
+    Only anchors count that lie within the image, or at most `allowed_border` pixels outside. An anchor is an object if
+    it overlaps a true box by `positive_overlap`, or if no other anchor overlaps that box more; it is background if it
+    overlaps all boxes by less than `negative_overlap`. If both are so it is an object or, with `clobber_positives`,
+    background. At most `batch_size` anchors count, at most `fg_fraction` of these being objects. If there are more, the
+    seed, the layer's name and the iteration choose.
+
+    Weights inside are `bbox_inside_weight` (1, 1, 1, 1) for objects, and 0 for others. Those outside are 1 / the number
+    of anchors that count or, with a `positive_weight` w above 0, w / objects and (1 - w) / backgrounds.
     """
 
     bottom_range = (3, 4)

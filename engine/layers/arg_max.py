@@ -1,4 +1,4 @@
-"""The indices of the `top_k` largest values, in descending order."""
+"""Finds the indices of the `top_k` largest values, in descending order."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 @register("ArgMax")
 class ArgMax(Layer):
-    """The `top_k` (1) largest values along `axis`, or, without `axis`, of each sample; of equal ones the last comes
-    first.
+    """Caffe's ArgMax finds the `top_k` (1) largest values along `axis` or, without `axis`, of each sample. Of equal
+    values the last comes first.
 
-    With `axis` the top is the bottom's shape with top_k in place of that axis: places, or values with `out_max_val`.
-    Without it, the top is (N, 1, top_k), with as many axes more as the bottom has: places; with `out_max_val`
-    (N, 2, top_k): places, then values.
+    With `axis` the top has the bottom's shape, but top_k in place of that axis. It holds indices or, with
+    `out_max_val`, values. Without `axis` the top is (N, 1, top_k), indices, or, with `out_max_val`, (N, 2, top_k),
+    indices and then values; axes of 1 follow if the bottom has more than three axes.
     """
 
     differentiable = False

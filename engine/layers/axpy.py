@@ -1,5 +1,5 @@
-"""a x + y with a factor for each channel of each sample, as in squeeze-and-excitation nets (Hu et al. 2017, arXiv
-1709.01507)."""
+"""Computes a x + y with a factor a for each channel of each sample, as in squeeze-and-excitation nets
+(Hu et al. 2017, arXiv 1709.01507)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @register("Axpy")
 class Axpy(Layer):
-    """Bottoms: a (N, C) or (N, C, 1, 1), x (N, C, ...), y of x's shape; top: a x + y, of x's shape."""
+    """SENet's Axpy computes a x + y. Bottoms: a (N, C) or (N, C, 1, 1), x (N, C, ...), y (as x). Top: as x."""
 
     bf16 = True
     bottom_range = (3, 3)

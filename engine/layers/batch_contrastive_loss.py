@@ -1,4 +1,4 @@
-"""Pulls the samples of a class together and pushes others apart, all pairs of a batch, from happynear's fork."""
+"""Pulls the samples of a class together and pushes others apart, in all pairs of a batch (happynear's fork)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from engine.layers.registry import register
 
 @register("BatchContrastiveLoss")
 class BatchContrastiveLoss(LossLayer):
-    """Bottoms: distances (N, N), of which those above the diagonal count, labels (N). Tops: the mean over the pairs of
-    positive_weight max(d - positive_margin, 0) for those of one class, negative_weight max(negative_margin - d, 0) for
-    others, or, `max_only`, the largest term of each kind; and, if given, the mean distances (2) of both kinds.
+    """happynear's BatchContrastiveLoss computes the mean over the pairs of a batch of positive_weight
+    max(d - positive_margin, 0) for pairs of one class, and of negative_weight max(negative_margin - d, 0) for others.
+    With `max_only` the loss is the largest term of the one kind plus the largest of the other.
 
-    As in the fork, derivatives are divided by N, or with `max_only` by 2, in place of the number of pairs.
+    Bottoms: distances d (N, N), of which those above the diagonal count, labels (N). Tops: the loss (), and, if asked
+    for, the mean distances (2) of the pairs of one class and of the others.
+
+    As in the fork, derivatives are divided by N, or with `max_only` by 2, and not by the number of pairs.
     """
 
     top_range = (0, 2)

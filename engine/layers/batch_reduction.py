@@ -1,4 +1,4 @@
-"""Sums or averages along one axis, of all of it or of a pyramid's levels (yjxiong's fork)."""
+"""Sums or averages the values along an axis, all of them or those of each level of a pyramid (yjxiong's fork)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ if TYPE_CHECKING:
 
 @register("BatchReduction")
 class BatchReduction(Layer):
-    """Bottom (outer..., terms, inner...), `terms` being the `axis` of reduction_param; top (outer..., inner...): the
-    SUM or MEAN of all terms, or, for TOPK, the mean of the `k` (1) greatest. With `level`, unless that is a single 1,
-    top (outer..., levels, inner...), of groups of level squared terms side by side, which are together all terms. With
-    `pos` the bottom is (outer..., terms, terms, inner...), of which the diagonal counts."""
+    """yjxiong's BatchReduction reduces the terms along an axis to their SUM, their MEAN or, with TOPK, to the mean of
+    the `k` (1) largest.
+
+    Bottom: (outer..., terms, inner...), with the terms along the `axis` of reduction_param. Top: (outer..., inner...).
+
+    With `level`, unless that is a single 1, the top is (outer..., levels, inner...): a level reduces level^2 terms side
+    by side, and the levels together reduce all terms. With `pos` the bottom is (outer..., terms, terms, inner...), and
+    only its diagonal counts.
+    """
 
     @property
     def reduction(self):
@@ -29,18 +34,18 @@ class BatchReduction(Layer):
 
     @property
     def levels(self) -> list[int]:
-        """Of groups that have an axis in the top; [] where all terms are one group, which has none."""
+        """The levels, if they have an axis in the top; [] if all terms are reduced together."""
         levels = list(self.message.batch_reduction_param.level)
         return [] if levels == [1] else levels
 
     @property
     def counts(self) -> list[int]:
-        """The terms of each group."""
+        """How many terms are reduced together, for each level."""
         return [level**2 for level in self.levels] or [self.shapes[0][self.axis]]
 
     @property
     def axes(self) -> int:
-        """How many of the bottom's the top has not."""
+        """How many axes of the bottom the top does not have."""
         return 2 if self.message.batch_reduction_param.pos else 1
 
     def infer(self) -> list[Shape]:

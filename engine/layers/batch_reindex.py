@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
 @register("BatchReindex")
 class BatchReindex(Layer):
-    """Bottoms: x (N, ...) and M whole numbers in [0, N), shape (M); top (M, ...): those samples of x. DataError for a
-    number outside."""
+    """Caffe's BatchReindex: sample m of the top is sample i[m] of x.
+
+    Bottoms: x (N, ...), i (M), whole numbers in [0, N). Top: (M, ...). A forward raises DataError for a number outside.
+    """
 
     bottom_range = (2, 2)
     constant_bottoms = frozenset({1})

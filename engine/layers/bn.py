@@ -1,4 +1,4 @@
-"""Batch normalisation with its own scale and shift, in the variants of the public forks."""
+"""Batch normalisation with its own scale and shift, in the variants of several forks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,14 @@ if TYPE_CHECKING:
 
 @register("BN")
 class BN(BatchNorm):
-    """Bottom and top (N, C, ...); params: scale (1, C, 1, 1), shift, and, of the same shape, running mean and variance,
-    of which a step keeps `momentum`; in TEST, or `frozen`, they are what is normalised by.
+    """BN of the forks of yjxiong, PSPNet, happynear and SegNet computes scale (x - mean) / sqrt(variance + eps) + shift
+    for each channel.
+
+    Bottom and top: (N, C, ...); params: scale (1, C, 1, 1), shift, running mean and running variance, all of this
+    shape.
+
+    The statistics are the batch's in TRAIN, where each step keeps `momentum` of the running ones. In TEST, and with
+    `frozen`, the running ones normalise.
 
     SegNet's form (scale_filler, shift_filler or bn_mode given) has scale and shift only: statistics are the batch's in
     TEST, too, unless `bn_mode: INFERENCE` says that scale and shift are all there is to do. Its second and third tops
@@ -39,7 +45,7 @@ class BN(BatchNorm):
 
     @property
     def is_affine(self) -> bool:
-        """Nothing but scale and shift."""
+        """Whether the layer applies scale and shift only, without any statistics."""
         return self.is_segnets and self.param.bn_mode == self.param.INFERENCE
 
     @property
@@ -85,7 +91,7 @@ class BN(BatchNorm):
             self._lower_statistics(builder, inputs[0].without_diff())
 
     def _lower_statistics(self, builder: Builder, x: Tensor) -> None:
-        """Further tops: the mean, and the mean of squares less the mean's square."""
+        """Adds the ops of further tops: the mean, and the mean of squares less the mean's square."""
         n, channels = self.shapes[0][:2]
         size = math.prod(self.shapes[0][2:])
         x = builder.view(self, x, (n, channels, size))

@@ -1,4 +1,4 @@
-"""log(1 + exp(x)), the binomial normal log likelihood."""
+"""Computes log(1 + exp(x)), the binomial normal log likelihood."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from engine.layers.registry import register
 
 @register("BNLL")
 class BNLL(Activation):
-    """Bottom and top: any shape."""
+    """Caffe's BNLL computes log(1 + exp(x)). Bottom and top: any shape, the same."""
 
     bf16 = True

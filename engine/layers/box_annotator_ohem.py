@@ -14,9 +14,12 @@ if TYPE_CHECKING:
 
 @register("BoxAnnotatorOHEM")
 class BoxAnnotatorOHEM(Layer):
-    """Bottoms: regions (R, 5, H, W) of image, x1, y1, x2, y2, their losses (R, 1, H, W), labels (R, 1, H, W), and
-    weights (R, C, H, W); H and W of 1 may be left out. Tops: labels and weights of the `roi_per_img` regions of each
-    image whose loss is largest; `ignore_label` and 0 of all others."""
+    """R-FCN's BoxAnnotatorOHEM keeps labels and weights of the `roi_per_img` regions of each image whose loss is
+    largest. Others get the label `ignore_label` and weights of 0.
+
+    Bottoms: regions (R, 5, H, W) of image, x1, y1, x2, y2; their losses (R, 1, H, W); labels (R, 1, H, W); weights
+    (R, C, H, W). H and W may be left out if they are 1. Tops: labels (R, 1, H, W), weights (R, C, H, W).
+    """
 
     bottom_range = (4, 4)
     top_range = (2, 2)

@@ -1,4 +1,4 @@
-"""Converts to another precision; inserted by the precision pass between layers that differ."""
+"""Converts blobs to another precision. The precision pass puts it between layers that differ."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from engine.layers.registry import register
 
 @register("Cast")
 class Cast(Layer):
-    """Bottom and top of one shape; the top is bf16 with `to_bf16`, else float32. It is row-major with `in_rows`; else
-    images become channels last on the way to bf16."""
+    """Cast, a layer of this engine's own, converts x to bf16 with `to_bf16`, else to float32. Bottom and top: any
+    shape, the same. The top is row-major with `in_rows`; otherwise images that become bf16 get channels last."""
 
     to_bf16 = False
     in_rows = False

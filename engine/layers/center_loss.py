@@ -1,4 +1,4 @@
-"""The distance of features from the centers of their classes, which are learned, too (Wen et al. 2016)."""
+"""Computes the distance of features from the centers of their classes, which are learned (Wen et al. 2016)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from engine.layers.registry import register
 
 @register("CenterLoss")
 class CenterLoss(ClassLoss):
-    """Bottoms: features (N, ...), labels (N). Top: sum of (x - center)^2 / 2N, or, `distance_type: "L1"`, of
-    |x - center| / N; params: centers (num_output, inner).
+    """CenterLoss of caffe-face and happynear's fork computes the sum of (x - center)^2 / 2N or, with
+    `distance_type: "L1"`, of |x - center| / N.
 
-    A center's gradient is, whatever loss_weight is, the sum of center - x over the samples of its class, divided by 1
-    plus their number: what the paper moves it by. On several ranks, and of micro-batches, it is the mean of each one's
-    own: of the few samples that a class has in a batch, as many times smaller.
+    Bottoms: features x (N, ...), labels (N). Top: the loss (); params: centers (num_output, inner).
+
+    The gradient of a center does not depend on loss_weight. It is the sum of center - x over the samples of its class,
+    divided by 1 plus their number, as the paper moves centers. Over several ranks or micro-batches it is the mean of
+    what each of them computes by itself, and so the smaller the fewer of them have samples of the class.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""The length of each position's channels, from FlowNet 2."""
+"""Computes the L2 norm over the channels of each position, as FlowNet 2 does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 @register("ChannelNorm")
 class ChannelNorm(Layer):
-    """Bottom (N, C, ...), top (N, 1, ...): the root of the sum of x^2 over the channels."""
+    """FlowNet 2's ChannelNorm computes the root of the sum of x^2 over the channels. Bottom: (N, C, ...). Top:
+    (N, 1, ...)."""
 
     def infer(self) -> list[Shape]:
         shape = self.shapes[0]

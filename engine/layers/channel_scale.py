@@ -1,4 +1,4 @@
-"""Multiplies the channels of each position by a number, from the forks of happynear and PSPNet."""
+"""Multiplies all channels of a position by one number, as in the forks of happynear and PSPNet."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 
 @register("ChannelScale", "SpatialProduct")
 class ChannelScale(Layer):
-    """Bottoms: x (N, C, ...), scale, a number for each position, such as Normalize's second top; top: x scale. The
-    scale gets no gradient with `do_backward_scale: false`."""
+    """happynear's ChannelScale, which PSPNet's fork calls SpatialProduct, computes x scale.
+
+    Bottoms: x (N, C, ...); scale, one number for each position, such as Normalize's second top. Top: x's shape. With
+    `do_backward_scale: false` the scale gets no gradient.
+    """
 
     bottom_range = (2, 2)
 

@@ -1,4 +1,4 @@
-"""What losses share that take one label per sample."""
+"""The base of losses that take one label for each sample."""
 
 from __future__ import annotations
 

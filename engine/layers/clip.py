@@ -9,7 +9,8 @@ from engine.layers.registry import register
 
 @register("Clip")
 class Clip(Activation):
-    """Bottom and top: any shape. The gradient passes where min <= x <= max."""
+    """Caffe's Clip computes min(max(x, `min`), `max`), of fields without defaults. Bottom and top: any shape, the same.
+    The gradient passes where `min` <= x <= `max`."""
 
     bf16 = True
 

@@ -8,11 +8,13 @@ from engine.layers.registry import register
 
 @register("Concat")
 class Concat(Layer):
-    """Bottoms: one or more that agree in all axes but `axis` (1); top: their sizes added there."""
+    """Caffe's Concat puts blobs one after the other along `axis` (1). Bottoms: one or more, whose shapes differ in that
+    axis only. Top: their shape, with the sum of their sizes in that axis."""
 
     bf16 = True
 
-    # Of a chain (graph/passes/chain_concats.py): the sizes of all that its blob holds, and whether it goes on with one.
+    # In a chain (graph/passes/chain_concats.py): the sizes along the axis of all that the chain's blob holds, and
+    # whether this layer's first bottom lies there already.
     parts: list[int] | None = None
     continues = False
 

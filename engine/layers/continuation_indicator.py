@@ -1,4 +1,4 @@
-"""What recurrent layers read beside sequences that all begin at the first step, of CRNN's forks."""
+"""Makes the second bottom of recurrent layers, for sequences that all begin at the first step (CRNN's forks)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 @register("ContinuationIndicator")
 class ContinuationIndicator(Layer):
-    """Top (time_step, batch_size): 0 at the first step, 1 at the others."""
+    """CRNN's ContinuationIndicator tells recurrent layers where sequences begin. Top: (time_step, batch_size), 0 at the
+    first step and 1 at the others."""
 
     bottom_range = (0, 0)
     differentiable = False
@@ -29,7 +30,7 @@ class ContinuationIndicator(Layer):
 
     def lower(self, builder: Builder) -> None:
         steps = self.message.continuation_indicator_param.time_step
-        builder.op("Constant", self, [], {"values": [0.0] + [1.0] * (steps - 1)})  # one for each step's sequences
+        builder.op("Constant", self, [], {"values": [0.0] + [1.0] * (steps - 1)})  # a step's sequences share a value
 
     def flops(self) -> int:
         return 0

@@ -11,9 +11,15 @@ from engine.layers.registry import register
 
 @register("ContrastiveLoss")
 class ContrastiveLoss(PairLoss):
-    """Bottoms: features a and b (N, ...), whether they are alike (N), or, as happynear's fork has it, the labels of a
-    and of b (N each), which say so where they are equal. Top: sum over the pairs of d^2 or, where they are not alike,
-    of max(margin - d, 0)^2, by 2N; d is their distance. `legacy_version`, and happynear's: max(margin - d^2, 0)."""
+    """Caffe's ContrastiveLoss computes the sum over the pairs of d^2 / 2N if a pair is alike, else of
+    max(margin - d, 0)^2 / 2N, where d is the distance of a and b.
+
+    Bottoms: features a and b (N, ...); whether they are alike (N), 0 if they are not. happynear's fork has the labels
+    of a and of b (N each) instead, which are equal if a pair is alike. Top: the loss ().
+
+    With `legacy_version`, and with happynear's labels, the term of a pair that is not alike is
+    max(margin - d^2, 0) / 2N.
+    """
 
     bottom_range = (3, 4)
     constant_bottoms = frozenset({2, 3})

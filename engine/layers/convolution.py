@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 FURTHEST = 16  # most pixels between windows in bf16: from 32 on, kernels of oneDNN 3.2 write outside of the blob
 FEWEST_TILES = 48  # fewest tiles of a batch for Winograd's algorithm, which transforms the weights once for all of them
-MANY_WEIGHTS = 30_000  # inputs x outputs from which it wins in bf16 on planes of 7 x 7 and 14 x 14, too
+MANY_WEIGHTS = 30_000  # inputs x outputs from which Winograd's wins in bf16 also on planes of 7 x 7 and 14 x 14
 
 
 def grouped(weights: Shape, group: int) -> Shape:
@@ -27,7 +27,9 @@ def grouped(weights: Shape, group: int) -> Shape:
 
 @register("Convolution")
 class Convolution(Weighted):
-    """Bottoms (N..., C, spatial...), where C is axis `axis` (1), all of one shape; tops (N..., num_output, spatial...),
+    """Caffe's Convolution goes over any number of spatial axes, also over none.
+
+    Bottoms: (N..., C, spatial...), where C is axis `axis` (1), all of one shape. Tops: (N..., num_output, spatial...),
     one for each bottom, by the same weights.
 
     params: weights (num_output, C / group, kernel...) and, with `bias_term`, bias (num_output).
@@ -91,6 +93,7 @@ class Convolution(Weighted):
         return max((stride - dilation * (kernel - 1) - 1 for stride, dilation, kernel in sizes), default=0)
 
     def _spatial_output(self, spatial: Shape) -> Shape:
+        """Returns the spatial axes of the top. Raises ConfigError if the window does not fit."""
         window = self.window
         sizes = []
         for i, size in enumerate(spatial):

@@ -1,4 +1,4 @@
-"""Convolution of each channel separately, under the names that the public forks use."""
+"""Convolves each channel separately, under the names that several forks use."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from engine.layers.registry import register
 
 @register("ConvolutionDepthwise", "DepthwiseConvolution", "ConvolutionDepthWise")
 class ConvolutionDepthwise(Convolution):
-    """Convolution whose group is the number of channels, which `group` need not say and `num_output`, the same by
-    default, may multiply. params: weights (num_output, 1, kernel...) and, with `bias_term`, bias (num_output)."""
+    """The forks' depthwise convolution: its group is the number of channels, which `group` need not say. `num_output`
+    is that number by default, and may be a multiple of it. params: weights (num_output, 1, kernel...) and, with
+    `bias_term`, bias (num_output)."""
 
     def infer(self) -> list[Shape]:
         if len(self.shapes[0]) > 1:

@@ -1,4 +1,4 @@
-"""How alike the neighbourhoods of two blobs are, for each of many displacements (FlowNet, arXiv 1504.06852)."""
+"""Compares the neighbourhoods of two blobs for each of many displacements (FlowNet, arXiv 1504.06852)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ if TYPE_CHECKING:
 
 @register("Correlation")
 class Correlation(Layer):
-    """Bottoms: a and b (N, C, H, W), padded with `pad` zeros; top (N, D^2, h, w), D = 2 floor(max_displacement /
-    stride_2) + 1, of displacements row by row: the mean over `kernel_size`^2 pixels and C channels of a b, or,
-    `correlation_type: SUBTRACT`, of |a - b|, b being displaced by multiples of stride_2. Windows are stride_1 apart,
-    the first one and the last max_displacement from the padded border.
+    """FlowNet 2's Correlation computes, for each displacement, the mean of a b over the channels and a window of
+    `kernel_size`^2 pixels, where the window of b is displaced. With `correlation_type: SUBTRACT` it is the mean of
+    |a - b|.
 
-    Gradients are the formula's, also of SUBTRACT, whose sign the fork takes at the wrong pixel.
+    Bottoms: a and b (N, C, H, W), around which `pad` rows and columns of zeros are put. Top: (N, D^2, h, w), where
+    D = 2 floor(max_displacement / stride_2) + 1.
+
+    Displacements are all multiples of `stride_2` up to `max_displacement` in both directions, row by row. Windows are
+    `stride_1` apart; the first and the last one are max_displacement away from the padded border.
+
+    The gradients are those of the formula. The fork's gradient of SUBTRACT is not: it takes the sign at the wrong
+    pixel.
     """
 
     bottom_range = (2, 2)
@@ -54,17 +60,17 @@ class Correlation(Layer):
 
     @property
     def _pad(self) -> tuple[int, int]:
-        """Of rows and of columns."""
+        """How many (rows, columns) of zeros are put on each side."""
         return self.param.pad, self.param.pad
 
     @property
     def _reach(self) -> tuple[int, int]:
-        """Of the displacements, along rows and columns."""
+        """How many (rows, columns) displacements lead at most."""
         return self.param.max_displacement, self.param.max_displacement
 
     @property
     def displacements(self) -> list[tuple[int, int]]:
-        """Rows and columns, in the order of the top's channels."""
+        """The displacements, of (rows, columns), in the order of the top's channels."""
         radius, step = self.param.max_displacement // self.param.stride_2, self.param.stride_2
         steps = [step * each for each in range(-radius, radius + 1)]
         return [(down, across) for down in steps for across in steps]
@@ -72,7 +78,7 @@ class Correlation(Layer):
     def lower(self, builder: Builder) -> None:
         inputs = builder.plain_bottoms(self)
         displacements = self.displacements
-        # One step more on both sides, for displacements that lead out of the padding.
+        # With single_direction -1 displacements lead one step beyond the reach, and the padding has to follow.
         further = max(max(abs(across) for _, across in displacements) - self._reach[1], 0)
         attributes = {
             "pad": [self._pad[0], self._pad[1] + further],
@@ -91,9 +97,11 @@ class Correlation(Layer):
 
 @register("Correlation1D")
 class Correlation1D(Correlation):
-    """As Correlation, but displaced and padded along rows only, for stereo; D = 2 r + 1 displacements, r =
-    floor(max_displacement / stride_2), or, with `single_direction`, r + 1: from 0 on for 1, from -(r + 1) to -1 for
-    -1."""
+    """Correlation1D is a Correlation that displaces and pads along rows only, for stereo. Its top is (N, D, h, w).
+
+    D is 2 r + 1 with r = floor(max_displacement / stride_2). With `single_direction` D is r + 1: displacements are 0 to
+    r times stride_2 if it is 1, and -(r + 1) to -1 times stride_2 if it is -1.
+    """
 
     @property
     def _pad(self) -> tuple[int, int]:

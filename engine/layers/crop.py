@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 
 @register("Crop")
 class Crop(Layer):
-    """Bottoms: x, and a blob of as many axes of which only the shape counts; top: x, cut to that shape from `axis` (2)
-    on. `offset`: where the window begins, once for all these axes or once for each (0)."""
+    """Caffe's Crop cuts x to the size of a second blob along `axis` (2) and all that follow.
+
+    Bottoms: x; a blob of as many axes, of which only the shape counts. Top: x's sizes before `axis`, the second blob's
+    from there on. `offset` (0) says where the window begins, once for all these axes or once for each.
+    """
 
     bottom_range = (2, 2)
     constant_bottoms = frozenset({1})
@@ -27,7 +30,7 @@ class Crop(Layer):
 
     @property
     def offsets(self) -> list[int]:
-        """One for each axis of x."""
+        """Where the window begins, along each axis of x."""
         given, cut = list(self.message.crop_param.offset), len(self.shapes[0]) - self.axis
         if len(given) not in (0, 1, cut):
             raise self.error(

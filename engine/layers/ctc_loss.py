@@ -1,4 +1,4 @@
-"""The loss of sequences of labels whose places are not known (CTC, Graves et al. 2006), as forks of Caffe have it."""
+"""Computes the loss of sequences of labels whose places are not known (CTC, Graves et al. 2006), from several forks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from engine.layers.registry import register
 
 @register("CTCLoss")
 class CTCLoss(LossLayer):
-    """Bottoms: scores (T, N, C), before the softmax; indicators (T, N), 0 where a sequence begins and 1 within it, the
-    first row apart; labels (L, N), which a negative one ends. Top: the mean over the sequences of -log(probability that
-    they spell their labels); the gradient is that of the sum."""
+    """CTCLoss of the forks for CTC computes the mean over the sequences of
+    -log(probability that they spell their labels). The gradient is that of the sum.
+
+    Bottoms: scores (T, N, C), before the softmax; indicators (T, N); labels (L, N), which a negative one ends. A
+    sequence ends before the first indicator of 0 behind the first step. Top: the loss ().
+    """
 
     op_type = "CTCLoss"
     bottom_range = (3, 3)
     constant_bottoms = frozenset({1, 2, 3})
     sums_batch = True
-    # Of the fields that one type or another reads in ctc_loss_param, this type's.
+    # The fields of ctc_loss_param that this type reads.
     fields: ClassVar[tuple[str, ...]] = ("blank_index",)
 
     @property
@@ -31,12 +34,12 @@ class CTCLoss(LossLayer):
 
     @property
     def shift(self) -> int:
-        """What is added to labels, where the blank is before them."""
+        """What is added to a label to get its class: 1 if the blank is class 0 and labels begin at 0 all the same."""
         return 0
 
     @property
     def time(self) -> int:
-        """The length of all sequences, where no bottom tells."""
+        """The length of all sequences, for forms in which no bottom tells it."""
         return self.shapes[0][0]
 
     def infer(self) -> list[Shape]:
@@ -59,6 +62,7 @@ class CTCLoss(LossLayer):
         return [()]
 
     def _check_fields(self) -> None:
+        """Raises ConfigError for a field that only other types read, and for any of loss_param."""
         for name in ("blank_index", "blank_label", "alphabet_size", "time_step"):
             if name not in self.fields and self.message.ctc_loss_param.HasField(name):
                 raise self.error(f"{name} is of another type; expected {', '.join(self.fields)}")
@@ -72,7 +76,7 @@ class CTCLoss(LossLayer):
 
 
 def _fits(wanted: tuple, shape: Shape) -> bool:
-    """Whether a shape is that, but for more axes of size 1 at its end, and ... for any size."""
+    """Tells whether a shape is the wanted one, in which ... stands for any size. Axes of 1 may follow."""
     if len(wanted) == 1:
         return math.prod(shape) == wanted[0]
     return len(shape) >= 2 and math.prod(shape[2:]) == 1 and all(w in (..., s) for w, s in zip(wanted, shape))
@@ -80,9 +84,12 @@ def _fits(wanted: tuple, shape: Shape) -> bool:
 
 @register("WarpCTCLoss")
 class WarpCTCLoss(CTCLoss):
-    """Bottoms: those of CTCLoss; or scores and labels (N, L), where blanks are no labels; or scores, lengths (N),
-    numbers of labels (N) and labels (L, N). The blank is class 0 where the text gives none, and labels beside
-    indicators then begin at 0 for class 1."""
+    """WarpCTCLoss is a CTCLoss whose blank is class 0 by default; beside indicators, labels then begin at 0 for class
+    1.
+
+    Bottoms: those of CTCLoss; or scores and labels (N, L), among which blanks are no labels; or scores, lengths (N),
+    numbers of labels (N) and labels (L, N).
+    """
 
     bottom_range = (2, 4)
 
@@ -97,8 +104,11 @@ class WarpCTCLoss(CTCLoss):
 
 @register("CtcLoss")
 class CtcLoss(CTCLoss):
-    """Bottoms: scores (T, N, C), before the softmax, and labels (N, L), where those that are `blank_label` are none.
-    Top: as of CTCLoss."""
+    """CtcLoss of CRNN's forks computes the loss of CTCLoss for sequences of one length, `time_step` (T).
+
+    Bottoms: scores (T, N, C), before the softmax; labels (N, L), among which `blank_label` (0) is no label. Top: the
+    loss ().
+    """
 
     bottom_range = (2, 2)
     fields = ("blank_label", "alphabet_size", "time_step")

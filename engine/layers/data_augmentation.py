@@ -1,4 +1,4 @@
-"""The mean that FlowNet 2's nets take off their pictures."""
+"""Subtracts a mean from pictures, as the nets of FlowNet 2 do."""
 
 from __future__ import annotations
 
@@ -16,10 +16,15 @@ if TYPE_CHECKING:
 
 @register("DataAugmentation")
 class DataAugmentation(Layer):
-    """Bottom (N, C, H, W), top: the bottom less a mean, which TEST does of FlowNet 2's layer: `mean` with
-    `mean_per_pixel: false`, or, with `recompute_mean`, that of a file of weights, one for each channel or, with
-    `mean_per_pixel`, for each pixel; params: a count (1, 1, 1, 1), with `recompute_mean` means (1, C, H, W) and
-    (1, C, 1, 1)."""
+    """DataAugmentation subtracts a mean, which is what FlowNet 2's layer does in TEST. It does not change pictures at
+    random, as the fork's layer does in TRAIN.
+
+    Bottom and top: (N, C, H, W); params: a count (1, 1, 1, 1), with `recompute_mean` means (1, C, H, W) and
+    (1, C, 1, 1).
+
+    With `recompute_mean` the mean comes from a file of weights: one for each pixel or, with `mean_per_pixel: false`,
+    one for each channel. Without it, it is `mean` with `mean_per_pixel: false`, and else 0.
+    """
 
     @property
     def param(self):
@@ -42,6 +47,7 @@ class DataAugmentation(Layer):
 
     @property
     def _given(self) -> bool:
+        """Whether the text gives the mean."""
         return not self.param.recompute_mean and bool(self.param.mean) and not self.param.mean_per_pixel
 
     def make_params(self) -> list[Parameter]:
@@ -66,7 +72,7 @@ class DataAugmentation(Layer):
         builder.op("Bias", self, [x, shift], {"axis": 1, "num_axes": axes}, params=[])
 
     def _negated(self, builder: Builder, mean: Parameter) -> tuple[Tensor, int]:
-        """Minus the mean, and over how many axes it goes."""
+        """Returns minus the mean of a parameter, and how many axes it has, from the channels on."""
         shape = mean.shape[1:] if mean.shape[2:] != (1, 1) else mean.shape[1:2]
         values = builder.view(self, builder.parameter(mean).without_diff(), shape)
         minus = {"power": 1.0, "scale": -1.0, "shift": 0.0}

@@ -11,8 +11,10 @@ from engine.layers.registry import register
 
 @register("Deconvolution")
 class Deconvolution(Convolution):
-    """Bottoms and tops as those of Convolution, but tops are of stride (size - 1) + dilation (kernel - 1) + 1 -
-    2 pad along each spatial axis.
+    """Caffe's Deconvolution computes the gradient that a Convolution with its window and weights gives to a bottom.
+
+    Bottoms and tops are as those of Convolution, but each spatial axis of a top has stride (size - 1) + dilation
+    (kernel - 1) + 1 - 2 pad pixels.
 
     params: weights (C, num_output / group, kernel...), those of the convolution that this one reverses, and, with
     `bias_term`, bias (num_output).
@@ -21,6 +23,7 @@ class Deconvolution(Convolution):
     op_type = "Deconvolution"
 
     def _spatial_output(self, spatial: Shape) -> Shape:
+        """Returns the spatial axes of the top. Raises ConfigError if nothing is left of one."""
         window = self.window
         sizes = []
         for i, size in enumerate(spatial):

@@ -16,10 +16,16 @@ if TYPE_CHECKING:
 
 @register("DeformableConvolution")
 class DeformableConvolution(Convolution):
-    """Bottoms: x (N, C, H, W), offsets (N, 2 deformable_group kernel_h kernel_w, h, w), for each group of channels and
-    each place of the window how far down and how far to the right of it x is read, in pixels; top (N, num_output, h, w)
-    and params: as those of a Convolution of x. Between pixels x is interpolated bilinearly, below its last row and to
-    the right of its last column by less than a pixel it is that one's, elsewhere outside 0."""
+    """DeformableConvolution of Deformable ConvNets is a Convolution that reads each place of a window at an offset of
+    its own.
+
+    Bottoms: x (N, C, H, W); offsets (N, 2 deformable_group kernel_h kernel_w, h, w), which say, for each of
+    `deformable_group` groups of channels and each place of the window, how far down and how far to the right of the
+    place x is read, in pixels. Top: (N, num_output, h, w); params: as those of a Convolution of x.
+
+    Between pixels x is interpolated bilinearly. Less than a pixel below the last row or to the right of the last column
+    it has the values of that row or column; elsewhere outside it is 0.
+    """
 
     bf16 = False
     in_pairs = False
@@ -50,7 +56,7 @@ class DeformableConvolution(Convolution):
         return [top]
 
     def winograd_passes(self, dtype: str) -> Sequence[str]:
-        return ()  # what it takes apart overlaps, and these windows lie side by side
+        return ()  # its tiles overlap, and the windows of the samples lie side by side
 
     def attributes(self) -> Attributes:
         return {**super().attributes(), "stride": self.window["kernel"], "pad": [0, 0], "dilation": [1, 1]}

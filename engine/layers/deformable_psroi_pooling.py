@@ -16,11 +16,16 @@ if TYPE_CHECKING:
 
 @register("DeformablePSROIPooling")
 class DeformablePSROIPooling(ScoreMaps):
-    """Bottoms: those of PSROIPooling and, without `no_trans`, offsets (R, 2 classes, part_size, part_size): for each of
-    `classes` equal shares of the outputs how far to the right, and in the next channel how far down, the cells of each
-    piece of the region are moved, in sizes of the region times `trans_std`. Top: the average of `sample_per_part`
-    squared bilinear samples of every cell, without those more than half a pixel outside of the features; 0 where there
-    are none."""
+    """DeformablePSROIPooling of Deformable ConvNets is a PSROIPooling whose cells can be moved.
+
+    Bottoms: those of PSROIPooling and, without `no_trans`, offsets (R, 2 classes, part_size, part_size). Top: as that
+    of PSROIPooling.
+
+    Each of `classes` equal shares of the outputs has two channels of offsets, to the right and down. They move the
+    cells in each of part_size x part_size pieces of a region, in sizes of the region times `trans_std`. A value of the
+    top is the mean of sample_per_part x sample_per_part bilinear samples of a cell. Samples more than half a pixel
+    outside of the features do not count; a cell without any is 0.
+    """
 
     bottom_range = (2, 3)
 
@@ -45,6 +50,7 @@ class DeformablePSROIPooling(ScoreMaps):
         return shape
 
     def _check_offsets(self, output_dim: int) -> None:
+        """Raises ConfigError if the offsets do not fit the regions or the outputs."""
         regions, offsets = self.shapes[1], self.shapes[2]
         part = self.param.part_size or self.param.group_size
         if part < 1:

@@ -1,4 +1,4 @@
-"""Pictures for NVIDIA's DetectNet, changed by chance, and what the net shall say of each square of a grid over them."""
+"""Changes pictures for NVIDIA's DetectNet at random, and makes its targets for each square of a grid over them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,27 @@ from engine.layers.registry import register
 if TYPE_CHECKING:
     from engine.layers.builder import Builder
 
-FIXED_CHANNELS, LABEL_SIZE = 8, 16
+FIXED_CHANNELS, LABEL_SIZE = 8, 16  # channels of a grid before those of the classes; numbers in a row of labels
+# Fields of detectnet_augmentation_param.
 CHANCES = ("crop_prob", "scale_prob", "flip_prob", "rotation_prob", "hue_rotation_prob", "desaturation_prob")
 RANGES = ("scale_min", "scale_max", "max_rotate_degree", "hue_rotation", "desaturation_max", "shift_x", "shift_y")
 
 
 @register("DetectNetTransformation")
 class DetectNetTransformation(Layer):
-    """Bottoms: images (N, 3, H, W), blue first, labels (N, rows of 16 numbers): how many boxes, 16, then boxes of x, y,
-    width, height, angle, class, and ten more, as DIGITS writes them. Tops: images (N, 3, image_size_y, image_size_x)
-    without the mean_value; grids (N, 8 + classes, image_size_y / stride, image_size_x / stride) of foreground, the
-    box's corners from the square's own, 1 / width, 1 / height, norm, and the coverage by each class of object_class.
+    """NVIDIA's DetectNetTransformation changes pictures at random, and makes grids of targets from their boxes.
+
+    Bottoms: images (N, 3, H, W), blue first; labels (N, rows of 16 numbers), as DIGITS writes them. The first row
+    begins with the number of boxes and 16; then each box has a row of x, y, width, height, angle, class, and ten more.
+    Tops: images (N, 3, image_size_y, image_size_x) without the `mean_value` of transform_param; grids (N, 8 + classes,
+    image_size_y / stride, image_size_x / stride).
+
+    The channels of a grid are the foreground (1), the box's corners x1, y1, x2, y2 from the square's own corner,
+    1 / width, 1 / height, norm, and the coverage by each class of object_class. Squares without a box are 0.
 
     In TRAIN hue, saturation, side, scale, angle and the part that is kept are changed with the probabilities and within
-    the bounds of detectnet_augmentation_param, by the seed, the iteration and the sample; in TEST the image is resized.
+    the bounds of detectnet_augmentation_param, by the seed, the iteration and the sample. In TEST images are resized
+    only.
     """
 
     bottom_range = (2, 2)
@@ -38,7 +45,7 @@ class DetectNetTransformation(Layer):
 
     @property
     def classes(self) -> dict[int, int]:
-        """Of labels -> which coverage; class 1 of KITTI, a car, where the text names none."""
+        """The coverage, counted from 0, of each class of labels. By default there is one, of class 1, KITTI's cars."""
         return {each.src: each.dst for each in self.param.object_class} or {1: 0}
 
     def infer(self) -> list[Shape]:
@@ -57,6 +64,7 @@ class DetectNetTransformation(Layer):
         return [(images[0], 3, *size), (images[0], FIXED_CHANNELS + max(self.classes.values()) + 1, *grid)]
 
     def _check_augmentation(self) -> None:
+        """Raises ConfigError if the mean, a probability or the scales are out of range."""
         param, transform = self.message.detectnet_augmentation_param, self.message.transform_param
         if transform.HasField("mean_file") or len(transform.mean_value) not in (0, 1, 3):
             raise self.error("expected transform_param with mean_value, once or three times, or without a mean")

@@ -13,14 +13,17 @@ if TYPE_CHECKING:
 
 @register("DetectionEvaluate")
 class DetectionEvaluate(Layer):
-    """Bottoms: detections (1, 1, K, 7) as DetectionOutput makes them, ground truth (1, 1, M, 8) of image, label,
-    instance, x1, y1, x2, y2, difficult, padded with rows of image -1.
+    """SSD's DetectionEvaluate compares detections with the true boxes.
 
-    Top (1, 1, classes + K, 5): first for every class but the background (-1, label, boxes of it, -1, -1), then for
-    every detection (image, label, confidence, right, wrong), then rows of -1. A detection is right if it overlaps a
-    box of its label by `overlap_threshold` and no better one has claimed that box; of a difficult box, without
-    `evaluate_difficult_gt`, neither. Overlaps are those of the shares that boxes are given in: name_size_file and
-    resize_param, which lead back to pixels, are not read.
+    Bottoms: detections (1, 1, K, 7), as DetectionOutput makes them; ground truth (1, 1, M, 8) of image, label,
+    instance, x1, y1, x2, y2, difficult, where rows of image -1 are padding. Top: (1, 1, classes + K, 5).
+
+    The top has a row (-1, label, how many boxes it has, -1, -1) for every class but the background, then a row
+    (image, label, confidence, right, wrong) for every detection, then rows of -1.
+
+    A detection is right if it overlaps a box of its label by `overlap_threshold` and no better one has claimed that
+    box. Without `evaluate_difficult_gt` a detection of a difficult box is neither right nor wrong. Boxes are compared
+    in shares of the image's size: name_size_file and resize_param, by which SSD gets pixels, are not read.
     """
 
     bottom_range = (2, 2)

@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 
 @register("DetectionOutput")
 class DetectionOutput(PriorPredictions):
-    """Bottoms: locations, confidences (probabilities), priors; a fourth, the images, is not read. Top (1, 1, rows, 7)
-    of image, label, confidence, x1, y1, x2, y2, ordered by image, label and confidence.
+    """SSD's DetectionOutput decodes boxes from predictions, and keeps the best.
 
-    Of every class the `nms_param.top_k` best above confidence_threshold are kept unless a better one covers them, of
-    every image the `keep_top_k` best of these. Caffe's top has as many rows as there are detections; here it has room
-    for the most that there can be, N keep_top_k as a rule, and rows that are not used hold -1. Nothing is saved or
-    shown: visualize has no effect, and save_output_param one on `engine test --report` only.
+    Bottoms: locations, confidences (probabilities), priors, as PriorPredictions has them; a fourth, the images, is not
+    read. Top: (1, 1, rows, 7) of image, label, confidence, x1, y1, x2, y2, ordered by image, label and confidence.
+
+    Of every class the `nms_param.top_k` best boxes above `confidence_threshold` are kept unless a better one covers
+    them, and then of every image the `keep_top_k` best. SSD's top has as many rows as there are detections. Here it has
+    room for the most that there can be, usually N keep_top_k, and unused rows hold -1. Nothing is saved or shown:
+    `visualize` has no effect, and `save_output_param` has one on `engine test --report` only.
     """
 
     bottom_range = (3, 4)
@@ -34,6 +36,7 @@ class DetectionOutput(PriorPredictions):
 
     @property
     def top_k(self) -> int:
+        """How many boxes of a class are compared, the best ones; -1: all."""
         nms = self.param.nms_param
         return nms.top_k if nms.HasField("top_k") else -1
 

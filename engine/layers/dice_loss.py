@@ -1,4 +1,4 @@
-"""1 minus the Dice overlap of probabilities and truth, for segmentations that are mostly background."""
+"""Computes 1 minus the Dice overlap of probabilities and truth, for segmentations that are mostly background."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ from engine.layers.registry import register
 
 @register("DiceLoss")
 class DiceLoss(LossLayer):
-    """Bottoms: probabilities p (N, C, ...), and as many targets, or one label for each (n, ...). Top: the mean over
-    samples of 1 - (2 sum p g + e) / (sum p^2 + sum g^2 + e), with e = 1e-5 (V-Net, arXiv 1606.04797), where g are the
-    targets, or, with labels, over the classes from 1 on, too, g being 1 where the label is the class.
+    """DiceLoss, as V-Net has it (arXiv 1606.04797), computes the mean over the samples of
+    1 - (2 sum p g + e) / (sum p^2 + sum g^2 + e), with e = 1e-5.
+
+    Bottoms: probabilities p (N, C, ...); as many targets g, or one label for each position (N, ...). Top: the loss ().
+
+    Of labels, g is 1 where the label is the class, and else 0. Sums are then over a class, and the mean is also over
+    the classes from 1 on: class 0, the background, does not count.
     """
 
     @property
     def has_labels(self) -> bool:
+        """Whether the second bottom holds labels, not targets."""
         return math.prod(self.shapes[1]) != math.prod(self.shapes[0])
 
     def infer(self) -> list[Shape]:

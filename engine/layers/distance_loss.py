@@ -1,4 +1,4 @@
-"""Losses of distances from the centers of classes, such as InnerDistance gives, from happynear's fork."""
+"""Losses of distances from the centers of classes, such as InnerDistance computes (happynear's fork)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from engine.layers.registry import register
 
 
 class DistanceLoss(LossLayer):
-    """Bottoms: distances (N, D), labels (N) and, if given, a weight for the gradient of each sample (N). Tops: the mean
-    loss over the samples, and, if given, the mean distances (2) from the own center and from others, or what is lost by
-    them."""
+    """The base of these losses. `own` is a sample's distance from the center of its own class, `other` that from
+    another center.
+
+    Bottoms: distances (N, D), labels (N) and, if given, a weight for the gradient of each sample (N). Tops: the mean
+    loss over the samples (), and, if asked for, the means (2) of own and of other or, in losses with two margins, of
+    how far they are on the wrong side of their margins.
+    """
 
     bottom_range = (2, 3)
     top_range = (0, 2)
@@ -26,7 +30,7 @@ class DistanceLoss(LossLayer):
         return [(), (2,)][: max(1, len(self.message.top))]
 
     def fields(self, param, *names: str) -> Attributes:
-        """The base's attributes, and those of a param by name."""
+        """Returns the base's attributes and these fields of a param."""
         return {**super().attributes(), **{name: getattr(param, name) for name in names}}
 
     def flops(self) -> int:
@@ -35,11 +39,12 @@ class DistanceLoss(LossLayer):
 
 @register("GeneralTripletLoss")
 class GeneralTripletLoss(DistanceLoss):
-    """Of a sample: negative_weight times the sum of max(own + margin - other, 0), or its largest term alone with
-    `hardest_only`; 0 with `positive_first` where own is above positive_upper_bound.
+    """happynear's GeneralTripletLoss computes, for a sample, negative_weight times the sum over the other centers of
+    max(own + margin - other, 0). With `hardest_only` only the largest term counts. With `positive_first` the loss is 0
+    if own is above positive_upper_bound.
 
-    The own distance's derivative is positive_weight however many others are too close, and, with `add_center_loss`,
-    also where none is.
+    The derivative by own is positive_weight however many others are too close, and, with `add_center_loss`, also if
+    none is.
     """
 
     def attributes(self) -> Attributes:
@@ -50,13 +55,13 @@ class GeneralTripletLoss(DistanceLoss):
 
 @register("GeneralContrastiveLoss")
 class GeneralContrastiveLoss(DistanceLoss):
-    """Of a sample: positive_weight min(max(own - positive_margin, 0), positive_outlier_thresh), and negative_weight
-    times the sum of max(negative_margin - other, 0), or, `exp_negative_weight`, of exp(-other) for those below the
-    margin; only the nearest other one counts with `max_negative_only`, none with `positive_first` where own is above
-    positive_upper_bound.
+    """happynear's GeneralContrastiveLoss computes, for a sample, positive_weight min(max(own - positive_margin, 0),
+    positive_outlier_thresh), and negative_weight times the sum over the other centers of
+    max(negative_margin - other, 0) or, with `exp_negative_weight`, of exp(-other) for those below the margin.
 
-    `normalize_negative`: the derivatives of others are divided by their sum over this number and N, where that is
-    above positive_weight. An own distance beyond the threshold has none.
+    With `max_negative_only` only the nearest other center counts. With `positive_first` no other counts if own is above
+    positive_upper_bound. Own has no derivative if it is beyond the threshold. With `normalize_negative` n, let s be the
+    sum of the derivatives by others, divided by n N: if s is above positive_weight, these derivatives are divided by s.
     """
 
     bottom_range = (2, 2)
@@ -81,11 +86,13 @@ class GeneralContrastiveLoss(DistanceLoss):
 
 @register("SoftContrastiveLoss")
 class SoftContrastiveLoss(DistanceLoss):
-    """Of a sample: positive_weight min(max(own - positive_margin, 0), t), and the logarithm of the sum of
-    exp(negative_weight (negative_margin - other)) over those below the margin; t is positive_outlier_thresh of
-    general_contrastive_loss_param. `square`: of both squares, with half their derivatives, the own one by own itself.
+    """happynear's SoftContrastiveLoss computes, for a sample, positive_weight min(max(own - positive_margin, 0), t),
+    and the logarithm of the sum of exp(negative_weight (negative_margin - other)) over the other centers below the
+    margin. t is `positive_outlier_thresh` of general_contrastive_loss_param.
 
-    As in happynear's fork, negative_weight is the exponent's scale, and `exponent_scale` is not used.
+    With `square` the excesses over the margins are squared. Derivatives are then half of the formula's, and the one by
+    own has own itself in place of own - positive_margin. As in the fork, negative_weight is the scale of the exponent,
+    and `exponent_scale` is not read. Weights of samples count relative to their mean.
     """
 
     def attributes(self) -> Attributes:

@@ -1,4 +1,4 @@
-"""Sets random values to zero in training; does nothing in testing."""
+"""Sets random values to zero in training, and does nothing in testing."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from engine.layers.registry import register
 
 @register("Dropout")
 class Dropout(Activation):
-    """Bottom and top: any shape, of which the first axis counts samples: of (T, N, ...) the mask is another on another
-    number of ranks. At training each element becomes 0 with probability `dropout_ratio`, the others are multiplied by
-    1 / (1 - dropout_ratio).
+    """Caffe's Dropout sets each element to 0 with probability `dropout_ratio` in TRAIN, and multiplies the others by
+    1 / (1 - dropout_ratio). In TEST the top is the bottom.
 
-    With R-FCN's `scale_train: false` the others stay as they are, and at test all are multiplied by 1 - dropout_ratio.
-    With SegNet's `sample_weights_test` elements are dropped at test, too (Gal and Ghahramani 2016, arXiv 1506.02142).
+    Bottom and top: any shape, the same. The first axis counts samples, so that the mask of a blob (T, N, ...) depends
+    on the number of ranks.
+
+    With R-FCN's `scale_train: false` the others stay as they are, and in TEST all are multiplied by 1 - dropout_ratio.
+    With SegNet's `sample_weights_test` elements are dropped in TEST, too (Gal and Ghahramani 2016, arXiv 1506.02142).
     """
 
     bf16 = True
@@ -29,6 +31,7 @@ class Dropout(Activation):
 
     @property
     def drops(self) -> bool:
+        """Whether elements are dropped in this phase."""
         return self.training or self.message.dropout_param.sample_weights_test
 
     def attributes(self) -> Attributes:

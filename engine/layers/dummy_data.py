@@ -1,4 +1,4 @@
-"""Blobs of values from fillers, for measuring speed and for tests."""
+"""Makes blobs of values from fillers, for measuring speed and for tests."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ if TYPE_CHECKING:
     from engine.layers.builder import Builder
 
 _ZEROS = proto.FillerParameter()
-MOST_SAMPLES = 1 << 16  # of a batch, with per_sample: each one's generator takes 10 us and more
+MOST_SAMPLES = 1 << 16  # in a batch with per_sample: to make the generator of each takes 10 us and more
 
 
 @register("DummyData")
 class DummyData(Layer):
-    """Tops: `shape` (or, older, num, channels, height and width) and `data_filler`, once for all tops or once for each.
+    """Caffe's DummyData fills its tops. Tops: `shape` (or, older, num, channels, height and width) and `data_filler`
+    are given once for all tops or once for each.
 
-    Constant blobs are made once, others at every step, as in Caffe. per_sample: each sample (the first axis) by its
-    number in the whole training, so that ranks have other numbers than each other, and together what one rank has.
+    Constant blobs are made once, others at every step, as in Caffe. With `per_sample` the values of a sample
+    (along the first axis) depend on its number in the whole training: each rank has samples of its own, and together
+    the ranks have those that a single rank would have.
     """
 
     bottom_range = (0, 0)
@@ -50,6 +52,7 @@ class DummyData(Layer):
         return shapes[:count]
 
     def _for_each_top(self, name: str, values) -> list:
+        """Returns a value of a field for each top. Raises ConfigError for another number of values."""
         count = len(self.message.top)
         if len(values) not in (1, count):
             wanted = "1" if count == 1 else f"1 or {count}"
@@ -57,7 +60,8 @@ class DummyData(Layer):
         return list(values) if len(values) == count else list(values) * count
 
     def feed(self, step: int, seed: int, first_sample: int | None = None) -> dict[Blob, np.ndarray]:
-        """float32 values of the tops, which depend on the step (or the sample), the seed and the layer's name alone."""
+        """Returns float32 values of the tops, which depend only on the step (or the samples' numbers), the seed and the
+        layer's name."""
         fillers = self._for_each_top("data_filler", self.message.dummy_data_param.data_filler or [_ZEROS])
         for index, (top, filler) in enumerate(zip(self.tops, fillers, strict=True)):
             if top not in self._values or filler.type != "constant":
@@ -67,6 +71,8 @@ class DummyData(Layer):
     def _fill(
         self, shape: Shape, filler: proto.FillerParameter, key: tuple[int, str, int], step: int, first: int | None
     ) -> np.ndarray:
+        """Returns the values of a top. key: the seed, the layer's name, the index of the top. first: the number of the
+        batch's first sample; None: steps are counted instead."""
         if not self.message.dummy_data_param.per_sample:
             return fill(shape, filler, keyed_generator(*key, step), self.where)
         first = step * shape[0] if first is None else first

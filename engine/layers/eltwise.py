@@ -1,4 +1,4 @@
-"""The weighted sum, the product or the maximum of blobs, element by element."""
+"""Computes the weighted sum, the product or the maximum of blobs, element by element."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ if TYPE_CHECKING:
 
 @register("Eltwise")
 class Eltwise(Layer):
-    """Bottoms: blobs of one shape; top: that shape. `coeff` gives the weights of a SUM (1); a MAX ignores them. One
-    bottom, as in FlowNet 2's nets, is scaled by its weight."""
+    """Caffe's Eltwise computes, by `operation`, the SUM of blobs times `coeff` (1), their product (PROD) or maximum
+    (MAX).
+
+    Bottoms: one or more of one shape. Top: that shape. A MAX ignores coeff. A single bottom, as in FlowNet 2's nets, is
+    multiplied by its coeff in a SUM.
+    """
 
     bf16 = True
     bottom_range = (1, None)
@@ -38,12 +42,12 @@ class Eltwise(Layer):
 
     @property
     def adds_two(self) -> bool:
-        """True for the plain sum of two blobs."""
+        """Whether the layer is a plain sum of two blobs."""
         plain = self.param.operation == self.param.SUM and not self.relu
         return plain and len(self.bottoms) == 2 and all(coefficient == 1 for coefficient in self.param.coeff)
 
     def absorb(self, following: Layer) -> bool:
-        """A sum takes over a ReLU without slope."""
+        """Takes over a ReLU without slope, if the layer is a sum."""
         if self.relu or self.param.operation != self.param.SUM or len(self.bottoms) == 1:
             return False
         self.relu = following.type == "ReLU" and following.message.relu_param.negative_slope == 0

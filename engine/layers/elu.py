@@ -1,4 +1,4 @@
-"""x, or alpha (exp(x) - 1) where x is negative (Clevert et al. 2015, arXiv 1511.07289)."""
+"""Computes x, or alpha (exp(x) - 1) where x is negative (Clevert et al. 2015, arXiv 1511.07289)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ if TYPE_CHECKING:
 
 @register("ELU")
 class ELU(Activation):
-    """Bottom and top: any shape. NVIDIA's `lambda` multiplies the whole: with alpha 1.6733 and lambda 1.0507 it is SELU
-    (Klambauer et al. 2017, arXiv 1706.02515)."""
+    """Caffe's ELU computes x where x > 0, else `alpha` (exp(x) - 1). Bottom and top: any shape, the same.
+
+    NVIDIA's `lambda` multiplies both: with alpha 1.6733 and lambda 1.0507 it is SELU
+    (Klambauer et al. 2017, arXiv 1706.02515).
+    """
 
     bf16 = True
 
     @property
     def factor(self) -> float:
-        return getattr(self.message.elu_param, "lambda")  # a word of Python's
+        return getattr(self.message.elu_param, "lambda")  # a keyword of Python
 
     def lower(self, builder: Builder) -> None:
         if self.factor == 1:

@@ -1,4 +1,4 @@
-"""A learned vector for each of `input_dim` integers."""
+"""Looks up a learned vector for each of `input_dim` integers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ if TYPE_CHECKING:
 
 @register("Embed")
 class Embed(Layer):
-    """Bottom: any shape, of whole numbers in [0, input_dim); top (..., num_output); params: weights (input_dim,
-    num_output) and, with `bias_term`, bias (num_output). DataError for a number outside."""
+    """Caffe's Embed gives row i of the weights for each whole number i, plus the bias. A forward raises DataError for a
+    number outside [0, input_dim).
+
+    Bottom: any shape. Top: (..., num_output); params: weights (input_dim, num_output) and, with `bias_term`, bias
+    (num_output).
+    """
 
     constant_bottoms = frozenset({0})
 

@@ -1,4 +1,4 @@
-"""The entropy of a softmax, for samples without labels: it is small where one class is certain, whichever that is."""
+"""Computes the entropy of a softmax, for samples without labels: it is small if any one class is certain."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from engine.layers.registry import register
 
 @register("EntropyLoss")
 class EntropyLoss(LossLayer):
-    """Bottom: scores (outer..., classes, inner...), before the softmax. Tops: the sum over all (outer, inner) of
-    -(sum of p log p over the classes), by their number, or as loss_param says, (), and the probabilities p.
+    """EntropyLoss of several forks computes the sum over all (outer, inner) of -(sum of p log p over the classes),
+    where p is the softmax of the scores. The sum is divided by their number, or as loss_param says.
 
-    `softmax_param.axis` is the axis of the classes. A negative `loss_weight` asks for a large entropy.
+    Bottom: scores (outer..., classes, inner...), with the classes along `softmax_param.axis`. Tops: the loss (), and,
+    if asked for, p. A negative `loss_weight` asks for a large entropy.
     """
 
     bottom_range = (1, 1)
@@ -25,7 +26,7 @@ class EntropyLoss(LossLayer):
 
     @property
     def axis(self) -> int:
-        """Of the classes."""
+        """The axis of the classes."""
         return axis_of_classes(self, self.message.softmax_param.axis)
 
     def infer(self) -> list[Shape]:

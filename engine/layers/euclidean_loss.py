@@ -1,4 +1,4 @@
-"""Half the mean squared distance of two blobs."""
+"""Computes half the mean squared distance of two blobs."""
 
 from __future__ import annotations
 
@@ -8,4 +8,5 @@ from engine.layers.registry import register
 
 @register("EuclideanLoss")
 class EuclideanLoss(PairLoss):
-    """Bottoms: two blobs (N, ...) of the same count; both may be predictions. Top: sum (a - b)^2 / 2N."""
+    """Caffe's EuclideanLoss computes sum (a - b)^2 / 2N. Bottoms: a and b (N, ...), of the same count; both may be
+    predictions. Top: the loss ()."""

@@ -1,4 +1,4 @@
-"""The squared distance of heat maps, as Caffe-Heatmap trains poses (Pfister et al. 2015, arXiv 1506.02897)."""
+"""Computes the squared distance of heat maps, as Caffe-Heatmap trains poses (Pfister et al. 2015, arXiv 1506.02897)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 
 @register("EuclideanLossHeatmap")
 class EuclideanLossHeatmap(PairLoss):
-    """Bottoms: predictions (N, C, H, W), heat maps of the same shape, and, if given, pictures (N, ...), which the fork
-    shows in a window and nothing reads here. Top: the mean of (a - b)^2 over all elements, ().
+    """Caffe-Heatmap's EuclideanLossHeatmap computes the mean of (a - b)^2 over all elements.
 
-    The gradient is a - b, whatever the `loss_weight` is, as in the fork: it is that of the sum over a batch, by 2.
+    Bottoms: predictions a (N, C, H, W), heat maps b of the same shape, and, if given, pictures (N, ...), which the fork
+    shows in a window and nothing reads here. Top: the loss ().
+
+    As in the fork the gradient is a - b, whatever `loss_weight` is: that of half the sum over a batch, not of the mean.
     """
 
     bottom_range = (2, 3)
@@ -46,6 +48,6 @@ class EuclideanLossHeatmap(PairLoss):
         predictions, maps = (builder.plain(self, builder.tensor(blob)) for blob in self.bottoms[:2])
         shown: Attributes = {"normalizer": math.prod(self.shapes[0]) / 2, "loss_weight": 0.0}
         builder.op("EuclideanLoss", self, [predictions.without_diff(), maps], shown)
-        if self.loss_weights[0] and predictions.diff is not None:  # half the sum, which no top shows or weighs
+        if self.loss_weights[0] and predictions.diff is not None:  # of half the sum of squares, the gradient is a - b
             half: Attributes = {"normalizer": 1.0, "loss_weight": 1.0}
             builder.op("EuclideanLoss", self, [predictions, maps], half, tops=[], shapes=[()], gradients=[False])

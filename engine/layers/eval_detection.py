@@ -14,11 +14,18 @@ if TYPE_CHECKING:
 
 @register("EvalDetection")
 class EvalDetection(AnchorGrid):
-    """Bottoms: predictions, ground truth; a third, the images, is not read. Top (N, num_class + side^2 num_object 4):
-    boxes of each class in the image; then, for every detection, label (from 0), score, right, wrong; then zeros.
+    """EvalDetection of the forks for YOLO compares the boxes of a detector with the true ones.
+
+    Bottoms: predictions, ground truth, as AnchorGrid has them; a third, the images, is not read. Top:
+    (N, num_class + side^2 num_object 4): how many boxes of each class the image has; then label (from 0), score, right,
+    wrong of every detection; then zeros.
 
     Of boxes that overlap by `nms` only the one with the best score stays, whatever their classes. A detection is right
     if it overlaps a box of its class by `threshold` and no better one has claimed that box.
+
+    A detection has the label of its most probable class. Its score is the probability of an object (`score_type: OBJ`),
+    of that class (PROB) or their product (MULTIPLY, the default); detections that score less than 0.005 are left out.
+    With a negative `nms`, the default, all boxes stay.
     """
 
     bottom_range = (2, 3)

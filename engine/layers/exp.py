@@ -1,4 +1,4 @@
-"""base^(shift + scale x)."""
+"""Computes base^(shift + scale x)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from engine.layers.registry import register
 
 @register("Exp")
 class Exp(Activation):
-    """Bottom and top: any shape. base -1 (the default) means e."""
+    """Caffe's Exp computes `base`^(`shift` + `scale` x). A base of -1, the default, stands for e. Bottom and top: any
+    shape, the same."""
 
     def infer(self) -> list[Shape]:
         base = self.message.exp_param.base

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 @register("Filter")
 class Filter(Layer):
-    """Bottoms: one or more of N samples each, and the selector (N, 1, ...), last; tops: for each bottom but the last,
-    its samples whose selector is not 0, in their order.
+    """Caffe's Filter passes on the samples whose selector is not 0, in their order.
+
+    Bottoms: one or more of N samples each; the selector (N, 1, ...), last. Tops: one for each bottom but the last, of
+    its shape.
 
     Caffe's tops shrink to the samples picked. Here shapes are fixed when the net is built: the tops keep N samples, of
     which those behind the picked ones are 0, and a loss that averages over N counts these, too. No gradient flows into
@@ -48,7 +50,7 @@ class Filter(Layer):
                 raise self.error(
                     f"expected {selector[0]} samples, one for each of the selector, got bottom {number} {shape}"
                 )
-        self.bf16 = self.bf16 and len(samples) == 1  # of several some may be labels
+        self.bf16 = self.bf16 and len(samples) == 1  # of several bottoms some may be labels
         return samples
 
     def lower(self, builder: Builder) -> None:

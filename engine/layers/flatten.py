@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 @register("Flatten")
 class Flatten(Layer):
+    """Caffe's Flatten keeps all values in their order. Bottom: any shape. Top: that shape, with the axes `axis` (1) to
+    `end_axis` (-1), both included, as one."""
+
     bf16 = True
 
     def infer(self) -> list[Shape]:

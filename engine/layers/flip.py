@@ -1,4 +1,4 @@
-"""Turns planes left to right, or upside down, from happynear's fork."""
+"""Mirrors planes left to right or upside down, from happynear's fork."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 @register("Flip")
 class Flip(Layer):
-    """Bottom and top (N, C, H, W): columns in reverse, unless `flip_width: false`, and rows, with `flip_height`."""
+    """happynear's Flip reverses columns, unless `flip_width: false`, and with `flip_height` rows, too. Bottom and top:
+    (N, C, H, W)."""
 
     def infer(self) -> list[Shape]:
         if len(self.shapes[0]) != 4:
@@ -23,7 +24,7 @@ class Flip(Layer):
     def lower(self, builder: Builder) -> None:
         param = self.message.flip_param
         x = builder.plain(self, builder.tensor(self.bottoms[0]))
-        # Rows and columns in reverse are all positions in reverse.
+        # Axes 2 (rows) and 3 (columns) are reversed as one: both in reverse are all positions in reverse.
         builder.op("Reverse", self, [x], {"begin": 3 - param.flip_height, "end": 3 + param.flip_width})
 
     def flops(self) -> int:

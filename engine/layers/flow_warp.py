@@ -14,9 +14,12 @@ if TYPE_CHECKING:
 
 @register("FlowWarp")
 class FlowWarp(Layer):
-    """Bottoms: x (N, C, H, W), flow (N, 2, H, W), of columns and of rows, in pixels; top: x at the place that each
-    pixel's flow leads to, interpolated bilinearly; 0, or what is not a number with `fill_value: NOT_A_NUMBER`, where
-    that lies outside."""
+    """FlowNet 2's FlowWarp gives each pixel the value of x at the place to which its flow leads.
+
+    Bottoms: x (N, C, H, W); flow (N, 2, H, W), along columns and then along rows, in pixels. Top: x's shape. Between
+    pixels x is interpolated bilinearly. If a place lies outside of x the value is 0 or, with
+    `fill_value: NOT_A_NUMBER`, NaN.
+    """
 
     bottom_range = (2, 2)
 

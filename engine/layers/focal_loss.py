@@ -1,4 +1,5 @@
-"""Cross-entropy of a softmax in which what is right already counts less (Lin et al. 2017, arXiv 1708.02002)."""
+"""Computes the cross-entropy of a softmax with less weight on samples that are right already
+(Lin et al. 2017, arXiv 1708.02002)."""
 
 from __future__ import annotations
 
@@ -11,12 +12,15 @@ from engine.layers.softmax_loss_base import SoftmaxLossBase
 
 @register("FocalLoss", "SoftmaxFocalLoss", "SoftmaxWithFocalLoss")
 class FocalLoss(SoftmaxLossBase):
-    """Bottoms: scores (outer..., classes, inner...), one label for each (outer, inner). Tops: the sum of
-    -alpha (1 - p)^gamma log p of the labels' probabilities, or, `type: ONEADDP`, of -(alpha + p)^gamma log p, divided
-    as SoftmaxWithLoss divides its own; the probabilities.
+    """FocalLoss of happynear's and other forks computes the sum over all (outer, inner) of -alpha (1 - p)^gamma log p
+    or, with `type: ONEADDP`, of -(alpha + p)^gamma log p, where p is the softmax's probability of the label. The sum is
+    divided as that of SoftmaxWithLoss is.
 
-    The default of alpha is that of the forks that have the type: 1 of FocalLoss, which is happynear's, as ONEADDP is,
-    and 0.25 of the others. With another alpha than 1, happynear's has (alpha - p)^gamma where the paper, other forks
+    Bottoms: scores (outer..., classes, inner...), one label for each (outer, inner). Tops: the loss (), and, if asked
+    for, the probabilities.
+
+    The default of alpha is that of the fork that has the type: 1 for FocalLoss, which is happynear's, as ONEADDP is,
+    and 0.25 for the others. With another alpha than 1, happynear's has (alpha - p)^gamma where the paper, other forks
     and this layer have alpha (1 - p)^gamma.
     """
 
@@ -28,6 +32,7 @@ class FocalLoss(SoftmaxLossBase):
 
     @property
     def alpha(self) -> float:
+        """The alpha of the text or, without it, of the fork that has the type."""
         if self.param.HasField("alpha") or self.type == "FocalLoss" or self.param.type == self.param.ONEADDP:
             return self.param.alpha
         return 0.25

@@ -1,5 +1,5 @@
-"""Turns gradients round: what follows learns to tell domains apart, what comes before to make them alike (Ganin et al.
-2016, arXiv 1505.07818)."""
+"""Reverses gradients, so that what follows learns to tell domains apart, and what comes before to make them alike
+(Ganin et al. 2016, arXiv 1505.07818)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ if TYPE_CHECKING:
 
 @register("GradientScaler")
 class GradientScaler(Layer):
-    """Bottoms and as many tops, of any shapes: each top is its bottom, whose gradient is the top's times -c, with c =
-    lower_bound + (upper_bound - lower_bound) (2 / (1 + exp(-alpha p)) - 1) and p = min(iteration / max_iter, 1)."""
+    """DANN's GradientScaler passes its bottoms on, and multiplies their gradients by -c. Bottoms: one or more, of any
+    shapes. Tops: one for each bottom, of its shape.
+
+    c = lower_bound + (upper_bound - lower_bound) (2 / (1 + exp(-alpha p)) - 1), with p = min(iteration / max_iter, 1),
+    goes from `lower_bound` towards `upper_bound`.
+    """
 
     bf16 = True
     bottom_range = (1, None)

@@ -14,10 +14,15 @@ if TYPE_CHECKING:
 
 @register("GRU")
 class GRU(Recurrent):
-    """Top: h (T, N, H), H = num_output, h = g + z (h' - g) with h' that of the step before, sigmoids z and r of
-    W x + b + R h', and g = tanh(W_h x + b_h + R_h (r h')), or, `linear_before_reset`, tanh(W_h x + b_h + r (R_h h' +
-    b')); params: weights of x (3H, I), bias (3H), with a static input its weights (3H, S), R_z, R_r, R_h (H, H each),
-    and b' (H) with linear_before_reset. Rows of W are those of z, r and h. State: h."""
+    """GRU of Synopsys's fork computes h = g + z (h' - g), where h' is the h of the step before. z and r are sigmoids of
+    W x + b + R h', each with its own rows of W and b and its own R. g is tanh(W_h x + b_h + R_h (r h')) or, with
+    `linear_before_reset`, tanh(W_h x + b_h + r (R_h h' + b')).
+
+    Bottoms: see Recurrent. Top: h (T, N, H), with H = num_output. State: h.
+
+    params: weights of x (3H, I), bias (3H), with a static input its weights (3H, S), R_z, R_r, R_h (H, H each), and b'
+    (H) with linear_before_reset. Rows of W are those of z, r and h.
+    """
 
     states = 1
     gates = 3

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 @register("HDF5Output")
 class HDF5Output(Layer):
-    """Bottoms: data and label, of as many rows each; every forward adds them to `file_name`. No gradient flows into
-    them."""
+    """Caffe's HDF5Output adds the rows of its bottoms to the file `file_name`, at every forward. Bottoms: data and
+    label, of as many rows each. No gradient flows into them."""
 
     bottom_range = (2, 2)
     top_range = (0, 0)
@@ -29,7 +29,7 @@ class HDF5Output(Layer):
         return []
 
     def lower(self, builder: Builder) -> None:
-        """Nothing to run."""
+        """Adds no ops: whoever runs the net reads the bottoms."""
 
     def flops(self) -> int:
         return 0

@@ -1,4 +1,4 @@
-"""Points as planes with a bell at each, of happynear's fork: what nets that find landmarks learn."""
+"""Draws a bell around each point, in a plane of its own, as nets that find landmarks learn it (happynear's fork)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ if TYPE_CHECKING:
 
 @register("Hotspot")
 class Hotspot(Layer):
-    """Bottoms: points (N, 2K), x and y of each in pixels of a picture of `data_width` x `data_height`, counted from its
-    middle, or, `mean_removed: false`, from its corner; and, unless `output_height` and `output_width` are given, a blob
-    (N, C, H, W) of the planes' size. Top (N, K, H, W): exp(-d^2 / 2s^2) / 2 pi s^2, d the distance of a pixel from the
-    point, s `gaussian_std`; 0 below 1e-4."""
+    """happynear's Hotspot computes exp(-d^2 / 2 s^2) / (2 pi s^2), where d is the distance of a pixel from the point
+    and s `gaussian_std`. Values up to 1e-4 become 0.
+
+    Bottoms: points (N, 2K), x and y of each; unless `output_height` and `output_width` are given, a blob (N, C, H, W),
+    of which only H and W count. Top: (N, K, H, W).
+
+    Points are in pixels of a picture of `data_width` x `data_height`, counted from its middle or, with
+    `mean_removed: false`, from its corner.
+    """
 
     bottom_range = (1, 2)
     constant_bottoms = frozenset({0, 1})

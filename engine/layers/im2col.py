@@ -1,4 +1,4 @@
-"""The window of a convolution at each position, unrolled into channels."""
+"""Unrolls the window of a convolution at each position into channels."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 @register("Im2col")
 class Im2col(Convolution):
-    """Bottom (N, C, spatial...), top (N, C * product of kernel, out...): the window of convolution_param at every
-    position, channel by channel; zeros where it lies in padding. No parameters."""
+    """Caffe's Im2col copies the window of convolution_param at every position, channel by channel, with zeros where it
+    lies in padding. It has no parameters. Bottom: (N, C, spatial...). Top: (N, C * product of kernel, out...)."""
 
     bottom_range = (1, 1)
     top_range = (1, 1)

@@ -1,4 +1,4 @@
-"""Heat maps of several scales as one, in another size (OpenPose, Cao et al. 2017, arXiv 1611.08050)."""
+"""Averages heat maps of several scales, in another size (OpenPose, Cao et al. 2017, arXiv 1611.08050)."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ TAPS = 4
 
 
 def cubic(x: np.ndarray) -> np.ndarray:
-    """(..., 4): the weights of four neighbours, between the middle ones of which a place lies at x."""
+    """Returns (..., 4), the weights of four neighbours. x: how far from the second to the third a place lies."""
     first, last = x * (x * (1 - x / 2) - 0.5), x * x * (x - 1) / 2
     second = x * x * (1.5 * x - 2.5) + 1
     return np.stack([first, second, 1 - first - second - last, last], -1)
 
 
-def axis(size: int, pad: int, top: int, name: str, scale: float = 1.0) -> Attributes:
-    """What the op Resample needs to know of an axis whose pixels from `pad` on, and as many fewer at the end, become
-    `top`, by cubic interpolation times `scale`. Beyond either end is the last pixel; a place before the first one's
-    center is taken for one after it, at a negative distance, as in the fork."""
+def axis_attributes(size: int, pad: int, top: int, name: str, scale: float = 1.0) -> Attributes:
+    """Returns the attributes of the op Resample for an axis along which `size` pixels, without `pad` at each end,
+    become `top`, by cubic interpolation times `scale`.
+
+    name: "row" or "column". As in the fork, pixels beyond an end are the last one there, and a place before the center
+    of the first pixel counts as one behind it, at a negative distance.
+    """
     inner = size - 2 * pad
     at = (np.arange(top) + 0.5) * (inner / top) - 0.5
     low = np.clip((at + 1e-5).astype(np.int64), 0, inner - 1)
@@ -43,9 +46,13 @@ def axis(size: int, pad: int, top: int, name: str, scale: float = 1.0) -> Attrib
 
 @register("ImResize")
 class ImResize(Layer):
-    """Bottom (N, C, H, W): maps of one picture in N scales, image n of which has it in its middle, start_scale - n
-    scale_gap times as large as the map; top (1, C, h, w): the mean of all, by cubic interpolation; of `factor` times
-    the height and width or, where that is 0, of target_spatial_height and target_spatial_width."""
+    """OpenPose's ImResize computes the mean of the heat maps of one picture in N scales, resized by cubic
+    interpolation.
+
+    Bottom: (N, C, H, W). In the middle of image n is the picture, start_scale - n scale_gap times as large as the map.
+    Top: (1, C, h, w), `factor` times the bottom's height and width or, if that is 0, `target_spatial_height` and
+    `target_spatial_width`.
+    """
 
     @property
     def param(self):
@@ -53,13 +60,13 @@ class ImResize(Layer):
 
     @property
     def around(self) -> np.ndarray:
-        """The share of the map that is around the picture in each image: computed as the fork does."""
+        """The share of the map that is around the picture, in each image, computed in float32 as in the fork."""
         numbers = np.arange(self.shapes[0][0], dtype=np.float32)
         with np.errstate(over="ignore"):
             return np.float32(1) - np.float32(self.param.start_scale) + numbers * np.float32(self.param.scale_gap)
 
     def pads(self, size: int) -> list[int]:
-        """What is around the picture in each image along an axis, on either side."""
+        """Returns how many pixels along an axis are on either side of the picture, in each image."""
         return np.floor(np.float32(size // 2) * self.around).astype(int).tolist()
 
     def infer(self) -> list[Shape]:
@@ -91,8 +98,8 @@ class ImResize(Layer):
         resized = []
         for image, down, across in zip(each, self.pads(height), self.pads(width), strict=True):
             axes = {
-                **axis(height, down, top.shape[2], "row", 1 / images),
-                **axis(width, across, top.shape[3], "column"),
+                **axis_attributes(height, down, top.shape[2], "row", 1 / images),
+                **axis_attributes(width, across, top.shape[3], "column"),
             }
             given = {} if images == 1 else {"params": [], "tops": [], "shapes": [top.shape]}
             resized += builder.op("Resample", self, [image], {**axes, "wide": False}, **given)

@@ -1,4 +1,4 @@
-"""Cross-entropy of a softmax, weighted by a matrix of classes, so that some mistakes cost more than others."""
+"""Computes the cross-entropy of a softmax with a matrix that makes some mistakes cost more than others."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from engine.weights.protobuf import read_blob
 
 @register("InfogainLoss")
 class InfogainLoss(SoftmaxLossBase):
-    """Bottoms: scores (outer..., classes, inner...), one label for each (outer, inner), and the matrix H (classes x
-    classes), unless infogain_loss_param.source names a file with it. Tops: loss (), probabilities.
+    """Caffe's InfogainLoss computes the sum over all (outer, inner) of -sum_c H[l, c] log p_c, where l is the label and
+    p the softmax of the scores. The sum is divided as loss_param says.
 
-    Of one position with label l: -sum_c H[l, c] log p_c.
+    Bottoms: scores (outer..., classes, inner...), one label for each (outer, inner), and the matrix H
+    (classes, classes), unless infogain_loss_param.source names a file with it. Tops: the loss (), and, if asked for,
+    the probabilities.
     """
 
     bottom_range = (2, 3)
@@ -35,11 +37,13 @@ class InfogainLoss(SoftmaxLossBase):
         return tops
 
     def _check_matrix(self, shape: Shape, where: str) -> None:
+        """Raises ConfigError for a matrix of another size. where: which one it is, for the message."""
         classes = self.shapes[0][self.axis]
         if math.prod(shape) != classes**2:
             raise self.error(f"expected a matrix of {classes} x {classes} classes {where}, got {shape}")
 
     def _matrix_of_file(self) -> list[float]:
+        """Returns the values of the matrix in `source`. Raises ConfigError if it cannot be read."""
         source = self.message.infogain_loss_param.source
         try:
             matrix = read_blob(source)

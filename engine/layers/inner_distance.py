@@ -1,4 +1,4 @@
-"""The distance of every sample from every center, from happynear's fork."""
+"""Computes the distance of every sample from every center, as happynear's fork does."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ _KINDS = ("L2", "L1", "product")
 
 @register("InnerDistance")
 class InnerDistance(Layer):
-    """Bottoms: x (outer..., inner...), split at `axis`, and, if given, centers (num, inner...), and with
-    `update_center_only` labels, one for each of outer; top (outer..., num_output): sum of (x - center)^2, or,
-    `distance_type: "L1"`, of |x - center|, or, `"product"`, of x center; params: (num_output, inner), where no
-    centers are given. An InnerProduct with its weights as second bottom becomes a "product" when it is read.
+    """happynear's InnerDistance computes, by `distance_type`, the sum of (x - center)^2 ("L2", the default), of
+    |x - center| ("L1") or of x center ("product"), for every sample and every center.
 
-    `normalize` scales the parameter's rows to length 1 before each forward. With `update_center_only` a center learns
-    from the samples of its class alone. There is no bias.
+    Bottoms: x (outer..., inner...), split at `axis`; if given, centers (num, inner...); with `update_center_only`,
+    labels, one for each of outer. Top: (outer..., num_output); params: (num_output, inner), if no centers are given.
+
+    An InnerProduct with its weights as second bottom becomes a "product" when it is read. `normalize` scales the
+    parameter's rows to length 1 before each forward. With `update_center_only` a center learns only from the samples of
+    its class. There is no bias.
     """
 
     bottom_range = (1, 3)
@@ -45,6 +47,7 @@ class InnerDistance(Layer):
 
     @property
     def _has_centers(self) -> bool:
+        """Whether the centers are a bottom, not a parameter."""
         return len(self.shapes) > 1 + self.param.update_center_only
 
     def infer(self) -> list[Shape]:

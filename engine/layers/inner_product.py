@@ -17,7 +17,9 @@ MAX_KERNEL_AXES = 5  # of oneDNN's inner product
 
 @register("InnerProduct")
 class InnerProduct(Weighted):
-    """Bottom (outer..., inner...), split at `axis`; top (outer..., num_output); params: weights (num_output, inner), or
+    """Caffe's InnerProduct computes x W^T + b.
+
+    Bottom: (outer..., inner...), split at `axis`. Top: (outer..., num_output); params: weights (num_output, inner), or
     (inner, num_output) with `transpose`, and, with `bias_term`, bias (num_output).
 
     With `normalize`, of happynear's fork, each forward first scales the rows of the weights to length 1. Their gradient

@@ -1,4 +1,4 @@
-"""Blobs that are filled in by whoever runs the net."""
+"""Makes blobs that are filled in by whoever runs the net."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @register("Input")
 class Input(Layer):
-    """Tops: `shape` once for all of them, or once for each."""
+    """Caffe's Input makes blobs without values. Tops: `shape` is given once for all of them, or once for each."""
 
     bottom_range = (0, 0)
     top_range = (1, None)

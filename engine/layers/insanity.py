@@ -1,4 +1,4 @@
-"""x, or x / a where x is negative, with a random in training (Xu et al. 2015, arXiv 1505.00853)."""
+"""Computes x, or x / a where x is negative, with a random a in training (Xu et al. 2015, arXiv 1505.00853)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 @register("Insanity")
 class Insanity(Activation):
-    """Bottom and top: any shape, of which the first axis counts samples. Where x is negative it is divided by a, which
-    in training is uniform in [`lb`, `ub`) for each element, and at test (`ub` - `lb`) / log |`ub` / `lb`|."""
+    """happynear's Insanity divides x by a where it is negative. In TRAIN a is uniform in [`lb`, `ub`) for each element,
+    in TEST it is (`ub` - `lb`) / log |`ub` / `lb`|. Bottom and top: any shape, the same, whose first axis counts
+    samples."""
 
     def infer(self) -> list[Shape]:
         lower, upper = self.message.insanity_param.lb, self.message.insanity_param.ub

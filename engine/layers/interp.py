@@ -1,4 +1,4 @@
-"""Bilinear interpolation with aligned corners, as DeepLab resizes its scores."""
+"""Resizes planes by bilinear interpolation with aligned corners, as DeepLab does with its scores."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 
 
 def aligned(bottom: Shape, top: Shape, crop: tuple[int, int] = (0, 0)) -> Attributes:
-    """Of the op Resample: bilinear, with aligned corners, where the first and the last pixel of the bottom, after
-    `crop` pixels at each side, become those of the top."""
+    """Returns the attributes of the op Resample for bilinear interpolation with aligned corners: the first and the last
+    pixel of the bottom along an axis become those of the top.
+
+    bottom, top: (N, C, H, W). crop: how many pixels are left out at the beginning and at the end of each axis.
+    """
     attributes: Attributes = {}
     for name, size, wanted in zip(("row", "column"), bottom[2:], top[2:], strict=True):
         last = size - sum(crop) - 1
@@ -31,10 +34,11 @@ def aligned(bottom: Shape, top: Shape, crop: tuple[int, int] = (0, 0)) -> Attrib
 
 @register("Interp")
 class Interp(Layer):
-    """Bottom (N, C, H, W), top (N, C, height, width): as `height` and `width` say, or with s = size + pad_beg +
-    pad_end along each axis, (s - 1) / shrink_factor + 1, and then s + (s - 1) (zoom_factor - 1).
+    """Interp of the forks of DeepLab and PSPNet resizes planes. Bottom: (N, C, H, W). Top: (N, C, height, width).
 
-    `pad_beg` and `pad_end`, zero or below, crop the bottom first.
+    The top has the size that `height` and `width` give. Without them a size s becomes t = (s - 1) / `shrink_factor` + 1
+    and then t + (t - 1) (`zoom_factor` - 1). `pad_beg` and `pad_end`, 0 or below, crop the bottom first: both are added
+    to s.
     """
 
     bf16 = True
@@ -61,6 +65,7 @@ class Interp(Layer):
         return [(*shape[:2], *self._resized(cropped))]
 
     def _resized(self, sizes: list[int]) -> list[int]:
+        """Returns the height and width of the top. sizes: those of the cropped bottom."""
         param = self.param
         sized = param.HasField("height") or param.HasField("width")
         scaled = param.HasField("zoom_factor") or param.HasField("shrink_factor")
