@@ -14,7 +14,7 @@ from engine.data.source_shapes import SourceShapes
 from engine.errors import ConfigError
 from engine.examine.synthetic import feed_synthetic
 from engine.examine.times import Fused, KernelTime, LayerTime, Reorder, Times
-from engine.host.machine import process_age
+from engine.host.machine import core_seconds, process_age
 from engine.net import Counters, Net, NetOptions
 from engine.net.kernel_table import Kernels
 from engine.report.log import log
@@ -57,6 +57,7 @@ def benchmark(
     age = process_age()
     first = (step(net, training, 0), age)
     spans, reorders, repeats, steps, ends = [], [], [], [], []
+    ran, waited = core_seconds()
     with Progress("Timing", iterations) as progress:
         for iteration in range(1, iterations + 1):
             steps.append(step(net, training, iteration, ends))
@@ -64,6 +65,7 @@ def benchmark(
             repeats.append(net.program.repeat_ns / 1e6)
             reorders.append([each[-1] for op in range(len(net.program)) for each in net.program.reorders(op)])
             progress.update(iteration)
+    ran, waited = np.subtract(core_seconds(), (ran, waited))
     if training:
         training.optimizer.wait()
         training.optimizer.close()
@@ -71,6 +73,7 @@ def benchmark(
     times = _times(net, world, precision, first, steps, spans, np.array(reorders))
     if ends and world.size == 1:
         times.update_ms = 1e3 * float(np.median(ends))
+    times.waited_share = max(world.gather(max(0.0, waited) / max(ran + waited, 1e-9)) or [0.0])
     times.kernels = _kernel_times(net, kernels)
     times.recomputed, times.recompute_ms = len(net.repeats), float(np.median(repeats))
     return times

@@ -9,6 +9,7 @@ from engine.errors import printable
 from engine.report.table import human, table
 
 SHOWN = 10  # reorders that are shown, those that take longest
+MUCH_WAITING = 0.05  # of waited_share, that is worth a line
 FUSED_SHOWN = 3  # layers with fused ones that are named; the rest are counted
 
 
@@ -87,6 +88,8 @@ class Times:
     recompute_ms: float = 0.0  # what that takes, on top of forward_ms and backward_ms
     kernels: list[KernelTime] = field(default_factory=list)
     step_variation: float = 0.0  # standard deviation of the steps over their mean
+    # Of the time in which threads could run, the part in which they had no core; of the rank where it is largest.
+    waited_share: float = 0.0
 
 
 def to_json(times: Times) -> dict[str, object]:
@@ -192,6 +195,11 @@ def _summary(times: Times) -> Iterator[str]:
         yield (
             f"memory budget: {times.recomputed} layers are computed twice, which takes {times.recompute_ms:.3f} ms, "
             f"{100 * times.recompute_ms / times.step_ms:.1f}% of the step"
+        )
+    if times.waited_share > MUCH_WAITING:
+        yield (
+            f"note: the threads waited for a core {100 * times.waited_share:.0f}% of their time: other processes had "
+            "it, or this run has more threads than cores"
         )
     yield f"images_per_second: {times.images_per_second:.2f}"
     yield (

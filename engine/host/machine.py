@@ -5,6 +5,8 @@ Functions import psutil when they are called: the import takes longer than all e
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
 import platform
 import time
@@ -40,3 +42,14 @@ def process_age() -> float:
     with open("/proc/self/stat") as file:  # psutil's create_time() counts from a boot time of whole seconds
         ticks = int(file.read().rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def core_seconds() -> tuple[float, float]:
+    """Returns the seconds that this process's threads have run, and those in which they could have run but had no core,
+    since others had them all; zeros where the system does not count these (proc(5), schedstat)."""
+    ran = waited = 0
+    for path in glob.iglob("/proc/self/task/*/schedstat"):
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            thread_ran, thread_waited, _ = Path(path).read_text().split()
+            ran, waited = ran + int(thread_ran), waited + int(thread_waited)
+    return ran / 1e9, waited / 1e9

@@ -1,6 +1,10 @@
 """`engine time` on small nets: what it counts, not how fast it is."""
 
 import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +52,24 @@ def test_steps(times):
     assert times.images_per_second == pytest.approx(32e3 / times.step_ms)
     assert times.to_first_iteration_s > 0 and times.first_iteration_ms > 0
     assert times.forward_ms + times.backward_ms > 0 and times.peak_memory_bytes > times.activation_bytes > 0
+
+
+def test_a_run_beside_others_says_so(times):
+    """Here it has a third of a core."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+        command = [sys.executable, "-m", "engine", "time", "--model", "nets/digits.prototxt", "--iterations", "100"]
+        done = subprocess.run([*command, "--json", "-"], capture_output=True, text=True)
+    finally:
+        os.sched_setaffinity(0, cores)
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+    assert json.loads(done.stdout)["waited_share"] > 0.4, done.stdout + done.stderr
+    assert "waited for a core" not in to_text(replace(times, waited_share=0.01))
+    assert "waited for a core 67% of their time" in to_text(replace(times, waited_share=0.67))
 
 
 def test_the_batch_of_a_python_layer_counts(tmp_path, monkeypatch):

@@ -80,6 +80,7 @@ def run_engine(case: dict, model: Path, options) -> dict:
         "peak_memory_bytes": times["peak_memory_bytes"],
         "to_first_iteration_s": times["to_first_iteration_s"] + times["first_iteration_ms"] / 1e3,
         "version": f"oneDNN {times['onednn']}",
+        "waited_share": times["waited_share"],
     }
 
 
@@ -274,7 +275,9 @@ def print_table(runs: list[dict]) -> None:
     versions = ", ".join(dict.fromkeys(r["version"] for r in runs if r["contender"] == ENGINE))
     rivals = (f", {r['contender']} {r['version']}" for r in runs if r["contender"] in (TORCH, TENSORFLOW))
     rivals = "".join(dict.fromkeys(rivals))
-    print(f"{date.today()}, {processor()}, {os.cpu_count()} cores, {versions}{rivals}; images/s of {count} rounds.\n")
+    waited = max(r.get("waited_share", 0) for r in runs)
+    print(f"{date.today()}, {processor()}, {os.cpu_count()} cores, {versions}{rivals}; images/s of {count} rounds.")
+    print(f"engine's threads waited for cores that others had {100 * waited:.0f}% of their time at most.\n")
     print(f"| {' | '.join(header)} |\n|{'---|' * len(header)}")
     cases: dict[tuple, list[dict]] = {}
     for each in runs:
