@@ -1,7 +1,8 @@
-// Deconvolution: what a convolution's backward does to its gradient, with the weights as that convolution has them, so
-// that both can share one blob; and an optional bias.
-// inputs: x (N, C, ...); params: weights (C, O/group, ...), bias (O); attributes: kernel, stride, pad, dilation (one
-// each per spatial axis), group, bias.
+// Computes a deconvolution: what the backward of a convolution does to its gradient, and an optional bias. Weights have
+// the shape of that convolution's, so that both can share one blob.
+// inputs: x (N, C, ...), float32 or bf16; outputs: y (N, O, ...), of x's type.
+// params: weights (C, O/group, ...), bias (O). attributes: kernel, stride, pad, dilation (one for each spatial axis),
+// group, bias.
 
 #include "kernels/bf16.h"
 #include "ops/common/channel_layout.h"
@@ -18,7 +19,7 @@ public:
         stride_ = attributes.integers("stride");
         pad_ = attributes.integers("pad");
         dilation_ = attributes.integers("dilation");
-        for (auto& d : dilation_) d -= 1;  // oneDNN counts the holes
+        for (auto& d : dilation_) d -= 1;  // oneDNN's dilation is 0 without holes
         const int64_t group = attributes.integer("group");
         const Dims &in = input(0)->shape, &out = spec_.output_shapes[0];
         const auto type = input(0)->layout.get_data_type();
@@ -34,7 +35,7 @@ public:
                                pad_, user_scratchpad());
         const weights_pd learn(cpu(), how, y_, diff_weights_, x_, stride_, dilation_, pad_, pad_, gather,
                                user_scratchpad());
-        // In bf16 the kernels read a copy in any case: the parameter, float32, is laid out as its gradient is.
+        // In bf16 the kernels read a copy in any case, so the parameter, float32, gets the layout of its gradient.
         if (type != memory::data_type::f32 && param_gradient(0) && !param(0)->decided())
             param(0)->decide(learn.diff_weights_desc());
         add_forward(depthwise_first(group > 1 && in[1] == group && out[1] == group, [&] {
@@ -55,7 +56,7 @@ public:
     }
 
 private:
-    // Named after what they do here: forward scatters every pixel of x, its gradient gathers them.
+    // These names tell what the primitives do here: forward scatters every pixel of x, x's gradient gathers them.
     using scatter_pd = dnnl::convolution_backward_data::primitive_desc;
     using gather_pd = dnnl::convolution_forward::primitive_desc;
     using weights_pd = dnnl::convolution_backward_weights::primitive_desc;
@@ -79,7 +80,7 @@ private:
         plain_param(1);
         Dims dims(y->shape.size(), 1);
         dims[1] = y->shape[1];
-        // In blocks where y is: else oneDNN has only a reference kernel.
+        // The bias has blocks if y has: else oneDNN has only a reference kernel.
         const Layout broadcast = layout_like(y->layout, dims, memory::data_type::f32);
         const dnnl::binary::primitive_desc pd(cpu(), algorithm::binary_add, y->layout, broadcast, y->layout,
                                               user_scratchpad());
@@ -126,7 +127,7 @@ private:
         touch(Pass::backward, {given, wanted});
     }
 
-    // The gradient of the bias, summed in an order that does not depend on the number of threads.
+    // Computes the gradient of the bias, in an order of sums that does not depend on the number of threads.
     template <typename T>
     void sum_bias() {
         const T* const given = address<T>(outputs_[0]->diff);
@@ -152,7 +153,7 @@ private:
     Dims stride_, pad_, dilation_;
     Layout x_, y_, weights_, diff_weights_;  // "any": the kernel chooses
     ChannelRows rows_{};
-    std::vector<double> sums_;  // of the top's gradient, for each n
+    std::vector<double> sums_;  // (N, padded channels), of the top's gradient
 };
 
 static const RegisterOp<Deconvolution> registered("Deconvolution");

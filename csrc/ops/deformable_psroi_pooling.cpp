@@ -1,9 +1,9 @@
-// The average of samples of each cell of a grid laid over regions of interest, every cell in a channel of its own,
-// where cells are moved by offsets (Dai et al. 2017, arXiv 1703.06211). Samples begin where their cell does, and are
-// interpolated bilinearly between pixels; those more than half a pixel outside of the features do not count.
-// inputs: those of score_maps.h, and, if cells are moved, offsets (R, classes * 2, part, part), of columns and then of
-// rows, in sizes of the region, for each piece of the region and each class of outputs; output: as there; attributes:
-// those, samples (of a cell along each axis), offset_scale (trans_std).
+// Averages samples of each cell of a grid over regions of interest, every cell in a channel of its own. Offsets move
+// the cells (Dai et al. 2017, arXiv 1703.06211). Samples begin where their cell begins, and are interpolated bilinearly
+// between pixels; those more than half a pixel outside of the features do not count.
+// inputs: see score_maps.h, optionally offsets (R, classes * 2, part, part), float32, row-major, for each class of
+// outputs and each piece of a region: of columns, then of rows, in sizes of the region; outputs, further attributes:
+// see score_maps.h; attributes: samples (of a cell along each axis), offset_scale (Caffe's trans_std).
 #include <algorithm>
 #include <cmath>
 
@@ -13,7 +13,7 @@
 namespace engine {
 namespace {
 
-// A sample along one axis: between two pixels, and the second one's share.
+// A sample along one axis: the two pixels around it, and the weight of the second.
 struct Sample {
     int64_t low, high;
     float share;
@@ -30,7 +30,7 @@ struct Line {
         if (!(at >= -0.5f && at <= float(pixels) - 0.5f)) return {};
         at = std::clamp(at, 0.f, float(pixels - 1));
         const int64_t low = whole(at);
-        // On a pixel there is no second one: an offset has no slope there, as beyond the border.
+        // A sample on a pixel has no second one: its offset has gradient 0, as it has beyond the border.
         return {low, low + (at > float(low)), at - float(low), true};
     }
 };
@@ -75,7 +75,7 @@ private:
 
     static float mix(float a, float b, float share) { return a + share * (b - a); }
 
-    // visit(row, column) for all samples of a cell that count; returns how many.
+    // Calls visit(row, column) for all samples of a cell that count. Returns how many there are.
     template <typename Visit>
     int64_t each_sample(int64_t r, int64_t c, const Visit& visit) const {
         const Line rows = line(r, c, 1), columns = line(r, c, 0);
@@ -92,18 +92,18 @@ private:
         return count;
     }
 
-    // axis: 0 for columns, 1 for rows.
+    // Returns the samples of region r's cell in channel c. axis: 0 for columns, 1 for rows.
     Line line(int64_t r, int64_t c, int64_t axis) const {
         const float* const of = roi(r) + 1 + axis;
         const float begin = std::round(of[0]) * scale_ - 0.5f;
-        // Pixels of the region are included on both ends; a region never gets smaller than this.
+        // Regions include the pixels at both ends, and are never smaller than 0.1.
         const float size = std::max((std::round(of[2]) + 1) * scale_ - 0.5f - begin, 0.1f), cell = size / float(group_);
         const float at = begin + float(axis == 0 ? column_of(c) : row_of(c)) * cell;
         const float moved = moves() ? at + input(2)->data()[offset(r, c, axis)] * offset_scale_ * size : at;
         return {moved, cell / float(samples_), size, axis == 0 ? width_ : height_};
     }
 
-    // Of the piece of the region, and of the class, that a cell belongs to.
+    // Returns the index of the offset of a cell: that of its piece of the region and its class.
     int64_t offset(int64_t r, int64_t c, int64_t axis) const {
         const int64_t each = channels_ / classes_, row = row_of(c) * part_ / group_;
         return (((r * classes_ + c / each) * 2 + axis) * part_ + row) * part_ + column_of(c) * part_ / group_;
@@ -124,7 +124,8 @@ private:
         });
     }
 
-    // The offsets of a region belong to one thread: cells share them, and their gradients add.
+    // Computes the gradient of the offsets. Those of a region belong to one thread, because cells share them and their
+    // gradients are summed.
     void differentiate_offsets() const {
         const int64_t count = classes_ * 2 * part_ * part_;
         float* const wanted = input(2)->diff->data();

@@ -1,9 +1,11 @@
-// What the windows of a convolution read where each place of a window has an offset of its own (Dai et al. 2017, arXiv
-// 1703.06211): windows side by side, for a convolution whose stride is its kernel. Between pixels it is interpolated
-// bilinearly, beyond the last row or column it is that one's, outside of the bottom 0.
-// inputs: x (N, C, H, W), any layout with rows of channels, and offsets (N, group * kernel * 2, h, w), row-major, in
-// rows and then in columns for each place; outputs: (N, C, h * kernel[0], w * kernel[1]); attributes: kernel, stride,
-// pad, dilation (of rows and of columns), group (of channels that have offsets in common).
+// Samples x for a deformable convolution (Dai et al. 2017, arXiv 1703.06211), in which each place of a window has an
+// offset of its own. The top has the windows side by side, for a convolution whose stride is its kernel. Samples are
+// interpolated bilinearly between pixels; beyond the last row or column they have its value, and outside of x they are
+// 0.
+// inputs: x (N, C, H, W), float32, any layout with rows of channels; offsets (N, group * kernel[0] * kernel[1] * 2, h,
+// w), float32, row-major, for each place in rows, then in columns; outputs: (N, C, h * kernel[0], w * kernel[1]), laid
+// out as x; attributes: kernel, stride, pad, dilation (two each, of rows and of columns), group (how many groups of
+// channels have offsets of their own).
 #include <algorithm>
 
 #include "kernels/sixteen.h"
@@ -14,14 +16,14 @@
 namespace engine {
 namespace {
 
-// Four pixels around a place, as offsets in memory, and the shares of the lower and of the right ones.
+// The four pixels around a place, as offsets in memory, and the weights of the lower and of the right ones.
 struct Place {
     int64_t top_left, top_right, bottom_left, bottom_right;
     float down, across;
     bool inside;
 };
 
-// Some channels of the four pixels.
+// The values of some channels at the four pixels.
 template <typename Piece>
 struct Corners {
     typename Piece::Vector top_left, top_right, bottom_left, bottom_right;
@@ -66,7 +68,7 @@ void spread_pixel(const float* given, const Place& p, int64_t lanes, float* want
     });
 }
 
-// What pixels tell of the gradient of their place, as sums of every sixteenth channel.
+// The gradient of a place in rows and in columns, as sixteen sums, each over every sixteenth channel.
 struct Slopes {
     float rows[16] = {}, columns[16] = {};
 };
@@ -145,7 +147,7 @@ private:
                 spec_.output_shapes[0][i + 2] / kernel};
     }
 
-    // Offsets of columns lie so far behind those of rows.
+    // Returns the distance from the offset of a row to that of its column.
     int64_t plane() const { return rows_.windows * columns_.windows; }
 
     Place place(const float* offset, int64_t row, int64_t column, int64_t i, int64_t j) const {
@@ -165,7 +167,8 @@ private:
         int64_t begin, end;
     };
 
-    // work(group, place, its pixel of the top, its offset of rows) for all that a row of windows reads of image n.
+    // Calls work(group, place, where its pixel of the top begins, index of its row's offset) for all places that a row
+    // of windows reads of image n.
     template <typename Work>
     void each_place(int64_t n, int64_t row, const Range& groups, const Work& work) const {
         const int64_t taps = rows_.kernel * columns_.kernel, width = columns_.windows * columns_.kernel;
@@ -180,8 +183,8 @@ private:
             }
     }
 
-    // run(where it begins in x, in y, lanes) for the channels of a group in some blocks of image n, neighbours in
-    // memory together; the lanes of padding go with the last group.
+    // Calls run(begin in x, begin in y, lanes) for the channels of a group in some blocks of image n, once for each run
+    // of neighbours. The lanes of padding belong to the last group.
     template <typename Run>
     void each_run(int64_t n, int64_t group, const Range& blocks, const Run& run) const {
         const int64_t each = x_.channels / group_, last = group + 1 == group_;
@@ -194,6 +197,7 @@ private:
         }
     }
 
+    // Returns the groups that have channels in a block.
     Range groups_of(int64_t block) const {
         const int64_t each = x_.channels / group_, first = block * x_.lanes,
                       end = std::min(first + x_.lanes, x_.channels);

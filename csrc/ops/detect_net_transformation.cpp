@@ -1,10 +1,11 @@
-// NVIDIA's DetectNet: pictures that are changed by chance, and what the net shall say of each square of a grid over
-// them. inputs: images (N, 3, H, W), blue first, 0 to 255; labels (N, rows of 16): the number of boxes and 16, then
-// boxes of x, y, width, height, angle, class, scenario, rotation, truncated, ...; both row-major. outputs: images (N,
-// 3, y, x); grids (N, 8 + classes, y / stride, x / stride) of foreground, corners x1, y1, x2, y2 from the square's own,
-// 1 / width, 1 / height, norm, and each class's coverage. attributes: train; means (3); sources and targets of the
-// classes; stride, scale_cvg, gridbox_min, max_cvg_len, min_cvg_len, obj_norm, crop_bboxes; the fields of
-// DetectNetAugmentationParameter.
+// Changes pictures at random for NVIDIA's DetectNet, and computes what the net is to predict for each square of a grid
+// over them. It has no backward.
+// inputs: images (N, 3, H, W), blue first, 0 to 255; labels (N, rows of 16): the number of boxes and 16, then boxes of
+// x, y, width, height, angle, class, scenario, rotation, truncated, ...; both float32, row-major; outputs: images (N,
+// 3, y, x); grids (N, 8 + classes, y / stride, x / stride): foreground, the box's x1, y1, x2, y2 minus the square's own
+// corner, 1 / width, 1 / height, norm, and the coverage of each class; attributes: train; means (3); sources and
+// targets (the classes of labels, and the coverage that each is); stride, scale_cvg, gridbox_min, max_cvg_len,
+// min_cvg_len, obj_norm, crop_bboxes; the fields of DetectNetAugmentationParameter.
 #include <algorithm>
 #include <array>
 #include <cfloat>
@@ -31,7 +32,7 @@ struct Rectangle {
     }
 };
 
-// What chance, or in a test nobody, has decided for a picture.
+// The changes that are made to a picture: drawn at random, or in a test none but to scale it to the top's size.
 struct Changes {
     double hue = 0, saturation = 1, degrees = 0;
     bool flips = false;
@@ -51,7 +52,8 @@ struct Picture {
     }
 };
 
-// A rotation around the middle, after which all of the picture lies in a new frame.
+// A rotation around the middle of a picture, and the frame that holds all of the rotated picture. forth() turns a point
+// of the picture into one of the frame, back() the other way round.
 struct Rotation {
     Rotation(int64_t width, int64_t height, double degrees)
         : cosine(std::cos(degrees * M_PI / 180)), sine(std::sin(degrees * M_PI / 180)) {
@@ -80,7 +82,7 @@ struct Rotation {
     int64_t frame_width, frame_height;
 };
 
-// Cubic convolution with a = -3/4: weights of the four pixels around a place.
+// Returns the weights of the four pixels around a place, x behind the second: cubic convolution with a = -3/4.
 std::array<float, 4> cubic(double x) {
     constexpr double a = -0.75;
     const auto near = [](double d) { return ((a + 2) * d - (a + 3)) * d * d + 1; };
@@ -89,10 +91,10 @@ std::array<float, 4> cubic(double x) {
     return {float(first), float(second), float(third), float(1 - first - second - third)};
 }
 
-// Blue, green, red in 0 to 1: the hue is turned by degrees, the saturation multiplied.
+// Turns the hue of a pixel, whose colours are in [0, 1], by degrees, and multiplies its saturation.
 void turn_colours(float& blue, float& green, float& red, double degrees, double saturation) {
     const double most = std::max({blue, green, red}), range = most - std::min({blue, green, red});
-    if (!std::isfinite(range)) return;  // such a pixel stays what it is
+    if (!std::isfinite(range)) return;  // the pixel stays as it is
     const double unit = 60 / (range + FLT_EPSILON);
     double hue = most == red     ? (green - blue) * unit
                  : most == green ? 120 + (blue - red) * unit
@@ -145,7 +147,7 @@ public:
 private:
     double real(const char* name) const { return spec_.attributes.real(name); }
 
-    // Room for the largest picture on its way.
+    // Reserves memory for the largest picture that a change can make.
     void reserve() {
         const double scale = train_ ? std::max(1., real("scale_max")) : 1;
         const auto width = std::max(whole(std::ceil(scale * double(width_))), top_width_) + 1;
@@ -160,6 +162,7 @@ private:
         starts_.reserve(wide + high);
     }
 
+    // Draws the changes of picture n.
     Changes choose(int64_t n) const {
         Changes changes;
         changes.width = top_width_;
@@ -223,7 +226,7 @@ private:
             }
     }
 
-    // In 0 to 1, without the mean, and turned around.
+    // Sets first_ to picture n, divided by 255, less the mean, with its colours changed, and mirrored if it flips.
     void colour(int64_t n, const Changes& changes) {
         const std::vector<double> means = spec_.attributes.reals("means");
         first_.resize(width_, height_);
@@ -320,7 +323,7 @@ private:
         }
     }
 
-    // The part of a box that its squares answer for.
+    // Returns the inner rectangle of a box: the squares that it covers predict the box.
     Rectangle shrunk(const Rectangle& box) const {
         double size[2] = {box.width * real("scale_cvg"), box.height * real("scale_cvg")};
         const double whole[2] = {box.width, box.height};
@@ -331,6 +334,7 @@ private:
         return {box.x + (box.width - size[0]) / 2, box.y + (box.height - size[1]) / 2, size[0], size[1]};
     }
 
+    // Sets the squares of a grid that a box's inner rectangle covers.
     void cover(float* grid, const Rectangle& box, int64_t target) const {
         const Rectangle region = shrunk(box);
         const double square = stride_ * stride_;
@@ -363,8 +367,8 @@ private:
     int64_t samples_, height_, width_, top_height_, top_width_, channels_, rows_, columns_, label_count_;
     bool train_;
     double stride_;
-    Dims sources_, targets_;  // classes of labels, and the coverage that each is
-    Picture first_, second_;
+    Dims sources_, targets_;
+    Picture first_, second_;  // each change reads one and writes the other
     std::vector<std::array<float, 4>> weights_;
     std::vector<int64_t> starts_;
 };

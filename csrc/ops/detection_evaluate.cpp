@@ -1,8 +1,9 @@
-// Which detections are right: from the best down, each claims the box of its label that it overlaps most, if by enough
-// and if nobody else has. inputs: detections (1, 1, K, 7) of image, label, confidence, x1, y1, x2, y2; ground truth
-// (1, 1, M, 8); output: (1, 1, rows, 5): a row (-1, label, boxes of that label, -1, -1) for each class but the
-// background, then (image, label, confidence, right, wrong) for each detection, then -1 in rows that are not used.
-// attributes: classes, background, overlap_threshold, evaluate_difficult. Has no backward.
+// Tells which detections are right. From the best down, each claims the box of its label that it overlaps most, if they
+// overlap enough and no other has claimed it. It has no backward.
+// inputs: detections (1, 1, K, 7): image, label, confidence, x1, y1, x2, y2; ground truth (1, 1, M, 8); both float32,
+// row-major; outputs: (1, 1, rows, 5): a row (-1, label, boxes of that label, -1, -1) for each class but the
+// background, then (image, label, confidence, right, wrong) for each detection, then unused rows of -1; attributes:
+// classes, background, overlap_threshold, evaluate_difficult.
 #include <algorithm>
 
 #include "kernels/boxes.h"
@@ -68,6 +69,7 @@ private:
         return detections;
     }
 
+    // Writes a row for each detection of a label in an image. wanted: the true boxes of that label.
     void judge(int64_t image, int64_t label, std::vector<Detection>& found, const std::vector<Truth>& wanted) {
         if (!wanted.empty())
             std::stable_sort(found.begin(), found.end(),
@@ -86,7 +88,7 @@ private:
             if (wanted.empty() || most < threshold_) {
                 write(image, label, each.score, 0, 1);
             } else if (wanted[which].difficult && !evaluate_difficult_) {
-                write(image, label, each.score, 0, 0);  // neither
+                write(image, label, each.score, 0, 0);  // neither right nor wrong
             } else {
                 write(image, label, each.score, !claimed[which], claimed[which]);
                 claimed[which] = true;
@@ -97,7 +99,7 @@ private:
     int64_t classes_, background_;
     float threshold_;
     bool evaluate_difficult_;
-    float* row_ = nullptr;  // of the top, the next to write
+    float* row_ = nullptr;  // the next row of the top to write
 };
 
 static const RegisterOp<DetectionEvaluate> registered("DetectionEvaluate");

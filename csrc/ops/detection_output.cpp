@@ -1,8 +1,9 @@
-// From the predictions of a detector to its detections: boxes are decoded, and of those of every class that overlap
-// only the best stays. inputs: locations (N, P * 4, or P * classes * 4), confidences (N, P * classes), priors (1, 2,
-// P * 4), all row-major; output: (1, 1, rows, 7) of image, label, confidence, x1, y1, x2, y2, with -1 in rows that are
-// not used; attributes: classes, background (-1: none), share_location, code, variance_in_target, confidence_threshold
-// (optional), nms_threshold, eta, top_k, keep_top_k (-1: all). Has no backward.
+// Computes detections from the predictions of a detector with prior boxes: boxes are decoded, and of those of a class
+// that overlap only the best is kept. It has no backward.
+// inputs: locations (N, P * 4, or P * classes * 4), confidences (N, P * classes), priors (1, 2, P * 4), all float32,
+// row-major; outputs: (1, 1, rows, 7): image, label, confidence, x1, y1, x2, y2; unused rows are -1; attributes:
+// classes, background (-1: none), share_location, code, variance_in_target, confidence_threshold (optional),
+// nms_threshold, eta, top_k, keep_top_k (-1: all).
 #include <algorithm>
 #include <cfloat>
 
@@ -55,7 +56,7 @@ private:
         Box box;
     };
 
-    // By label, and then by score.
+    // Returns the detections in image n, ordered by label and then by score.
     std::vector<Detection> detect(int64_t n) const {
         std::vector<Detection> found;
         std::vector<Box> boxes;

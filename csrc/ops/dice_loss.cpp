@@ -1,7 +1,8 @@
-// One minus the overlap of probabilities and truth (Milletari et al. 2016, arXiv 1606.04797), the mean over samples and
-// classes of 1 - (2 sum p g + e) / (sum p^2 + sum g^2 + e). inputs: p (N, C, ...), and g: as many targets, which are
-// one class then, or one label for each position, which stands for 1 of its own class and 0 of others; class 0, the
-// background, does not count. attributes: loss_weight, labels (whether the second input holds them).
+// Computes one minus the overlap of probabilities p and truth g (Milletari et al. 2016, arXiv 1606.04797): the mean
+// over samples and classes of 1 - (2 sum p g + e) / (sum p^2 + sum g^2 + e).
+// inputs: p (N, C, ...), and either g, as many targets, which count as one class, or with `labels` a label for each
+// position, whose g is 1 for its own class and 0 for others; class 0, the background, then does not count; outputs,
+// further attributes: see row_loss.h; attributes: labels.
 #include <algorithm>
 #include <memory>
 
@@ -77,13 +78,13 @@ public:
     }
 
 private:
-    static constexpr double least = 1e-5;  // e: an empty class that is found to be empty overlaps
+    static constexpr double least = 1e-5;  // e: an empty class that is found to be empty has the overlap 1
 
-    // Planes are the classes that count of a sample, those of all samples in their order.
+    // Planes are the classes of a sample that count, one sample after the other.
     Strips strips() const { return {rows_ * classes_, 1, size_}; }
     int64_t start(int64_t plane) const { return plane / classes_ * row_ + (first_ + plane % classes_) * size_; }
 
-    // Of `width` positions; in the buffer where it is to be made of labels.
+    // Returns g at `width` positions of a plane: in the second input, or made of labels in the buffer.
     const float* truth(int64_t plane, int64_t begin, int64_t width, float* buffer) const {
         if (!labels_) return input(1)->data() + plane * size_ + begin;
         const int64_t at = plane / classes_ * size_ + begin, label = first_ + plane % classes_;
@@ -102,8 +103,8 @@ private:
     }
 
     std::unique_ptr<Labels> labels_;
-    int64_t first_, classes_, size_;             // the first class that counts, how many do, and the positions of each
-    std::vector<Overlap> of_strips_, overlaps_;  // of planes
+    int64_t first_, classes_, size_;  // the first class that counts, how many count, and the positions of each
+    std::vector<Overlap> of_strips_, overlaps_;  // overlaps_: of planes
 };
 
 static const RegisterOp<DiceLoss> registered("DiceLoss");

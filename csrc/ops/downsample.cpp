@@ -1,6 +1,6 @@
-// Planes in another size: a pixel of the top is the weighted mean of the numbers around its place in the bottom. What
-// is not a number does not count, and the mean is none where more than half of the weights would not.
-// inputs: x (N, C, H, W), row-major; outputs: (N, C, h, w), without a gradient; attributes: as Resample's.
+// Resizes planes: a pixel of the top is the weighted mean of the pixels around its place in the bottom. NaNs do not
+// count, but the mean is NaN if their weight is more than half of that of the numbers. It has no backward.
+// inputs: x (N, C, H, W), float32, row-major; outputs: (N, C, h, w); attributes: those of Resample but `wide`.
 #include <cmath>
 #include <limits>
 
@@ -47,7 +47,7 @@ private:
             for (int64_t v = 0; v < columns_.taps; v++) {
                 const auto weight =
                     float(rows_.weights[i * rows_.taps + u]) * float(columns_.weights[j * columns_.taps + v]);
-                if (weight == 0) continue;  // beyond the plane, too
+                if (weight == 0) continue;  // also for pixels beyond the plane
                 const float value = x[(rows_.first[i] + u) * width + columns_.first[j] + v];
                 if (std::isnan(value)) {
                     others += weight;

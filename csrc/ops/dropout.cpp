@@ -1,15 +1,15 @@
-// Sets each element to zero with probability `ratio` and scales the others; where that changes nothing (at test time)
-// does nothing. inputs: x (N, ...); attributes: ratio, scale (default: 1 / (1 - ratio)). Which elements survive is a
-// function of the seed, the layer's name, the step, the sample's place in the global batch and the element's place in
-// the sample: the same on however many ranks, and for backward there is no mask to store.
+// Sets each element to zero with probability `ratio` and scales the others. Which elements survive is a function of the
+// seed, the layer's name, the step, the sample's place in the global batch and the element's place in the sample: it is
+// the same on any number of ranks, and no mask is stored for backward.
+// inputs, outputs, attributes: see dropout_op.h.
 #include "kernels/vectorised.h"
 #include "ops/common/dropout_op.h"
 
 namespace engine {
 namespace {
 
-// Rows of `lanes` elements, `step` apart in memory. `places` are those of a row's elements in the sample; the next row
-// begins `further` on.
+// Applies the mask to rows of `lanes` elements, `step` apart in memory. first + places: where the elements of the first
+// row lie in the sample; those of the next row lie `further` on.
 template <typename T>
 ENGINE_VECTORISED void drop(const DropoutMask& mask, const T* x, T* y, int64_t rows, int64_t step, int64_t lanes,
                             const uint32_t* places, uint32_t first, uint32_t further) {
@@ -24,7 +24,7 @@ class Dropout : public DropoutOp {
 public:
     explicit Dropout(OpSpec spec) : DropoutOp(std::move(spec)) {
         if (!masks_) return;
-        // Rows of few lanes that follow each other without a gap are taken together.
+        // Rows of few lanes without a gap between them are done several at a time.
         const int64_t few = 64, lanes = rows_.lanes;
         if (lanes < few && rows_.inner_stride == lanes) together_ = std::min(few / lanes, rows_.inner);
         for (int64_t row = 0; row < together_; row++)
@@ -53,7 +53,7 @@ private:
         }
     }
 
-    int64_t together_ = 1;
+    int64_t together_ = 1;  // rows at a time
     std::vector<uint32_t> places_;
 };
 

@@ -1,4 +1,4 @@
-// The maximum of several blobs. inputs: two or more.
+// Computes the maximum of several blobs. inputs, outputs: see eltwise.h.
 #include <cstring>
 #include <stdexcept>
 
@@ -8,7 +8,7 @@
 namespace engine {
 namespace {
 
-// Where x reaches `bar` or, with `strict`, exceeds it, y is x and `which` becomes `index`.
+// Sets y to x and `which` to `index` where x reaches `bar` or, with `strict`, exceeds it; y to `bar` elsewhere.
 template <typename A, typename B, typename Y>
 ENGINE_VECTORISED void raise(const A* bar, const B* x, bool strict, uint8_t index, Y* y, uint8_t* which,
                              int64_t length) {
@@ -25,7 +25,7 @@ template <typename T>
 ENGINE_VECTORISED void select(const T* x, const uint8_t* which, uint8_t index, T* y, int64_t length) {
 #pragma omp simd
     for (int64_t i = 0; i < length; i++) {
-        const float value = number(x[i]);  // whether it is needed or not: what is read in any case is vectorised
+        const float value = number(x[i]);  // read in any case, so that the loop can be vectorised
         store(which[i] == index ? value : 0.f, y[i]);
     }
 }
@@ -42,7 +42,7 @@ public:
             if (input_gradient(i)) want_gradient(i);
     }
 
-    // Where two are equal the gradient goes where Caffe sends it: to the second of the first two, else to the earlier.
+    // Of equal inputs, the one that Caffe chooses gets the gradient: the second of the first two, else the earlier one.
     void forward(const dnnl::stream& stream) override {
         uint8_t* const which = address<uint8_t>(which_);
         run(forward_calls_, stream);

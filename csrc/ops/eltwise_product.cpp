@@ -1,4 +1,4 @@
-// The product of several blobs. inputs: two or more.
+// Computes the product of several blobs. inputs, outputs: see eltwise.h.
 #include "kernels/vectorised.h"
 #include "ops/common/eltwise.h"
 
@@ -30,7 +30,7 @@ public:
         });
     }
 
-    // Each gradient is that of y times all the other inputs, which holds where an input is zero, too.
+    // An input's gradient is y's times all other inputs: not y / x, which fails where x is zero.
     void backward(const dnnl::stream& stream) override {
         run(backward_reads_, stream);
         write_gradients(stream, [&](size_t i, const auto* given, auto* into, int64_t begin, int64_t length) {

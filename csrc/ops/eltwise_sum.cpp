@@ -1,11 +1,11 @@
-// The weighted sum of several blobs. inputs: two or more; attributes: coefficients (one per input), relu (what is
-// negative becomes 0).
+// Computes the weighted sum of several blobs.
+// inputs, outputs: see eltwise.h; attributes: coefficients (one for each input), relu (negative sums become 0).
 #include "ops/common/eltwise.h"
 
 namespace engine {
 namespace {
 
-// The gradient of a coefficient times x behind a ReLU whose result is y.
+// Computes the gradient of x before a ReLU of a sum with coefficient x; y is its result.
 template <typename T>
 ENGINE_VECTORISED void pass_positive(const T* y, const T* given, float coefficient, T* into, int64_t length) {
 #pragma omp simd
@@ -21,8 +21,8 @@ public:
         for (double coefficient : spec_.attributes.reals("coefficients")) coefficients_.push_back(float(coefficient));
         if (!needs_backward() || !output_gradient(0)) return;
         if (relu_) touch(Pass::backward, outputs_[0]);
-        // Inputs that are summed as they are have one gradient in common: one buffer, which without ReLU is that of the
-        // sum. Not where each is to be kept.
+        // Inputs with coefficient 1 have the same gradient, which without ReLU is that of the sum: it is one buffer,
+        // unless each blob must keep its own.
         TensorPtr common = relu_ ? nullptr : outputs_[0]->diff;
         for (size_t i = 0; i < x_.size(); i++) {
             if (!input_gradient(i)) continue;

@@ -1,4 +1,5 @@
-// alpha (exp(x) - 1) where x is negative, x elsewhere. inputs: x; attributes: alpha.
+// Computes alpha (exp(x) - 1) where x is negative, else x.
+// inputs, outputs: see activation.h; attributes: alpha.
 #include "ops/common/activation.h"
 
 namespace engine {

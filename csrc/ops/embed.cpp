@@ -1,5 +1,6 @@
-// Rows of the weights, by number. inputs: row numbers, row-major; outputs: their shape and num_output; params: weights
-// (input_dim, num_output), bias (num_output, with `bias`); attributes: bias.
+// Looks up rows of the weights by number, and adds an optional bias.
+// inputs: row numbers (...), float32, row-major; outputs: (..., num_output); attributes: bias.
+// params: weights (input_dim, num_output), bias (num_output).
 #include "kernels/row_index.h"
 #include "kernels/sum_columns.h"
 #include "op.h"
@@ -12,7 +13,7 @@ public:
     explicit Embed(OpSpec spec)
         : Op(std::move(spec)),
           bias_(spec_.attributes.flag("bias")),
-          inputs_(param(0)->count() / spec_.output_shapes.at(0).back()),  // another layer's shape may be another
+          inputs_(param(0)->count() / spec_.output_shapes.at(0).back()),  // its shape may be another layer's
           width_(spec_.output_shapes.at(0).back()),
           rows_(input(0)->count()) {
         for (size_t i = 0; i < spec_.params.size(); i++) plain_param(i);
@@ -52,7 +53,7 @@ private:
     int64_t inputs_, width_;
     std::vector<int64_t> rows_;
     RowSenders senders_;
-    dnnl::memory of_blocks_;  // sums for the gradient of the bias
+    dnnl::memory of_blocks_;  // scratch: partial sums for the gradient of the bias
 };
 
 static const RegisterOp<Embed> registered("Embed");

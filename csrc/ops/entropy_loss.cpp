@@ -1,6 +1,6 @@
-// Softmax along one axis, followed by the entropy of what it gives: the sum of -p log p over all, divided by a number.
-// inputs: x (row-major); outputs: loss (), and, where asked for, the probabilities (as x); attributes: axis,
-// loss_weight, normalizer.
+// Computes a softmax along one axis and the entropy of its probabilities: the sum of -p log p, divided by normalizer.
+// inputs: x, float32, row-major; outputs: loss (), optionally the probabilities (as x); attributes: axis, loss_weight,
+// normalizer.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
@@ -11,8 +11,8 @@
 namespace engine {
 namespace {
 
-// Of `width` neighbouring positions, whose classes are `step` apart: sums[j] = sum of p log p; where `logs` are given,
-// laid out as p, they become log p. Probabilities that have underflowed count as the smallest normal number.
+// Sets sums[j] to the sum of p log p over the classes, `step` apart, of each of `width` neighbouring positions. logs,
+// laid out as p, or null: receives log p. Probabilities that have underflowed count as the smallest normal number.
 ENGINE_VECTORISED void add_up_logs(const float* p, int64_t classes, int64_t step, int64_t width, float* sums,
                                    float* logs) {
     std::fill_n(sums, width, 0.f);
@@ -46,7 +46,7 @@ public:
     void forward(const dnnl::stream& stream) override {
         if (!in_columns_) SoftmaxOp::forward(stream);
         const double sum = sum_of_strips(strips(), sums_, [this](int64_t n, int64_t begin, int64_t width) {
-            if (in_columns_) compute_strip(n, begin, width);  // which is then in the cache
+            if (in_columns_) compute_strip(n, begin, width);  // here, so that its loss reads it from the cache
             alignas(64) float sums[Strips::widest];
             add_up_logs(probabilities_->data() + n * classes_ * inner_ + begin, classes_, inner_, width, sums, nullptr);
             double all = 0;

@@ -1,5 +1,5 @@
-// Half the mean squared distance: sum (a - b)^2 / 2N. Either input may want a gradient.
-// inputs: a, b (both row-major, same count, first axis N); attributes: loss_weight.
+// Computes half the mean squared distance, sum (a - b)^2 / 2N. Both inputs can have a gradient.
+// inputs: a (N, ...), b (as many elements); outputs, further attributes: see row_loss.h.
 #include "kernels/double_sums.h"
 #include "ops/common/row_loss.h"
 

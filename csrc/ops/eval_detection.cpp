@@ -1,8 +1,9 @@
-// Which boxes of a YOLO detector are right.
-// inputs: predictions (N, anchors * (5 + classes), H, W), ground truth (1, 1, M, 8) with labels from 1, both row-major;
-// output: (N, classes + boxes * 4): how many boxes of each class there are, then label (from 0), score, right, wrong of
-// each detection, by label and score, then zeros; attributes: classes, anchors (width and height of each, in pixels of
-// the plane); threshold, nms (negative: none), score (OBJ, PROB, MULTIPLY). Has no backward.
+// Tells which detections of a YOLO detector are right. It has no backward.
+// inputs: predictions (N, anchors * (5 + classes), H, W), ground truth (1, 1, M, 8) with labels from 1, both float32,
+// row-major; outputs: (N, classes + boxes * 4): how many true boxes of each class there are, then label (from 0),
+// score, right, wrong of each detection, ordered by label and score, then zeros; attributes: classes, anchors (width
+// and height of each, in pixels of the plane), threshold (the least overlap of a right one), nms (negative: none),
+// score (OBJ, PROB, MULTIPLY).
 #include <cfloat>
 
 #include "kernels/anchor_grid.h"
@@ -60,11 +61,12 @@ private:
         return found;
     }
 
+    // Writes the row of the top of image n.
     void judge(int64_t n, const std::vector<Truth>& truths, float* top) const {
         for (const Truth& truth : truths) top[truth.label - 1]++;
         float* row = top + grid_.classes;
         const Detections found = decode(n);
-        // Boxes of all classes suppress each other, and already where they overlap by exactly `nms`.
+        // Boxes suppress each other whatever their classes, and even if they overlap by exactly `nms`.
         const float limit = nms_ < 0 ? FLT_MAX : std::nextafter(nms_, -1.f);
         std::vector<int64_t> order = suppress(found.boxes, found.scores, -FLT_MAX, -1, limit, 1);
         std::stable_sort(order.begin(), order.end(),
@@ -80,7 +82,7 @@ private:
                 most = shared;
                 which = t;
             }
-            const bool right = most >= std::max(threshold_, 0.f) && !claimed[which];  // below 0: no box of its class
+            const bool right = most >= std::max(threshold_, 0.f) && !claimed[which];  // most < 0: no box of its class
             if (right) claimed[which] = true;
             for (const float value : {float(found.labels[i]), found.scores[i], float(right), float(!right)})
                 *row++ = value;

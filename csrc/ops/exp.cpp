@@ -1,4 +1,4 @@
-// factor exp(rate x). inputs: x; attributes: rate, factor.
+// Computes factor exp(rate x). inputs, outputs: see unary.h; attributes: rate, factor.
 #include "ops/common/unary.h"
 
 namespace engine {

@@ -1,5 +1,5 @@
-// The rows of a blob whose selector is not zero, in their order, and then zeros.
-// inputs: x (N, ...) and the selector (N), both row-major; outputs: x's shape.
+// Copies the rows of a blob whose selector is not zero, in their order, and fills the rest with zeros.
+// inputs: x (N, ...), float32 or bf16, and the selector (N), float32, row-major; outputs: as x.
 #include <algorithm>
 
 #include "ops/common/row_index_op.h"

@@ -1,5 +1,7 @@
-// Each pixel of the top is the bottom's at the place that a flow leads to, interpolated bilinearly, or `fill` where
-// that lies outside. inputs: x (N, C, H, W), flow (N, 2, H, W), of x and of y, row-major; attributes: fill (a number).
+// Warps planes by a flow: each pixel of the top is read at its own place plus the flow, interpolated bilinearly; it is
+// `fill` if that lies outside.
+// inputs: x (N, C, H, W), flow (N, 2, H, W), in columns and then in rows, both float32, row-major; outputs: as x;
+// attributes: fill (a number).
 #include <algorithm>
 
 #include "kernels/whole.h"
@@ -52,8 +54,8 @@ public:
 private:
     struct Place {
         bool inside;
-        int64_t top, bottom, left, right;  // rows as offsets
-        float down, across;                // shares of bottom and right
+        int64_t top, bottom, left, right;  // of the four pixels around; rows as offsets in the plane
+        float down, across;                // the weights of bottom and right
     };
 
     Place place(int64_t n, int64_t row, int64_t column) const {

@@ -1,6 +1,7 @@
-// Cross-entropy of a softmax in which what is right already counts less: -alpha (1 - p)^gamma log p of the label's
-// probability (Lin et al. 2017, arXiv 1708.02002), or, with `add`, -(alpha + p)^gamma log p.
-// inputs, outputs, attributes: those of softmax_loss_op.h; alpha, gamma, add.
+// Computes the focal loss, a cross-entropy of a softmax in which labels that are right already count less: of a label's
+// probability p, -alpha (1 - p)^gamma log p (Lin et al. 2017, arXiv 1708.02002) or, with `add`, -(alpha + p)^gamma log
+// p.
+// inputs, outputs, further attributes: see softmax_loss_op.h; attributes: alpha, gamma, add.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
@@ -18,7 +19,7 @@ public:
           gamma_(spec_.attributes.real("gamma")),
           add_(spec_.attributes.flag("add")) {}
 
-    // With f the loss as a function of p, that of score c is f' p (1 - p_c) of the label's own, -f' p p_c of others.
+    // With f(p) the loss, the gradient of a score is f' p (1 - p) for the label's own class, -f' p p_c for class c.
     void backward(const dnnl::stream&) override {
         const double scale = gradient_scale();
         strips().each([&](int64_t, int64_t n, int64_t begin, int64_t width) {
@@ -54,7 +55,7 @@ private:
 
     double weight(double p) const { return add_ ? std::pow(alpha_ + p, gamma_) : alpha_ * std::pow(1 - p, gamma_); }
 
-    // p times the derivative of the loss by p.
+    // Returns p times the derivative of the loss with respect to p.
     double slope(double p) const {
         const double log = std::log(std::max(p, double(FLT_MIN)));
         if (add_) return -gamma_ * std::pow(alpha_ + p, gamma_ - 1) * p * log - weight(p);

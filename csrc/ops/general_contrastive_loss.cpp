@@ -1,8 +1,10 @@
-// positive_weight min(max(own - positive_margin, 0), positive_outlier_thresh), and the sum of negative_weight
-// max(negative_margin - other, 0), or, with exp_negative_weight, of negative_weight exp(-other) for those below the
-// margin. With normalize_negative above 0 the derivatives of the others are divided by their sum's excess over it.
-// Attributes: these, max_negative_only, positive_first, positive_upper_bound.
-// inputs, outputs, further attributes: see distance_loss_op.h.
+// Computes, for each sample, positive_weight min(max(own - positive_margin, 0), positive_outlier_thresh) plus the sum
+// of negative_weight max(negative_margin - other, 0) over the other distances; with exp_negative_weight, of
+// negative_weight exp(-other) for those below the margin. With max_negative_only, the nearest of them alone counts.
+// With positive_first, the own distance alone counts if it is above positive_upper_bound.
+// inputs, outputs, further attributes: see distance_loss_op.h; attributes: those named above, and normalize_negative:
+// if above 0, the others' derivatives are divided by the mean over the samples of their sums by normalize_negative, if
+// that is above positive_weight.
 #include "ops/common/distance_loss_op.h"
 
 namespace engine {

@@ -1,7 +1,8 @@
-// The sum of max(own + margin - other, 0). The own distance's derivative is positive_weight, however many others are
-// too close, and, with add_center_loss, where none is. Attributes: margin, add_center_loss, hardest_only,
-// positive_first, positive_upper_bound, positive_weight, negative_weight.
-// inputs, outputs, further attributes: see distance_loss_op.h.
+// Computes, for each sample, the sum of negative_weight max(own + margin - other, 0) over the other distances; with
+// hardest_only, the largest term. The own distance's derivative is positive_weight if any other is too close, however
+// many are; with add_center_loss, always. With positive_first, the own distance alone has one if it is above
+// positive_upper_bound.
+// inputs, outputs, further attributes: see distance_loss_op.h; attributes: margin, and those named above.
 #include "ops/common/distance_loss_op.h"
 
 namespace engine {
@@ -38,7 +39,7 @@ protected:
             slopes[worst] = -float(other_weight_);
             loss = (d[label] + margin_ - d[worst]) * other_weight_;
         }
-        if (d[label] > bound_) {  // the own distance first
+        if (d[label] > bound_) {  // the own distance comes first
             std::fill_n(slopes, row_, 0.f);
             loss = 0;
         }

@@ -1,6 +1,7 @@
-// x itself, whose gradient is turned round: multiplied by a number that goes from -lower_bound to -upper_bound while
-// the iterations go to max_iter (Ganin et al. 2016, arXiv 1505.07818, section 5.2.2). inputs: x; attributes:
-// lower_bound, upper_bound, alpha (how soon it rises), max_iter.
+// Passes x on as it is, and reverses its gradient: it is multiplied by a number that goes from -lower_bound to
+// -upper_bound until iteration max_iter (Ganin et al. 2016, arXiv 1505.07818, section 5.2.2).
+// inputs: x, float32 or bf16, in any layout; outputs: x; attributes: lower_bound, upper_bound, alpha (how soon it
+// rises), max_iter.
 #include <algorithm>
 #include <cmath>
 
@@ -42,7 +43,7 @@ private:
     }
 
     double lower_bound_, upper_bound_, alpha_, max_iter_;
-    std::vector<Numbers> given_;  // one, or none without a gradient
+    std::vector<Numbers> given_;  // the top's gradient; empty if there is none
     std::vector<float> factor_{0};
     Numbers wanted_;
 };

@@ -1,8 +1,9 @@
-// Gated recurrent units over a sequence: with h' = cont h of the step before,
+// Computes gated recurrent units over a sequence. With h' = cont h of the step before,
 //   z = sigmoid(drive_z + R_z h'), r = sigmoid(drive_r + R_r h'), g = tanh(drive_g + R_h (r h')), h = g + z (h' - g),
-// or, with `linear_before_reset`, g = tanh(drive_g + r (R_h h' + b)); see recurrence.h.
-// inputs: drive (T N, 3 H) holds that of z, of r and of g one after the other. params: R_z, R_r, R_h (H, H), b (H) with
-// linear_before_reset. attributes: linear_before_reset.
+// or, with `linear_before_reset`, g = tanh(drive_g + r (R_h h' + b)).
+// inputs: see recurrence.h; the drive (T N, 3 H) has that of z, of r and of g one after the other; outputs, further
+// attributes: see recurrence.h; attributes: linear_before_reset.
+// params: R_z, R_r, R_h (H, H), with linear_before_reset b (H).
 #include "kernels/add_row.h"
 #include "kernels/squash.h"
 #include "ops/common/recurrence.h"
@@ -29,7 +30,7 @@ ENGINE_VECTORISED void reset_row(float keep, const float* old, const float* r, f
     }
 }
 
-// `product` holds R_h h', and then what r makes of it.
+// product: holds R_h h'; receives r (R_h h' + b).
 ENGINE_VECTORISED void linear_reset_row(const float* bias, const float* r, float* reset, float* product,
                                         int64_t units) {
 #pragma omp simd
@@ -48,7 +49,7 @@ ENGINE_VECTORISED void state_row(const float* drive, float keep, const float* ol
     }
 }
 
-// of_h: what arrives at h; in its place comes what goes straight to h'.
+// of_h: holds the gradient of h; receives what h' gets of it directly, not by a gate.
 ENGINE_VECTORISED void state_gradient_row(float keep, const float* old, const float* z, const float* g, float* of_h,
                                           float* of_z, float* of_g, int64_t units) {
 #pragma omp simd
@@ -59,7 +60,7 @@ ENGINE_VECTORISED void state_gradient_row(float keep, const float* old, const fl
     }
 }
 
-// given: of the product of r and reset; in its place comes that of reset.
+// given: holds the gradient of r times reset; receives that of reset.
 ENGINE_VECTORISED void reset_gradient_row(const float* r, const float* reset, float* given, float* of_r,
                                           int64_t units) {
 #pragma omp simd

@@ -1,6 +1,7 @@
-// One against all: every score should be below -1, that of the label's class above 1; the sum over classes of
-// max(0, 1 - s x), or of its square, where s is 1 for the label's class and -1 for others.
-// inputs: x (N, classes...), labels (N); attributes: loss_weight, squared.
+// Computes the hinge loss of one class against all others: the score of the label's class should be above 1, all others
+// below -1. It is the mean over the samples of the sum over the classes of max(0, 1 - s x), or of its square, where s
+// is 1 for the label's class and -1 for others.
+// inputs: x (N, classes...), labels (N); outputs, further attributes: see row_loss.h; attributes: squared.
 #include <algorithm>
 
 #include "kernels/vectorised.h"
@@ -10,7 +11,7 @@
 namespace engine {
 namespace {
 
-// Of scores of other classes than the label's.
+// Returns the sum of the losses of scores of other classes than the label's.
 ENGINE_VECTORISED double losses(const float* x, int64_t length, bool squared) {
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -55,7 +56,7 @@ public:
 #pragma omp parallel for
         for (int64_t i = 0; i < rows_; i++) {
             const int64_t label = i * row_ + labels_[i];
-            const float own = 1 - x[label];  // diff may lie where x does
+            const float own = 1 - x[label];  // read before diff is written, which may lie where x does
             slopes(x + i * row_, row_, squared_, scale, diff + i * row_);
             diff[label] = own > 0 ? -scale * (squared_ ? 2 * own : 1) : 0;
         }

@@ -1,6 +1,7 @@
-// A bell for each point: 1 / (2 pi s^2) exp(-d^2 / 2 s^2), d being a pixel's distance from the point, and 0 where that
-// is at most 1e-4. inputs: points (N, 2K, ...), x and y of each; output: (N, K, H, W); attributes: deviation (s),
-// scale_x and scale_y (from the points' numbers to pixels), shift_x and shift_y (added to that).
+// Draws a Gaussian bell for each point: 1 / (2 pi s^2) exp(-d^2 / (2 s^2)), where d is a pixel's distance from the
+// point; values of at most 1e-4 become 0. It has no gradient.
+// inputs: points (N, 2K, ...), x and y of each, float32, row-major; outputs: (N, K, H, W); attributes: deviation (s),
+// scale_x and scale_y (from the points' numbers to pixels), shift_x and shift_y (added to the pixels).
 #include <cmath>
 
 #include "ops/common/onednn_util.h"

@@ -1,6 +1,6 @@
-// What every position of a convolution's window sees, as channels: (N, C, ...) becomes (N, C * kernel, out...), with
-// zeros where the window lies in padding.
-// inputs: x (row-major); attributes: kernel, stride, pad, dilation (one each per spatial axis).
+// Unrolls the windows of a convolution into channels; in padding they are zeros.
+// inputs: x (N, C, ...), float32, row-major; outputs: (N, C * count of kernel, out...); attributes: kernel, stride,
+// pad, dilation (one for each spatial axis).
 #include <algorithm>
 
 #include "ops/common/onednn_util.h"
@@ -45,6 +45,7 @@ public:
 private:
     static constexpr int64_t padding = -1;
 
+    // Sets sources_.
     void find_sources(const Dims& in, const Dims& out) {
         const auto& attributes = spec_.attributes;
         const Dims kernel = attributes.integers("kernel"), stride = attributes.integers("stride"),
@@ -65,8 +66,8 @@ private:
         }
     }
 
-    int64_t planes_, plane_;        // (n, c) pairs; pixels of one
-    std::vector<int64_t> sources_;  // (kernel, out...): the pixel that each reads, or padding
+    int64_t planes_, plane_;        // N C, and the pixels of a plane
+    std::vector<int64_t> sources_;  // (count of kernel, out...): the pixel of the plane that each is, or `padding`
 };
 
 static const RegisterOp<Im2col> registered("Im2col");

@@ -1,9 +1,7 @@
-// Softmax along one axis, then the negative log-likelihood of all classes, each weighted by the row of a matrix H that
-// the label selects: -sum_c H[label, c] log p_c. With H = 1 it is SoftmaxWithLoss.
-// inputs: x (row-major), labels (one per position of x outside the axis), and H (classes x classes) unless the
-// attribute `infogain` has it; outputs: loss (), and, where asked for, the probabilities (as x); attributes: axis,
-// loss_weight, infogain (optional), ignore_label (optional), normalizer (what the sum of the losses is divided by; 0:
-// the number of labels that are not ignored, at least 1).
+// Computes a softmax along one axis, and of each label -sum_c H[label, c] log p_c: the negative log-likelihood of all
+// classes, weighted by a row of the matrix H. If H is the identity, that is SoftmaxWithLoss.
+// inputs: see softmax_loss_op.h; H (classes, classes), float32, row-major, unless the attribute `infogain` has it;
+// outputs, further attributes: see softmax_loss_op.h; attributes: infogain (optional).
 #include <algorithm>
 #include <cmath>
 
@@ -32,7 +30,7 @@ public:
         SoftmaxLossOp::forward(stream);
     }
 
-    // Of one position: p_c sum_k H[label, k] - H[label, c].
+    // The gradient of score c at a position is p_c sum_k H[label, k] - H[label, c].
     void backward(const dnnl::stream&) override {
         const float scale = gradient_scale();
 #pragma omp parallel for
@@ -49,7 +47,7 @@ public:
     }
 
 private:
-    static constexpr float smallest = 1e-20f;  // Caffe's: a smaller probability counts as this much
+    static constexpr float smallest = 1e-20f;  // as in Caffe, a smaller probability counts as this
 
     const float* gain(int64_t label) const {
         return (spec_.inputs.size() == 3 ? input(2)->data() : matrix_.data()) + label * classes_;
@@ -68,7 +66,7 @@ private:
         return sum;
     }
 
-    std::vector<float> matrix_;    // H, if it comes from a file
+    std::vector<float> matrix_;    // H, if the attribute has it
     std::vector<float> row_sums_;  // of H
 };
 

@@ -1,7 +1,8 @@
-// The squared distance of every sample from every center, or the sum of magnitudes, L1, or their inner product.
-// inputs: x (M, K); the centers (N, K), unless they are the parameter; with `own_only` the labels (M): a center then
-// learns from the samples of its class only; params: centers (N, K), where they are no input; outputs: (M, N);
-// attributes: kind (0: squares, 1: magnitudes, 2: product), own_only.
+// Computes the squared distance, the L1 distance or the inner product of every sample and every center.
+// inputs: x (M, K); the centers (N, K), unless they are the parameter; with `own_only` labels (M): a center then has a
+// gradient from the samples of its class only; all float32, row-major; outputs: (M, N); attributes: kind (a number of
+// Kind), own_only.
+// params: centers (N, K), if they are no input.
 #include <algorithm>
 #include <cmath>
 
@@ -28,7 +29,7 @@ ENGINE_VECTORISED float distance(const float* a, const float* b, Kind kind, int6
     return sum;
 }
 
-// into += given times the derivative of distance(a, b) with respect to a.
+// Adds `given` times the derivative of distance(a, b) with respect to a.
 ENGINE_VECTORISED void add_slope(const float* a, const float* b, Kind kind, float given, float* into, int64_t length) {
     if (kind == product)
 #pragma omp simd

@@ -1,6 +1,8 @@
-// y = x W' + b, over everything from the given axis on.
-// inputs: x (N, ...), where the layer has merged the axes before its own into N; params: weights (O, K), or (K, O) with
-// `transpose`, and bias (O); attributes: bias, transpose, and the kernels of its passes (weighted.h).
+// Computes y = x W' + b.
+// inputs: x (N, ...), float32 or bf16, K elements for each n: the layer has merged the axes before its own into N;
+// outputs: y (N, O), row-major.
+// params: weights (O, K), or with `transpose` (K, O); bias (O). attributes: transpose; for others, and what the graph
+// may have fused, see weighted.h.
 #include "kernels/sum_columns.h"
 #include "ops/common/long_product.h"
 #include "ops/common/parts.h"
@@ -45,14 +47,14 @@ private:
     using weights_pd = dnnl::inner_product_backward_weights::primitive_desc;
     using data_pd = dnnl::inner_product_backward_data::primitive_desc;
 
-    // Whether the passes compute, or write, in different precisions.
+    // Tells whether the passes compute, or write, in different precisions.
     bool mixed() const {
         const auto type = arithmetic("forward");
         return wide_ || (input_gradient(0) && arithmetic("data_gradient") != type) ||
                (weights_learn() && arithmetic("weight_gradient") != type);
     }
 
-    // As x lies in memory, in the precision of forward.
+    // Returns x's layout, in the precision of forward.
     Layout source_layout() const {
         const Layout& given = input(0)->layout;
         const auto type = arithmetic("forward");
@@ -65,8 +67,9 @@ private:
         return dims;
     }
 
-    // Weights whose layout is still open take the kernel's, and files see them as `columns`. An array that lies in
-    // memory as in files is read through that layout.
+    // Makes the weights transposed ones. If their layout is still open, the kernel chooses it, and files see them as
+    // `columns`. If another layer has laid them out as in files, they are read through that layout. Throws
+    // std::invalid_argument if they are laid out otherwise.
     void transpose_weights(const Layout& columns) {
         const TensorPtr given = param(0);
         const auto seen = [&](const TensorPtr& tensor) {
@@ -87,7 +90,7 @@ private:
         }
     }
 
-    // Rows of the file's array are inputs, columns outputs.
+    // Returns the layout of weights whose array in files is (K, O).
     static Layout transposed(const Dims& weights) {
         Dims strides(weights.size());
         int64_t stride = weights[0];
@@ -99,7 +102,8 @@ private:
         return Layout(weights, memory::data_type::f32, strides);
     }
 
-    // In the precision of a pass; what follows for that pass is asked for in it, too.
+    // Returns oneDNN's forward in the precision of a pass. Sets src_, dst_ and the other layouts, with which the
+    // primitive of that pass is made.
     forward_pd make_forward(const char* pass) {
         const auto type = arithmetic(pass);
         src_ = any_layout(input(0)->layout.get_dims(), type);
@@ -125,8 +129,8 @@ private:
         return data_pd(cpu(), src_, weights_, dst_, hint, user_scratchpad());
     }
 
-    // For inner products over images in bf16 oneDNN uses kernels without AMX. Where weights lie in memory as x does,
-    // their gradient is a product of matrices all the same, in half the time.
+    // Tells whether the gradient of weights is computed as a product of matrices. For inner products over images in
+    // bf16 oneDNN uses kernels without AMX; if weights are laid out as x is, a product takes half the time.
     bool is_product(const weights_pd& pd) const {
         const Layout &x = input(0)->layout, &w = param(0)->layout;
         if (x.get_data_type() == memory::data_type::f32 || std::string(pd.impl_info_str()).find("gemm") != 0)
@@ -159,7 +163,7 @@ private:
         if (bias_ && param_gradient(1)) add_bias_gradient(n, outputs);
     }
 
-    // The sums of the columns of dy.
+    // The gradient of the bias is the sums of the columns of dy.
     void add_bias_gradient(int64_t n, int64_t outputs) {
         const bool is_narrow = gradient()->is_bf16();
         fresh_scratch();
@@ -172,8 +176,8 @@ private:
         });
     }
 
-    // Whether the gradient of weights is a sum over more rows than anything else is long, in plain memory: there a
-    // product of matrices takes up to a third less than oneDNN's inner product. (With AMX that was not measured.)
+    // Tells whether the gradient of weights is a sum over many rows of plain memory: there a product of matrices takes
+    // up to a third less time than oneDNN's inner product. (With AMX that was not measured.)
     bool has_many_rows() const {
         const auto type = input(0)->layout.get_data_type();
         return !may_use(Isa::amx) && input(0)->shape[0] >= 1024 && weights_dims().size() == 2 &&
@@ -197,11 +201,11 @@ private:
         if (bias_ && param_gradient(1)) add_bias_gradient(n, outputs);
     }
 
-    // Weights as their gradient is laid out, so that neither is reordered: an inner product over images has more of
-    // them than of anything else. Unless only the reference kernel would take them so. In bf16 forward reads a copy in
-    // any case, and most kernels want pairs in it, which the gradient has not; oneDNN's gemm takes it as x lies, too,
-    // so that the copy needs no transposition, which would take several times as long as the product, and is the one
-    // that the gradient of x reads.
+    // Gives the weights the layout of their gradient, so that neither is reordered: an inner product over images has
+    // more of them than of anything else. It is not done if forward had only the reference kernel for it. In bf16
+    // forward reads a copy in any case, and most kernels want it in pairs, which the gradient is not. But oneDNN's gemm
+    // also takes it laid out as x. The copy then needs no transposition, which would take several times as long as the
+    // product, and the gradient of x reads the same copy.
     void keep_weights(forward_pd& pd) {
         const Layout gradient = make_backward_weights(pd).diff_weights_desc();
         const Layout preferred = weights_;
@@ -218,13 +222,14 @@ private:
                 return;
             }
         } catch (const dnnl::error&) {
-            // no kernel takes this layout: weights are reordered instead
+            // No kernel takes this layout: weights are reordered instead.
         }
         weights_ = preferred;
         if (is_narrow) decide_weights(gradient);
     }
 
-    // Weights can follow the layout of x for free, unless only the reference kernel would take it.
+    // Makes forward read x in its own layout, which costs nothing, because weights can follow it, unless forward had
+    // only the reference kernel for it.
     void keep_source(forward_pd& pd) {
         const Layout preferred = src_;
         src_ = source_layout();
@@ -235,7 +240,7 @@ private:
                 return;
             }
         } catch (const dnnl::error&) {
-            // no kernel takes this layout: x is reordered instead
+            // No kernel takes this layout: x is reordered instead.
         }
         src_ = preferred;
     }

@@ -1,6 +1,6 @@
-// x where it is positive, else x / a. At training a is uniform in [lower, upper), anew for each element of each sample
-// at each step, as Dropout's choices (kernels/dropout_mask.h): for backward there is nothing to store. inputs: x (N,
-// ...); attributes: lower, upper.
+// Computes x where it is positive, else x / a. a is uniform in [lower, upper), another one for each element of each
+// sample at each step. Like Dropout's choices it is counted (kernels/dropout_mask.h), and not stored for backward.
+// inputs: x (N, ...), float32, any layout with rows of channels; outputs: as x; attributes: lower, upper.
 
 #include "kernels/dropout_mask.h"
 #include "op.h"
@@ -32,10 +32,11 @@ public:
     }
 
 private:
-    // What has the signs of x: y, if a is positive.
+    // Returns a blob that has the signs of x: y, if a is positive.
     const TensorPtr& signs() const { return lower_ > 0 ? outputs_[0] : input(0); }
 
-    // to = from, divided by a where `signed_as` is not positive. All are laid out as x; some may be one memory.
+    // Writes `from`, divided by a where `signed_as` is not positive, to `to`. All are laid out as x; some may be one
+    // memory.
     void apply(const TensorPtr& signed_as, const TensorPtr& from, const TensorPtr& to) const {
         const float *const signs = signed_as->data(), *const given = from->data();
         float* const y = to->data();
