@@ -2,9 +2,9 @@
 // of negative_weight max(negative_margin - other, 0) over the other distances; with exp_negative_weight, of
 // negative_weight exp(-other) for those below the margin. With max_negative_only, the nearest of them alone counts.
 // With positive_first, the own distance alone counts if it is above positive_upper_bound.
-// inputs, outputs, further attributes: see distance_loss_op.h; attributes: those named above, and normalize_negative:
-// if above 0, the others' derivatives are divided by the mean over the samples of their sums by normalize_negative, if
-// that is above positive_weight.
+// inputs, outputs, further attributes: see distance_loss_op.h; attributes: those named above, and normalize_negative.
+// If that is above 0, let q be the mean over the samples of the sum of the others' derivatives, divided by it: they are
+// divided by q if q is above positive_weight.
 #include "ops/common/distance_loss_op.h"
 
 namespace engine {

@@ -1,6 +1,6 @@
-// x + bias, where that is above 0. Attributes: anneal; bias, or, annealed, bias_base, bias_gamma, bias_power, bias_min,
-// bias_max.
-// inputs, outputs, further attributes: see label_specific_op.h.
+// Adds a bias to the score x of the sample's own class if the sum is above 0.
+// inputs, outputs, further attributes: see label_specific_op.h, numbers: bias; attributes: anneal; bias, or with anneal
+// bias_base, bias_gamma, bias_power, bias_min, bias_max.
 #include "ops/common/label_specific_op.h"
 
 namespace engine {

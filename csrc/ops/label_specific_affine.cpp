@@ -1,7 +1,9 @@
-// scale pi^(1 - power) x^power + bias of an angle, at most pi - 1e-4; the bias in degrees. Attributes: scale_base,
-// scale_gamma, scale_power, scale_max, of the bias and the power alike (power_min). params: three numbers of files,
-// which nothing reads.
-// inputs, outputs, further attributes: see label_specific_op.h.
+// Maps the score of the sample's own class, an angle x in radians, to scale pi^(1 - power) x^power + bias, at most pi -
+// 1e-4.
+// inputs, outputs, further attributes: see label_specific_op.h, numbers: scale, bias in degrees, power; attributes:
+// scale_base, scale_gamma, scale_power, scale_max; bias_base, bias_gamma, bias_power, bias_max; power_base,
+// power_gamma, power_power, power_min.
+// params: three numbers of files, which nothing reads.
 #include "ops/common/label_specific_op.h"
 
 namespace engine {
@@ -28,7 +30,7 @@ protected:
     float slope(float x) const override { return scale_ * numbers_[2] * std::pow(x, numbers_[2] - 1); }
 
 private:
-    float scale_ = 1, bias_ = 0;  // both of angles in radians
+    float scale_ = 1, bias_ = 0;  // for angles in radians
 };
 
 static const RegisterOp<LabelSpecificAffine> registered("LabelSpecificAffine");

@@ -1,8 +1,10 @@
-// cos(t + margin) of x = cos t. params: the margin in degrees, for `anneal: 0`; attributes: anneal; margin_base, gamma,
-// power; limited, margin_max.
-// inputs, outputs, further attributes: see label_specific_op.h.
-// As in the fork's GPU code, x is bounded by +-(1 - 1e-4) and the slope by 0 and 2: near +-1 it would grow without
-// limit. It is the derivative, cos m + sin m x / root(1 - x^2); the fork has a minus there.
+// Maps the score of the sample's own class, x = cos t, to cos(t + margin).
+// inputs, outputs, further attributes: see label_specific_op.h, numbers: margin in degrees; attributes: anneal, with it
+// margin_base, gamma, power; limited, with it margin_max.
+// params: the margin in degrees, which is read without anneal.
+//
+// As in the fork's GPU code, x is bounded by +-(1 - 1e-4) and the slope by 0 and 2, because near +-1 it grows without
+// limit. The slope is the derivative, cos m + sin m x / root(1 - x^2), where the fork has a minus.
 #include "ops/common/label_specific_op.h"
 
 namespace engine {

@@ -1,6 +1,8 @@
-// x times a weight, or sign(x) |x|^weight; all other scores times another. Attributes: positive_weight, or, `anneal`,
-// positive_weight_base, gamma, power, least, most; negative_weight, positive_only, as_power, bias_fix.
-// inputs, outputs, further attributes: see label_specific_op.h.
+// Multiplies the score x of the sample's own class by a weight, or with as_power maps it to sign(x) |x|^weight; all
+// other scores are multiplied by negative_weight.
+// inputs, outputs, further attributes: see label_specific_op.h, numbers: weight; attributes: anneal; positive_weight,
+// or with anneal positive_weight_base, gamma, power, least, most; negative_weight; positive_only (negative x stay as
+// they are); as_power; bias_fix (adds 1 - weight).
 #include "ops/common/label_specific_op.h"
 
 namespace engine {

@@ -1,7 +1,8 @@
-// Lifted structured embedding (Song et al. 2016, arXiv 1511.06452): every pair (i, j) of a class shall be nearer than
-// what lies around it. With D the distances of the rows, J = log(sum over k of other classes of exp(margin - D_ik) +
-// exp(margin - D_jk)) + D_ij; the loss is the sum of max(J, 0)^2 over the pairs, each once, by 2 times their number.
-// inputs: features (N, ...), labels (N); attributes: loss_weight, margin.
+// Computes the loss of lifted structured embedding (Song et al. 2016, arXiv 1511.06452), by which the samples of a pair
+// (i, j) of one class get nearer to each other than to samples of other classes. With D the distances of the rows, J =
+// log(sum over k of other classes of exp(margin - D_ik) + exp(margin - D_jk)) + D_ij; the loss is the sum of max(J,
+// 0)^2 over the pairs, each taken once, divided by twice their number.
+// inputs: features (N, ...), labels (N), both float32, row-major; outputs: loss (); attributes: loss_weight, margin.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -20,7 +21,7 @@ double log_of_sum(double a, double b) {
     return large == none ? none : large + std::log1p(std::exp(small - large));
 }
 
-// into += factor (a - b).
+// Adds factor (a - b).
 ENGINE_VECTORISED void add_difference(const float* a, const float* b, float factor, float* into, int64_t length) {
 #pragma omp simd
     for (int64_t k = 0; k < length; k++) into[k] += factor * (a[k] - b[k]);
@@ -46,7 +47,7 @@ public:
         const float* const x = input(0)->data();
 #pragma omp parallel for schedule(dynamic)
         for (int64_t i = 0; i < rows_; i++)
-            for (int64_t j = 0; j < rows_; j++)  // (i, j) as (j, i), to the last bit
+            for (int64_t j = 0; j < rows_; j++)  // (i, j) is the same as (j, i), to the last bit
                 distances_->data()[i * rows_ + j] =
                     float(std::sqrt(squared_distance(x + i * row_, x + j * row_, row_)));
 #pragma omp parallel for schedule(dynamic)
@@ -65,9 +66,9 @@ public:
         outputs_[0]->data()[0] = float(pairs_ ? sum / (2 * double(pairs_)) : 0);
     }
 
-    // By D, the derivative of a pair's term is hinge / pairs, and less by that, in the shares of a softmax, of what
-    // lies around it. A row's distances to other classes all have one factor, its `pull`, beside their share in its own
-    // sum.
+    // The derivative of a pair's term with respect to its own distance is hinge / pairs. Those with respect to the
+    // distances in its sum are minus that, divided among them as by a softmax. So the derivative with respect to a
+    // row's distance to another class is minus its share in the row's sum times one factor of the row, its `pull`.
     void backward(const dnnl::stream&) override {
         if (!input_gradient(0)) return;
         float* const diff = input(0)->diff->data();
@@ -85,7 +86,7 @@ public:
             std::fill_n(wanted, row_, 0.f);
             for (int64_t j = 0; j < rows_; j++) {
                 const double d = distance(i, j);
-                if (j == i || d == 0) continue;  // where d is 0, it has no direction
+                if (j == i || d == 0) continue;  // a distance of 0 has no direction
                 const double slope =
                     alike(i, j) ? scale * hinge(i, j) : -(pulls_[i] * share(i, d) + pulls_[j] * share(j, d));
                 const float* const x = input(0)->data();
@@ -98,13 +99,13 @@ private:
     bool alike(int64_t i, int64_t j) const { return input(1)->data()[i] == input(1)->data()[j]; }
     double distance(int64_t i, int64_t j) const { return distances_->data()[i * rows_ + j]; }
 
-    // max(J, 0) of a pair of one class; 0 where there is no other class, NaN where it cannot be known.
+    // Returns max(J, 0) of a pair of one class: 0 if there is no other class, NaN if J is NaN.
     double hinge(int64_t i, int64_t j) const {
         const double around = log_of_sum(logs_[i], logs_[j]) + distance(i, j);
         return around < 0 ? 0 : around;
     }
 
-    // log(sum over rows k of other classes than i's of exp(margin - D_ik)).
+    // Returns log(sum over rows k of other classes than i's of exp(margin - D_ik)); `none` if there are none.
     double log_of_others(int64_t i) const {
         double nearest = std::numeric_limits<double>::infinity(), sum = 0;
         for (int64_t k = 0; k < rows_; k++)
@@ -114,7 +115,7 @@ private:
         return sum == 0 ? none : margin_ - nearest + std::log(sum);
     }
 
-    // Of a distance from row i to another class, in its row's sum.
+    // Returns the share of a distance d from row i to another class in the row's sum.
     double share(int64_t i, double d) const { return logs_[i] == none ? 0 : std::exp(margin_ - d - logs_[i]); }
 
     double margin_;

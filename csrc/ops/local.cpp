@@ -1,5 +1,7 @@
-// A convolution whose weights differ from position to position. inputs: x unrolled (N, K, P), K values of each of P
-// windows, row-major; params: weights (O, 1, K, P), bias (1, 1, O, P); outputs: (N, O, P); attributes: bias.
+// Computes a convolution whose weights differ from window to window.
+// inputs: x unrolled (N, K, P), K values of each of P windows, float32, row-major; outputs: (N, O, P); attributes:
+// bias.
+// params: weights (O, 1, K, P), bias (1, 1, O, P).
 #include <algorithm>
 
 #include "kernels/add_row.h"

@@ -1,4 +1,4 @@
-// factor log(shift + scale x). inputs: x; attributes: scale, shift, factor.
+// Computes factor log(shift + scale x). inputs, outputs: see unary.h; attributes: scale, shift, factor.
 #include "ops/common/unary.h"
 
 namespace engine {

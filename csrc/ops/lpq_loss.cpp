@@ -1,9 +1,10 @@
-// A loss of each position: (scale sum over the channels of (|a - b| + p_epsilon)^p + q_epsilon)^q, added up and divided
-// by N, or, with `by_entries`, by the numbers among a - b over the channels; what is not a number does not count as
-// one, and is 0. With `plateau` above 0, positions whose sum is below its square, or, `by_value` (p = 1, q = 1, sums of
-// values), values below it, are 0 (FlowNet 2's L1Loss and LpqLoss).
-// inputs: a (N, C, ...), b (as a; 0 where it is not given), row-major; attributes: loss_weight, p, q (one for each
-// episode), begins (of episodes, in iterations), p_epsilon, q_epsilon, scale, by_entries, plateau, by_value.
+// Computes the L1Loss and LpqLoss of FlowNet 2: the sum over the positions of (scale sum over the channels of (|a - b|
+// + p_epsilon)^p + q_epsilon)^q, divided by N or, with by_entries, by how many of a - b are numbers, divided by the
+// channels. A NaN counts as 0. With plateau above 0, positions with a sum below plateau^2 count as 0; with by_value
+// (for p = 1 and q = 1), values below plateau.
+// inputs: a (N, C, ...), optionally b (as a; 0 without it), both float32, row-major; outputs: loss (); attributes:
+// loss_weight, p, q (one for each episode), begins (the first iterations of the episodes), p_epsilon, q_epsilon, scale,
+// by_entries, plateau, by_value.
 #include <cmath>
 
 #include "ops/common/row_loss.h"
@@ -81,9 +82,11 @@ private:
         return b ? double(a[at]) - double(b[at]) : double(a[at]);
     }
 
+    // Tells whether a position's sum is on the plateau.
     bool flat(double sum) const { return !by_value_ && plateau_ > 0 && sum < plateau_ * plateau_; }
 
-    // Over the channels at a position, of which the first is at `first`; adds the numbers among them to `entries`.
+    // Returns the scaled sum over the channels of a position; first: the index of its first channel. Adds to `entries`
+    // how many of a - b are numbers.
     double sum_at(const float* a, const float* b, int64_t first, int64_t* entries) const {
         double sum = 0;
         for (int64_t c = 0; c < channels_; c++) {

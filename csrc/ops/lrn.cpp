@@ -1,6 +1,8 @@
-// Local response normalisation: y = x / (k + alpha/count * sum of x^2 over the neighbourhood)^beta, the neighbourhood
-// being `local_size` channels, or a square of that side in the same channel (then count is its area). inputs: x (N, C,
-// H, W); attributes: local_size, alpha, beta, k, across_channels.
+// Computes local response normalisation: y = x / (k + alpha / count * sum of x^2 over the neighbourhood)^beta. The
+// neighbourhood is `local_size` channels or, without across_channels, a square of that side in the same channel; count
+// is its size.
+// inputs: x (N, C, H, W), float32 or bf16, in any layout; outputs: as x; attributes: local_size, alpha, beta, k,
+// across_channels.
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -28,7 +30,7 @@ public:
         const float share = alpha / float(across ? size : size * size);
         const int64_t most = 2 * (across ? dims[1] : std::max(dims[2], dims[3])) - 1;  // a larger window sees no more
         kernels_ = {dims[0], dims[1], dims[2], dims[3], std::min(size, most), across, share, beta, k};
-        // oneDNN 3.2 reads beyond the blob at local_size 1, and loops over the whole of a window, wherever it ends.
+        // oneDNN 3.2 reads beyond the blob at local_size 1, and loops over all of a window, even beyond the blob.
         if (size == 1 || size > most) {
             build_own(learns);
             return;
@@ -39,7 +41,7 @@ public:
         const backward_pd back =
             learns ? backward_pd(cpu(), how, layout, layout, layout, size, alpha, beta, k, pd, user_scratchpad())
                    : backward_pd();
-        // oneDNN has fast kernels for blocks of channels, and mostly for local_size 5.
+        // oneDNN's fast kernels are for blocks of channels, and most of them for local_size 5.
         if (is_reference(pd) || (learns && is_reference(back))) {
             build_own(learns);
             return;
@@ -83,7 +85,7 @@ private:
         return std::string(pd.impl_info_str()).find("ref") != std::string::npos;
     }
 
-    // By kernels of our own.
+    // Builds both passes by our own kernels.
     void build_own(bool learns) {
         const auto rows = channel_rows(input(0)->layout);
         if (kernels_.across_channels && rows && rows->lanes > 1)
@@ -115,7 +117,7 @@ private:
 
     int team() const { return std::min(threads_, threads()); }
 
-    // On float32: what is something else is reordered.
+    // Builds passes over row-major float32 planes; other blobs are reordered.
     void build_row_major(bool learns) {
         const Layout plain = plain_layout(input(0)->shape);
         x_ = reading(input(0), plain, forward_calls_);
@@ -167,15 +169,16 @@ private:
         backward_calls_.push_back(call);
     }
 
-    TensorPtr powers_;  // what forward leaves for backward
+    TensorPtr powers_;  // what oneDNN's forward leaves for its backward
 
-    // One of three: oneDNN, which leaves the next two empty, our own on channels side by side, or on row-major planes.
+    // One of three runs: oneDNN, if the next two are empty, or our own kernels on channels side by side (rows_) or on
+    // row-major planes (scales_).
     std::optional<ChannelRows> rows_;
     TensorPtr scales_;
 
     LrnKernels kernels_{};
     int threads_ = threads();
-    memory lines_;  // scratch of each of threads_
+    memory lines_;  // scratch for each of threads_
     memory x_, seen_, given_, ratios_;
     Target y_, wanted_;
     Calls after_forward_, after_backward_;

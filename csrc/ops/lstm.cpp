@@ -1,13 +1,16 @@
-// Long short-term memory (Hochreiter and Schmidhuber 1997, with forget gates) over a sequence; see recurrence.h. The
-// drive holds, one after the other, the input, forget and output gates and the candidates: c = f c + i g, h = o
-// tanh(c).
+// Computes long short-term memory (Hochreiter and Schmidhuber 1997, with forget gates) over a sequence: with h' = cont
+// h and c' = cont c of the step before, c = f c' + i g, h = o tanh(c). The gates i, f and o are sigmoids, and g a tanh,
+// of four parts of drive + R h'.
+// inputs, outputs, attributes: see recurrence.h; the drive (T N, 4 H) has the parts of i, f, o and g one after the
+// other.
+// params: R (4 H, H).
 #include "kernels/squash.h"
 #include "ops/common/recurrence.h"
 
 namespace engine {
 namespace {
 
-// One sequence at one step; keep: its cont. `drive` becomes the gates behind their activations.
+// Rows of one sequence at one step; keep: its cont. drive: of the gates before their activations; gates: after them.
 ENGINE_VECTORISED void forward_row(const float* drive, float keep, const float* old, float* gates, float* c, float* h,
                                    int64_t units) {
 #pragma omp simd
@@ -23,8 +26,8 @@ ENGINE_VECTORISED void forward_row(const float* drive, float keep, const float* 
     }
 }
 
-// of_h and of_c: what arrives at h and c; in their place comes what goes on to the step before, but for what goes
-// through the product. `wanted` may be where the gates are.
+// of_h, of_c: hold the gradients of h and c; receive those of h' and c of the step before, but for what the product
+// sends. wanted: receives that of the gates before their activations; it may be where the gates are.
 ENGINE_VECTORISED void backward_row(const float* gates, float keep, const float* old, const float* c, float* of_h,
                                     float* of_c, float* wanted, int64_t units) {
 #pragma omp simd
@@ -65,7 +68,7 @@ protected:
 private:
     float* gates_of(int64_t t, int64_t n) const { return gates_->data() + (t * batch_ + n) * width_; }
 
-    TensorPtr gates_;  // behind their activations
+    TensorPtr gates_;  // after their activations
 };
 
 static const RegisterOp<LSTM> registered("LSTM");

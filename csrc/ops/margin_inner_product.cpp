@@ -1,12 +1,13 @@
-// Scores of classes in which a sample's own class has to lead by an angle: x w, but for the own class
+// Computes scores of classes in which a sample's own class must lead by an angle: x w, but for the own class
 //   (|x| |w| psi(cos) + lambda x w) / (1 + lambda), psi(cos t) = (-1)^k cos(margin t) - 2 k, t in [k pi / margin, ...].
-// With `unit_weights` (A-Softmax, Liu et al. 2017, arXiv 1704.08063) the rows of w are scaled to length 1, in place,
-// before each forward, w's gradient is that of x w alone, and x's own part has the direction of the formula's gradient
-// but that of w and x as coefficients of length 1, as SphereFace trains. Without it (L-Softmax, Liu et al. 2016,
-// arXiv 1612.02295) the gradients are the formula's.
-// inputs: x (M, K), labels (M); params: w (N, K); outputs: (M, N), and, where asked for, lambda (1); attributes: margin
-// (1 to 4), unit_weights, base, gamma, power, lambda_min, iteration: at step s, from 0 on, lambda = max(lambda_min,
-// base (1 + gamma (iteration + s + 1))^-power).
+// Without unit_weights (L-Softmax, Liu et al. 2016, arXiv 1612.02295) the gradients are the formula's. With it
+// (A-Softmax, Liu et al. 2017, arXiv 1704.08063) the rows of w are scaled to length 1, in place, before each forward;
+// w's gradient is that of x w alone; the part of x's gradient that comes from psi is a w + b x, with the formula's a
+// and b scaled so that a^2 + b^2 = 1, as SphereFace trains.
+// inputs: x (M, K), labels (M), both float32, row-major; outputs: (M, N), optionally lambda (1); attributes: margin (1
+// to 4), unit_weights, base, gamma, power, lambda_min, iteration: at step s, from 0 on, lambda = max(lambda_min, base
+// (1 + gamma (iteration + s + 1))^-power).
+// params: w (N, K).
 #include <algorithm>
 #include <cmath>
 
@@ -17,7 +18,8 @@
 namespace engine {
 namespace {
 
-// One after the other: weights are divided by it on every rank, whatever the width of its vectors.
+// Returns the length of a vector. It is summed one element after the other, so that all ranks divide weights by the
+// same number, whatever the width of their vectors.
 float length_of(const float* x, int64_t count) {
     double sum = 0;
     for (int64_t i = 0; i < count; i++) sum += double(x[i]) * double(x[i]);
@@ -117,12 +119,13 @@ public:
     }
 
 private:
-    // A sample's own class: lengths of x and w; y's derivative with respect to x is of_other w + of_itself |w| / |x| x.
+    // For a sample and its own class: the lengths of x and w; the derivative of |x| |w| psi with respect to x is
+    // of_other w + of_itself |w| / |x| x.
     struct Own {
         float x, w, of_other, of_itself;
     };
 
-    // What the own class's gradient is divided by.
+    // Returns the divisor of the gradient of x that comes from psi.
     float norm(const Own& own) const {
         if (!unit_weights_) return 1;
         const float of_itself = own.x > 0 ? own.of_itself / own.x : 0;
@@ -168,7 +171,7 @@ private:
         return w->as(transposed ? turned(classes_, size_) : plain_layout({classes_, size_}));
     }
 
-    // c = a b
+    // Adds the call for c = a b.
     void add_product(const memory& a, const Layout& a_layout, const memory& b, const Layout& b_layout, const memory& c,
                      const Layout& c_layout, Calls& calls) {
         const dnnl::matmul::primitive_desc pd(cpu(), a_layout, b_layout, c_layout, user_scratchpad());
@@ -185,7 +188,7 @@ private:
     int64_t samples_, classes_, size_;
     Labels labels_;
     std::vector<Own> own_;
-    memory changed_;  // the top's gradient, that of the own classes by what multiplies w
+    memory changed_;  // the top's gradient, where that of own classes is multiplied by the factor of w
 };
 
 static const RegisterOp<MarginInnerProduct> registered("MarginInnerProduct");

@@ -1,7 +1,7 @@
-// The maximum over windows of a plane, and where in the plane it was found: the first one, counted row by row. NaN is
-// passed over, as in Caffe.
-// inputs: x (N, C, H, W), any layout with rows of channels; outputs: y and its mask, as x; attributes: kernel, stride,
-// pad (two each). Windows are clipped to the plane.
+// Computes the maximum over windows of a plane, and a mask with its place in the plane, counted row by row: that of the
+// first, if several are equal. NaN is passed over, as in Caffe. Windows are clipped to the plane.
+// inputs: x (N, C, H, W), float32, any layout with rows of channels; outputs: y (N, C, h, w) and its mask, laid out as
+// x; attributes: kernel, stride, pad (two each).
 #include <algorithm>
 #include <cfloat>
 
@@ -23,9 +23,9 @@ using Axis = MaxWindows::Axis;
 
 Extent extent(const Axis& axis, int64_t i) { return {axis.start(i) + axis.begin(i), axis.start(i) + axis.end(i)}; }
 
-constexpr float nowhere = -1;  // in the mask, for a window without a number in the plane: Caffe's
+constexpr float nowhere = -1;  // in the mask, as in Caffe, of a window without a number in the plane
 
-// `lanes` neighbouring channels at one place of the top: `step` elements lie between positions of the plane.
+// Computes `lanes` neighbouring channels of one place of the top. step: the distance between neighbours in the plane.
 ENGINE_VECTORISED void pool_lanes(const float* x, float* y, float* mask, int64_t lanes, int64_t step, int64_t width,
                                   Extent rows, Extent columns) {
     std::fill_n(y, lanes, -FLT_MAX);
@@ -44,14 +44,14 @@ ENGINE_VECTORISED void pool_lanes(const float* x, float* y, float* mask, int64_t
         }
 }
 
-// A row of the top from a row-major plane: one offset of the window after the other, for all of the row's windows.
+// Computes a row of the top from a row-major plane: one offset in the windows after the other, for all windows at once.
 ENGINE_VECTORISED void pool_row(const float* x, float* y, float* mask, const Axis& axis, Extent rows) {
     const Axis a = axis;
     std::fill_n(y, a.pooled, -FLT_MAX);
     std::fill_n(mask, a.pooled, nowhere);
     for (int64_t row = rows.begin; row < rows.end; row++)
         for (int64_t offset = 0; offset < a.kernel; offset++) {
-            // Windows in which this offset lies within the plane.
+            // [begin, end): the windows in which this offset lies within the plane.
             const int64_t shift = offset - a.pad;
             const int64_t begin = shift < 0 ? (-shift + a.stride - 1) / a.stride : 0;
             const int64_t end = shift < a.size ? std::min(a.pooled, (a.size - 1 - shift) / a.stride + 1) : 0;
@@ -60,7 +60,7 @@ ENGINE_VECTORISED void pool_row(const float* x, float* y, float* mask, const Axi
 #pragma omp simd
             for (int64_t i = begin; i < end; i++) {
                 const float value = from[i * stride];
-                const float place = float(int32_t(base + i * stride));  // of 64 bits the loop would be scalar
+                const float place = float(int32_t(base + i * stride));  // with 64 bits the loop would be scalar
                 const bool better = value > y[i];
                 y[i] = better ? value : y[i];
                 mask[i] = better ? place : mask[i];
@@ -100,7 +100,7 @@ public:
                 for (int64_t i = 0; i < width_.pooled; i++) {
                     pool_lanes(x, y + i * step, mask + i * step, x_.lanes, x_.inner_stride, width_.size, rows,
                                extent(width_, i));
-                    // Who reads a block expects zeros behind its channels.
+                    // Readers of a block expect zeros behind its channels.
                     std::fill_n(y + i * step + real, x_.lanes - real, 0.f);
                     std::fill_n(mask + i * step + real, x_.lanes - real, 0.f);
                 }

@@ -1,14 +1,14 @@
-// Mean field inference in a conditional random field with Gaussian potentials (Zheng et al. 2015, arXiv 1502.03240).
-// inputs: unary scores, first scores (both (N, C, H, W)), pictures (N, 3, H, W), all row-major; params: (1, 1, C, C),
-// weights of the spatial and of the bilateral filter, and compatibilities; output: scores, as unary; attributes:
-// iterations, theta_gamma (the spatial filter's deviation, in pixels), theta_alpha and theta_beta (the bilateral one's,
-// in pixels and in values of the picture). In each iteration, with the softmax p of the scores, they become
-// unary - compatibilities (spatial weights S(p) + bilateral weights B(p)), where the filters S and B are means.
-// There is no gradient of the picture.
+// Computes mean field inference in a conditional random field with Gaussian potentials (Zheng et al. 2015, arXiv
+// 1502.03240). In each iteration, with the softmax p of the scores, they become unary - compatibilities (spatial
+// weights S(p) + bilateral weights B(p)), where the filters S and B are weighted means. Pictures have no gradient.
+// inputs: unary scores, first scores (both (N, C, H, W)), pictures (N, 3, H, W), all float32, row-major; outputs:
+// scores, as unary; attributes: iterations, theta_gamma (the spatial filter's deviation, in pixels), theta_alpha and
+// theta_beta (the bilateral filter's, in pixels and in values of the picture).
+// params: weights of the spatial filter, of the bilateral filter, compatibilities, (1, 1, C, C) each.
 //
-// Inside, classes of a pixel are neighbours, in blocks of a vector's length: (blocks, points, lanes), called rows. A
-// filter runs on a block at a time. The product of a gradient g with S(p) is that of S'(g) with p, where S' is the
-// transposed filter: backward filters g, once each way, and has from it the gradients of scores and of all parameters.
+// Inside, the classes of a pixel lie side by side in blocks of a vector's length: (blocks, points, lanes), called rows.
+// A filter does one block at a time. The product of a gradient g with S(p) is that of S'(g) with p, where S' is the
+// transposed filter: so backward filters g once by each, and that gives the gradients of scores and all parameters.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
@@ -28,9 +28,9 @@ using Spatial = Lattice<2>;
 constexpr int64_t lanes = Bilateral::lanes;
 constexpr int64_t group = 4;  // rows, or lanes, that are multiplied together
 
-// Some neighbouring points of all classes.
+// A strip of neighbouring points, with all classes.
 struct Strip {
-    int64_t classes, points;  // of the whole
+    int64_t classes, points;  // of the sample
     int64_t begin, length;
 
     int64_t blocks() const { return (classes + lanes - 1) / lanes; }
@@ -38,7 +38,7 @@ struct Strip {
     int64_t row(int64_t block, int64_t i) const { return (block * points + begin + i) * lanes; }
 };
 
-// rows: become planes (classes, points); lanes behind the last class become `rest`.
+// Sets rows to planes (classes, points), and their lanes behind the last class to `rest`.
 ENGINE_VECTORISED void to_rows(const Strip& strip, const float* planes, float rest, float* rows) {
     for (int64_t c = 0; c < strip.padded(); c++) {
         const float* const plane = planes + c * strip.points + strip.begin;
@@ -47,7 +47,7 @@ ENGINE_VECTORISED void to_rows(const Strip& strip, const float* planes, float re
     }
 }
 
-// planes: become rows, or rows are added to them.
+// Sets planes to rows, or with `add` adds rows to them.
 ENGINE_VECTORISED void to_planes(const Strip& strip, const float* rows, bool add, float* planes) {
     for (int64_t c = 0; c < strip.classes; c++) {
         const float* const from = rows + strip.row(c / lanes, 0) + c % lanes;
@@ -74,7 +74,7 @@ ENGINE_INLINE void add_products_of(const Strip& strip, const float* matrix, cons
     for (int64_t j = 0; j < count; j++) eight(y + strip.row(block, i + j)) = sums[j];
 }
 
-// y += x matrix, of rows. matrix: (classes, padded classes)
+// Adds x matrix to y; both are rows. matrix: (classes, padded classes)
 ENGINE_VECTORISED void add_product(const Strip& strip, const float* matrix, const float* x, float* y) {
     for (int64_t block = 0; block < strip.blocks(); block++) {
         int64_t i = 0;
@@ -83,7 +83,7 @@ ENGINE_VECTORISED void add_product(const Strip& strip, const float* matrix, cons
     }
 }
 
-// sums += x' y, of rows: (padded classes, padded classes), of which those of no class have no meaning.
+// Adds x' y, of rows, to sums (padded classes, padded classes); those of no class have no meaning.
 ENGINE_VECTORISED void add_moments(const Strip& strip, const float* x, const float* y, double* sums) {
     for (int64_t c = 0; c < strip.padded(); c += group)
         for (int64_t block = 0; block < strip.blocks(); block++) {
@@ -101,7 +101,7 @@ ENGINE_VECTORISED void add_moments(const Strip& strip, const float* x, const flo
 
 ENGINE_INLINE float sum_of(const Eight& v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
 
-// Scores, which lie far below all others behind the last class, become probabilities.
+// Turns scores into probabilities. Those behind the last class must be far below all others.
 ENGINE_VECTORISED void softmax(const Strip& strip, float* rows) {
     const int64_t last = strip.blocks() - 1;
     for (int64_t i = 0; i < strip.length; i++) {
@@ -120,7 +120,7 @@ ENGINE_VECTORISED void softmax(const Strip& strip, float* rows) {
     for (int64_t block = 0; block <= last; block++) {
         float* const row = rows + strip.row(block, 0);
 #pragma omp simd
-        for (int64_t i = 0; i < strip.length * lanes; i++)  // below it expf() is slow
+        for (int64_t i = 0; i < strip.length * lanes; i++)  // below -87 expf() is slow
             row[i] = expf(row[i] < -87 ? -87 : row[i]);
     }
     Eight kept{};  // lanes of the last block that are of a class
@@ -137,7 +137,7 @@ ENGINE_VECTORISED void softmax(const Strip& strip, float* rows) {
     }
 }
 
-// given: a gradient of the probabilities p becomes that of the scores.
+// Turns `given`, the gradient of the probabilities p, into that of the scores.
 ENGINE_VECTORISED void softmax_gradient(const Strip& strip, const float* p, float* given) {
     for (int64_t i = 0; i < strip.length; i++) {
         Eight along{};
@@ -228,13 +228,13 @@ public:
     }
 
 private:
-    // What a pass needs while it runs.
+    // What a pass works in.
     struct Room {
-        TensorPtr filtering, spatial, bilateral, scores;  // of a filter, and rows: filtered, scores or their gradient
+        TensorPtr filtering, spatial, bilateral, scores;  // filtering: a filter's own; others: rows
     };
 
-    static constexpr int64_t parts = 16;  // of points, whose moments are added up apart, whatever the number of threads
-    static constexpr int64_t most_summed = 512;  // products in float32
+    static constexpr int64_t parts = 16;  // of points, whose moments are summed apart, for any number of threads alike
+    static constexpr int64_t most_summed = 512;  // products that are summed in float32
 
     static Layout bytes_layout(int64_t bytes) { return plain_layout({bytes}, memory::data_type::u8); }
     Layout rows_layout(int64_t count) const { return plain_layout({count, points_, padded()}); }
@@ -261,7 +261,7 @@ private:
             [&](int64_t, int64_t, int64_t begin, int64_t length) { work(Strip{classes_, points_, begin, length}); });
     }
 
-    // The place of each point, in deviations.
+    // Sets two planes to the column and the row of each point, in deviations.
     void place(double deviation, float* planes) const {
         in_chunks(points_, [&](int64_t begin, int64_t length) {
             for (int64_t i = begin; i < begin + length; i++) {
@@ -271,8 +271,8 @@ private:
         });
     }
 
-    // It depends on the shape alone, and is built once. The plan keeps nothing of an op from step to step: it has
-    // memory of its own, of which what it leaves unused is never touched.
+    // Builds the spatial filter, once, because it depends on the shape alone. It has memory of its own, because the
+    // plan keeps nothing of an op from step to step. What it does not use of that is never touched, and costs nothing.
     void build_spatial() {
         std::vector<float> features(points_ * 2);
         place(spec_.attributes.real("theta_gamma"), features.data());
@@ -283,7 +283,7 @@ private:
 
     void build_bilateral(int64_t n) {
         const size_t which = keeps_ ? n : 0;
-        float* const features = room(Pass::forward).spatial->data();  // which has as many planes, at least
+        float* const features = room(Pass::forward).spatial->data();  // it has room for these planes
         place(spec_.attributes.real("theta_alpha"), features);
         const float* const picture = input(2)->data() + n * 3 * points_;
         const float beta = float(spec_.attributes.real("theta_beta"));
@@ -294,7 +294,7 @@ private:
                                 address<char>(room(Pass::forward).filtering));
     }
 
-    // rows: by both filters, or by those that are transposed, into the pass's room.
+    // Filters rows of sample n by both filters, in backward by the transposed ones, into the pass's room.
     void filter(const float* rows, int64_t n, Pass pass) const {
         const bool transposed = pass == Pass::backward;
         char* const memory = address<char>(room(pass).filtering);
@@ -304,8 +304,7 @@ private:
         }
     }
 
-    // What the pass multiplies filtered rows by: -compatibilities weights, transposed for scores (of a message), as it
-    // is for gradients (of probabilities).
+    // Sets the matrices by which a pass multiplies filtered rows: -compatibilities weights, transposed in forward.
     void multiply_matrices(bool backward) {
 #pragma omp parallel for collapse(2) schedule(static)
         for (size_t i = 0; i < 2; i++)
@@ -323,7 +322,7 @@ private:
         add_product(strip, matrices_[1].data(), room(pass).bilateral->data(), rows);
     }
 
-    // moments_ += filtered gradients' p
+    // Adds the products of filtered gradients and probabilities p to moments_.
     void measure_moments(const float* p) const {
         const Room& from = room(Pass::backward);
         const int64_t width = (points_ + parts - 1) / parts, moments = padded() * padded();
@@ -338,8 +337,8 @@ private:
             }
     }
 
-    // Of the parameters, from M = moments_, as sums over the points of filtered gradients of class c times
-    // probabilities of class k: -compatibilities' M for weights, -M weights' for compatibilities.
+    // Writes the gradients of the parameters, from the moments M[c, k], the sums over the points of filtered gradients
+    // of class c times probabilities of class k: -compatibilities' M for weights, -M weights' for compatibilities.
     void give_gradients() {
         const int64_t moments = padded() * padded();
         double* const sums = address<double>(moments_);
@@ -374,12 +373,12 @@ private:
     }
 
     int64_t iterations_, samples_, classes_, width_, points_;
-    bool keeps_ = false;  // what backward() needs
+    bool keeps_ = false;  // whether forward() keeps what backward() needs
     Spatial spatial_;
     std::unique_ptr<char[]> spatial_memory_;
     std::vector<Bilateral> bilateral_;  // of each sample
-    TensorPtr lattices_;                // their memory, for as many vertices as there may be
-    TensorPtr probabilities_;           // rows
+    TensorPtr lattices_;                // memory of bilateral_, for as many vertices as there may be
+    TensorPtr probabilities_;           // rows, of each iteration and sample
     TensorPtr moments_;                 // (filters, parts, padded classes, padded classes)
     std::vector<float> matrices_[2];    // (classes, padded classes), by filter
     Room rooms_[2];                     // by pass

@@ -1,10 +1,10 @@
-// The loss of a detector with prior boxes (Liu et al. 2016, arXiv 1512.02325): of the offsets that priors matched to a
-// box predict, and of the classes that they and the hardest of the others predict.
+// Computes the loss of a detector with prior boxes (Liu et al. 2016, arXiv 1512.02325): of the offsets that priors
+// matched to a true box predict, and of the classes that these and the hardest of the other priors predict.
 // inputs: locations (N, P * 4, or P * classes * 4), confidences (N, P * classes), priors (1, 2, P * 4), ground truth
-// (1, 1, M, 8), all row-major; output: (); attributes: per_prediction (else bipartite only), overlap_threshold,
-// ignore_cross_boundary; code (CORNER, CENTER_SIZE, CORNER_SIZE), variance_in_target; classes, background,
-// share_location, use_difficult, agnostic (every box, whatever its label but the background's, is of the class behind
-// the background), mining, neg_pos_ratio, neg_overlap, inside_only (offsets of priors' corners outside the image do not
+// (1, 1, M, 8), all float32, row-major; outputs: loss (); attributes: per_prediction (else bipartite only),
+// overlap_threshold, ignore_cross_boundary; code (CORNER, CENTER_SIZE, CORNER_SIZE), variance_in_target; classes,
+// background, share_location, use_difficult, agnostic (all boxes but the background's are of the class after the
+// background), mining, neg_pos_ratio, neg_overlap, inside_only (offsets of priors' corners outside the image do not
 // count), with_locations, with_classes (whether each has a term in the loss), loc_weight, l2, logistic, loss_weight,
 // normalizer (0: the number of matches).
 #include <algorithm>
@@ -98,7 +98,8 @@ private:
         return found == truths_.end() ? nothing : found->second;
     }
 
-    // The matches of an image, and whose classes count: of all priors, or of matches and the hardest of the others.
+    // Sets the matches of image n, and which priors' classes count: all, or with mining the matched ones and the
+    // hardest of the others.
     void choose(int64_t n) {
         const int64_t first = n * priors_;
         matcher_.match(truths_of(n), input(2)->data(), priors_, &matches_[first]);
@@ -142,7 +143,7 @@ private:
         return (i * location_classes_ + (location_classes_ > 1 ? label_of(i) : 0)) * 4;
     }
 
-    // From the offsets that a matched prior should predict to those that it does.
+    // Returns the offsets that matched prior i predicts minus those that it should predict.
     BoxCode::Numbers distance(int64_t i) const {
         const float* const prior = input(2)->data() + i % priors_ * 4;
         const float* const variances = prior + priors_ * 4;
@@ -155,7 +156,8 @@ private:
         return numbers;
     }
 
-    // Sigmoids: the background is a class like others where it was mined, and otherwise what is left when none is.
+    // Tells whether class c is the one to predict. With logistic, the background is a class like others if priors are
+    // mined; else a prior without a match has no class.
     bool is_target(int64_t i, int64_t c) const {
         return c == label_of(i) && (!logistic_ || mining_ || matches_[i].truth >= 0);
     }
@@ -204,8 +206,8 @@ private:
     float neg_overlap_;
     Truths truths_;
     std::vector<BoxMatcher::Match> matches_;                       // (N, P)
-    std::vector<uint8_t> counts_;                                  // (N, P): whether the class does
-    std::vector<std::vector<std::pair<double, int64_t>>> others_;  // of each image: losses of what may be mined
+    std::vector<uint8_t> counts_;                                  // (N, P): whether the class counts
+    std::vector<std::vector<std::pair<double, int64_t>>> others_;  // of each image: (loss, prior) that may be mined
     std::vector<double> matched_, location_sums_, class_sums_;     // of each image
 };
 

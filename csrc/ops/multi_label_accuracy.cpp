@@ -1,7 +1,8 @@
-// How well the signs of scores tell those of labels: the share of the positive labels that is found (recall), of the
-// negative ones (specificity), the harmonic mean of these two, the share of what is found positive that is (precision),
-// and the harmonic mean of recall and precision (F1). A measure of no labels is 0. A label of 0 does not count.
-// inputs: scores, labels (both row-major, same count); output: the five (1, 5, 1, 1). Has no backward.
+// Measures how well the signs of scores agree with those of labels: the share of positive labels that are found
+// (recall), that of negative ones (specificity), the harmonic mean of these two, the share of found positives that are
+// right (precision), and the harmonic mean of recall and precision (F1). A measure of no labels is 0. A label of 0 does
+// not count. It has no backward.
+// inputs: scores, labels (as many), both float32, row-major; outputs: the five (1, 5, 1, 1).
 #include "kernels/chunks.h"
 #include "ops/common/onednn_util.h"
 
@@ -18,7 +19,7 @@ public:
     void forward(const dnnl::stream&) override {
         const float *const scores = input(0)->data(), *const labels = input(1)->data();
         const int64_t count = input(0)->count();
-        int64_t positive = 0, negative = 0, found = 0, rejected = 0;  // found and rejected: those that are right
+        int64_t positive = 0, negative = 0, found = 0, rejected = 0;  // found, rejected: the right ones
 #pragma omp parallel for reduction(+ : positive, negative, found, rejected) if (count > chunk_size)
         for (int64_t i = 0; i < count; i++) {
             positive += labels[i] > 0;

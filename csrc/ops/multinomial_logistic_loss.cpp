@@ -1,5 +1,5 @@
-// The negative logarithm of the probability that a label's class was given.
-// inputs: probabilities (N, classes...), labels (N); attributes: loss_weight.
+// Computes the mean negative logarithm of the probability of each label's class.
+// inputs: probabilities (N, classes...), labels (N); outputs, attributes: see row_loss.h.
 #include <algorithm>
 #include <cmath>
 
@@ -29,7 +29,7 @@ public:
     }
 
 private:
-    static constexpr float smallest = 1e-20f;  // Caffe's: less counts as this much
+    static constexpr float smallest = 1e-20f;  // as in Caffe, a smaller probability counts as this
 
     float probability(int64_t i) const { return std::max(input(0)->data()[i * row_ + labels_[i]], smallest); }
 

@@ -1,6 +1,7 @@
-// The values of each channel of a sample, or of all of them, get mean 0 and, with `normalize_variance`, standard
-// deviation 1: y = (x - mean) / (deviation + eps).
-// inputs: x (N, C, ...), float32 or bf16; attributes: across_channels, normalize_variance, eps.
+// Normalises each channel of a sample, or with across_channels each sample, to mean 0 and, with normalize_variance, to
+// standard deviation 1: y = (x - mean) / (deviation + eps).
+// inputs: x (N, C, ...), float32 or bf16, any layout with rows of channels; outputs: as x; attributes: across_channels,
+// normalize_variance, eps.
 #include <omp.h>
 
 #include <cmath>
@@ -42,13 +43,15 @@ public:
     void backward(const dnnl::stream&) override { input(0)->is_bf16() ? gradients<bf16>() : gradients<float>(); }
 
 private:
-    // What there is for each channel: sums, what is left of forward, and coefficients, which are zero in padding.
+    // For each channel of a sample: sums, the deviations that forward keeps for backward, and coefficients, which are
+    // zero in padding.
     struct Sample {
         std::vector<double> sums, others, deviations;
         std::vector<float> near, scale, shift, weight;
     };
 
-    // work(sample, its rows, where they begin): in parallel, or one by one where that keeps more threads busy.
+    // Calls work(sample, its rows, where they begin) for all samples: in parallel, or one by one if that keeps more
+    // threads busy.
     template <typename Work>
     void each_sample(const Work& work) {
         ChannelRows one = rows_;
@@ -58,7 +61,7 @@ private:
         for (int64_t n = 0; n < rows_.outer; n++) work(samples_[size_t(n)], one, n * rows_.outer_stride);
     }
 
-    // Sums become averages.
+    // Turns sums into averages.
     void average(std::vector<double>& sums) const {
         const auto end = sums.begin() + rows_.channels;
         for (auto sum = sums.begin(); sum != end; sum++) *sum /= double(rows_.inner);
@@ -69,7 +72,7 @@ private:
     void values() {
         each_sample([&](Sample& sample, const ChannelRows& rows, int64_t at) {
             const T* const x = address<T>(input(0)) + at;
-            // Deviations from a value are as good as those from the mean, and exact where all values are the same.
+            // Deviations are summed from one of the values, not the mean: that is as good, and exact if all are equal.
             for (int64_t c = 0; c < rows.channels; c++)
                 sample.near[c] = number(x[across_ ? 0 : rows.offset(0, c / rows.lanes) + c % rows.lanes]);
             sum_deviations(rows, x, {sample.near.data()}, sample.sums.data(), sample.others.data());
@@ -86,7 +89,7 @@ private:
         });
     }
 
-    // With g behind the normalisation and d the deviation, averages over what has one mean:
+    // With g the gradient of y and d the deviation; means are over the values that are normalised together:
     //   dx = (g - mean(g) - y mean(g y) (d + eps) / d) / (d + eps)
     template <typename T>
     void gradients() {

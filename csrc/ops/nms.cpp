@@ -1,7 +1,8 @@
-// The peaks of planes (Cao et al. 2017, arXiv 1611.08050): pixels above a threshold and above their eight neighbours.
-// inputs: x (N, C, H, W), row-major; output: (N, parts, most + 1, 3) for the first planes of each sample: how many
-// peaks it has, 0 and 0, and then column, row and value of the first of them, row by row, and rows of 0; attributes:
-// threshold.
+// Finds the peaks of planes (Cao et al. 2017, arXiv 1611.08050): pixels above a threshold and above their eight
+// neighbours. It has no backward.
+// inputs: x (N, C, H, W), float32, row-major; outputs: (N, parts, most + 1, 3), for the first `parts` planes of each
+// sample: a row with the number of peaks, 0 and 0, then column, row and value of the first `most` peaks, counted row by
+// row, then rows of 0; attributes: threshold.
 #include <algorithm>
 
 #include "ops/common/onednn_util.h"
@@ -28,7 +29,7 @@ public:
     }
 
 private:
-    // The pixels of the border have no eight neighbours.
+    // Writes the rows of one plane. Pixels of the border are no peaks: they do not have eight neighbours.
     void find(const float* x, int64_t most, float* found) const {
         std::fill_n(found, (most + 1) * 3, 0.f);
         int64_t count = 0;
@@ -48,7 +49,8 @@ private:
         return true;
     }
 
-    // Its place is the center of what is above 0 up to three pixels around it, without the first row and column.
+    // Sets a peak's column, row and value. Its place is the mean place of the pixels up to three around it, weighted by
+    // their values if these are above 0; the plane's first row and column do not count.
     void describe(const float* x, int64_t row, int64_t column, float* peak) const {
         float across = 0, down = 0, sum = 0;
         for (int64_t h = std::max<int64_t>(row - 3, 1); h <= std::min(row + 3, height_ - 1); h++)

@@ -1,7 +1,7 @@
-// Adds random numbers: y = x + a number for each element of each sample, anew at each step, as Dropout's choices
-// (kernels/dropout_mask.h). The gradient passes as it is.
-// inputs: x (N, ...); attributes: center, spreads, gaussian: numbers of mean `center` that are normal, with a standard
-// deviation of `spreads`, or even, up to `spreads` from it. Of several spreads, each step draws one, for all samples.
+// Adds random numbers of mean `center`, another one for each element of each sample at each step, counted like
+// Dropout's choices (kernels/dropout_mask.h). They are normal with standard deviation s or, without `gaussian`, uniform
+// in [center - s, center + s); each step draws s from `spreads`, for all samples. The gradient passes as it is.
+// inputs: x (N, ...), float32, any layout with rows of channels; outputs: as x; attributes: center, spreads, gaussian.
 #include <algorithm>
 #include <cmath>
 
@@ -13,13 +13,13 @@
 namespace engine {
 namespace {
 
-// Neighbouring elements of a sample, from one at `at` in memory on; their places in the sample, for the choices.
+// Neighbouring elements of a sample, from `at` in memory on. Their places in the sample are first, first + apart, ...
 struct Piece {
     int64_t at, length;
     uint32_t first, apart;
 };
 
-// y = x + center + spread times even numbers in [-1, 1).
+// y = x + center + spread times uniform numbers in [-1, 1).
 ENGINE_VECTORISED void add_even(const DropoutMask& choice, const Piece& piece, float center, float spread,
                                 const float* x, float* y) {
     const DropoutMask local = choice;
@@ -31,7 +31,7 @@ ENGINE_VECTORISED void add_even(const DropoutMask& choice, const Piece& piece, f
         y[k] = x[k] + center + spread * (2 * local.uniform(first + uint32_t(k) * apart) - 1);
 }
 
-// y = x + center + spread times normal numbers, each of two even ones (Box and Muller 1958).
+// y = x + center + spread times normal numbers, each made of two uniform ones (Box and Muller 1958).
 ENGINE_VECTORISED void add_normal(const DropoutMask& choice, const DropoutMask& angle, const Piece& piece, float center,
                                   float spread, const float* x, float* y) {
     const DropoutMask local = choice, turn = angle;

@@ -1,6 +1,8 @@
-// One length for every sample, or for the channels of every position: y = x scale / sqrt(sum of x^2 + eps).
-// inputs: x (N, C, ...), float32 or bf16; params: scale, one number or one for each channel; attributes:
-// across_spatial, eps.
+// Scales the channels of every position, or with across_spatial every sample, to one length: y = x scale / sqrt(sum of
+// x^2 + eps).
+// inputs: x (N, C, ...), float32 or bf16, any layout with rows of channels; outputs: as x; attributes: across_spatial,
+// eps.
+// params: scale, () or (C).
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
@@ -15,20 +17,20 @@
 namespace engine {
 namespace {
 
-// Neighbouring positions, `step` elements apart, of the channels that lie side by side.
+// Neighbouring positions, `step` elements apart, of `lanes` channels that lie side by side.
 struct Piece {
     int64_t positions, step, lanes;
     bool is_run() const { return lanes == 1 && step == 1; }
 };
 
-// The usual number of lanes becomes a constant.
+// Calls body(lanes), with the usual number of lanes as a constant.
 template <typename Body>
 ENGINE_INLINE void with_lanes(int64_t lanes, const Body& body) {
     if (lanes == 16) return body(std::integral_constant<int64_t, 16>());
     body(lanes);
 }
 
-// function(element, position, lane) of each element: of one channel, or of several.
+// Call function(element, position, lane) for each element: of one channel, and of several.
 template <typename Function>
 ENGINE_VECTORISED void each_of_run(int64_t positions, const Function& function) {
 #pragma omp simd
@@ -44,7 +46,7 @@ ENGINE_VECTORISED void each_of_rows(const Piece& piece, const Function& function
     });
 }
 
-// sums[position] += term(element, position, lane).
+// Add term(element, position, lane) to sums[position].
 template <typename Term>
 ENGINE_VECTORISED void add_run(int64_t positions, const Term& term, float* sums) {
 #pragma omp simd
@@ -63,7 +65,7 @@ ENGINE_VECTORISED void add_rows(const Piece& piece, const Term& term, float* sum
     });
 }
 
-// The sum over the positions.
+// Return, or set for each lane, the sum of term(element, position, lane) over the positions.
 template <typename Term>
 ENGINE_VECTORISED double sum_of_run(int64_t positions, const Term term) {
     double sum = 0;
@@ -120,7 +122,7 @@ public:
         input(0)->is_bf16() ? values<bf16>() : values<float>();
     }
 
-    // With g the gradient of y, l the length and sums over what it is of:
+    // With g the gradient of y and l the length; sums for dx are over the elements that have one length:
     //   dscale = sum(g x / l), dx = scale g / l - x sum(scale g x) / l^3
     void backward(const dnnl::stream&) override {
         load_scales();
@@ -182,7 +184,7 @@ private:
         piece.is_run() ? each_of_run(piece.positions, function) : each_of_rows(piece, function);
     }
 
-    // work(piece, its first element, its scales) for all channels of some positions.
+    // Calls work(piece, its first element, its scales) for all channels of `width` positions.
     template <typename Work>
     void each_block(int64_t n, int64_t begin, int64_t width, const Work& work) const {
         for (int64_t block = 0; block < rows_.blocks(); block++)
@@ -190,8 +192,9 @@ private:
                  &scales_[size_t(block * rows_.lanes)]);
     }
 
-    // into[position] = sum over the channels of term_of(first element, scales)'s; over all positions of a sample, too,
-    // with across_spatial. Then use(sample, first position, positions) of each strip.
+    // Sets into[position] to the sum of a term over the channels, with across_spatial also over all positions of the
+    // sample. Then calls use(sample, first position, positions) for each strip. term_of(first element of a piece, its
+    // scales) returns the function that is the term.
     template <typename TermOf, typename Use>
     void with_sums(float* into, const TermOf& term_of, const Use& use) {
         strips().each([&](int64_t strip, int64_t n, int64_t begin, int64_t width) {
@@ -206,7 +209,7 @@ private:
         });
         if (!across_) return;
         const int64_t each = strips().of_sample();
-        for (int64_t n = 0; n < rows_.outer; n++)  // a sample's first gets the sum of them all
+        for (int64_t n = 0; n < rows_.outer; n++)  // a sample's first strip gets the sum of them all
             for (int64_t i = 1; i < each; i++)
                 sums_of_strips_[size_t(n * each)] += sums_of_strips_[size_t(n * each + i)];
         strips().each([&](int64_t, int64_t n, int64_t begin, int64_t width) {
@@ -245,7 +248,7 @@ private:
     float eps_;
     ChannelRows rows_{};
     std::vector<float> scales_;  // of padded channels
-    TensorPtr inverses_;         // of the length, for each position
+    TensorPtr inverses_;         // 1 / length, for each position
     memory products_, sums_;
     std::vector<double> sums_of_strips_;
 };

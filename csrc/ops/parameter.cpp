@@ -1,4 +1,5 @@
-// A parameter as a blob. outputs: the parameter's values; params: one.
+// Copies a parameter to a blob. It has no inputs.
+// params: one, of any shape; outputs: its values, float32, row-major.
 #include <algorithm>
 
 #include "op.h"

@@ -1,5 +1,6 @@
-// The axes of a blob in another order. inputs: x, in any layout; outputs: row-major; attributes: order (which of x's
-// axes becomes axis 0, 1, ...).
+// Brings the axes of a blob into another order.
+// inputs: x, float32 or bf16, in any layout; outputs: of its type, row-major; attributes: order (which of x's axes
+// becomes axis 0, 1, ...).
 #include "ops/common/parts.h"
 
 namespace engine {
@@ -11,7 +12,7 @@ public:
         const TensorPtr& x = input(0);
         const auto type = x->layout.get_data_type();
         output(0, plain_layout(spec_.output_shapes[0], type));
-        // The same memory as the top, its axes named as x's are.
+        // The top's memory, described with the axes of x.
         const Dims order = spec_.attributes.integers("order"), strides = outputs_[0]->layout.get_strides();
         Dims renamed(order.size());
         for (size_t i = 0; i < order.size(); i++) renamed[order[i]] = strides[i];

@@ -1,5 +1,5 @@
-// Brings a tensor into row-major order, for the ops that think in rows; what the memory report calls a reorder.
-// inputs: x; attributes: none. Where x is row-major already, the builder adds no such op.
+// Brings a blob into row-major order, for ops that read rows. If it is row-major already, the builder adds no such op.
+// inputs: x, float32 or bf16, in any layout; outputs: as x, row-major.
 #include "ops/common/parts.h"
 
 namespace engine {

@@ -1,6 +1,7 @@
-// The maximum or the average over windows, in one to three spatial dimensions.
-// inputs: x (N, C, ...); attributes: method (MAX, AVE), kernel, stride, pad (one each per spatial axis), include_pad
-// (AVE: padding counts in the divisor). Windows may run past the padding at the end: Caffe's sizes are rounded up.
+// Computes the maximum or the average over windows, along one to three spatial axes. Windows may run past the padding
+// at the end, because Caffe rounds sizes up.
+// inputs: x (N, C, ...), float32 or bf16, in any layout; outputs: y (N, C, ...), laid out as x; attributes: method
+// (MAX, AVE), kernel, stride, pad (one for each spatial axis), include_pad (AVE: padding counts in the divisor).
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -62,7 +63,7 @@ private:
 
     int64_t size(size_t axis) const { return input(0)->shape[axis + 2]; }
     int64_t output_size(size_t axis) const { return spec_.output_shapes[0][axis + 2]; }
-    // How far the last window goes beyond the input.
+    // Returns how far the last window along an axis ends beyond the input.
     int64_t reach(size_t axis) const {
         return (output_size(axis) - 1) * stride_[axis] + kernel_[axis] - size(axis) - pad_[axis];
     }
@@ -70,15 +71,15 @@ private:
         return std::any_of(pad_.begin(), pad_.end(), [](int64_t pad) { return pad > 0; });
     }
 
-    // The top lies as the bottom does. oneDNN's own choice is the same, but for an axis of one element, which padding
-    // makes longer: as the strides of the bottom do not tell where it belongs, others may find the top laid out as
-    // nothing that they know.
+    // Returns the layout of the top, which is the bottom's. oneDNN would choose the same, except if the bottom has an
+    // axis of one element that padding makes longer: its stride does not tell where the axis belongs, and readers might
+    // not know the layout of the top.
     Layout top_layout() const {
         const Layout& bottom = input(0)->layout;
         return layout_like(bottom, spec_.output_shapes[0], bottom.get_data_type());
     }
 
-    // By our own kernels, where they are for; false elsewhere.
+    // Builds both passes by our own kernels, if they fit. Returns whether they do.
     bool build_own() {
         if (!may_use(Isa::avx2) || may_use(Isa::avx512) || input(0)->is_bf16()) return false;
         const Layout &bottom = input(0)->layout, top = top_layout();
@@ -110,7 +111,7 @@ private:
     }
 
     void build_forward(const forward_pd& pd) {
-        output(0, top_layout());  // that of pd may be of another net's, whose axes of one element have other strides
+        output(0, top_layout());  // not pd's: oneDNN may have cached that for axes of one element with other strides
         Call call{dnnl::pooling_forward(pd),
                   {{DNNL_ARG_SRC, input(0)->memory},
                    {DNNL_ARG_DST, outputs_[0]->memory},
@@ -143,8 +144,8 @@ private:
         backward_calls_.push_back(call);
     }
 
-    // oneDNN divides by the whole window, Caffe only by what lies within input and padding. They differ in the last
-    // window of an axis at most, where it runs past the padding.
+    // Finds the windows whose averages need a factor: oneDNN divides by the size of the window, Caffe by that of its
+    // part within input and padding. They differ only in the last window of an axis, if it runs past the padding.
     void find_border() {
         std::vector<int64_t> position(kernel_.size(), 0);
         const int64_t positions = count_of({spec_.output_shapes[0].begin() + 2, spec_.output_shapes[0].end()});
@@ -186,11 +187,11 @@ private:
 
     Dims kernel_, stride_, pad_, pad_end_, dilation_;
     algorithm how_;
-    TensorPtr which_;  // MAX: where in each window
-    std::vector<std::pair<int64_t, float>> border_;
-    std::optional<MaxWindows> own_;  // instead of oneDNN's kernels
-    BottomAndTop rows_{};            // of own_; of what has a border the top's
-    memory scaled_;                  // scratch: the top's gradient with its border scaled
+    TensorPtr which_;                                // MAX: the place of the maximum in each window
+    std::vector<std::pair<int64_t, float>> border_;  // (position in the top, factor), see find_border()
+    std::optional<MaxWindows> own_;                  // instead of oneDNN's kernels
+    BottomAndTop rows_{};                            // set with own_; with border_ only the top's
+    memory scaled_;                                  // scratch: the top's gradient with its border scaled
 };
 
 static const RegisterOp<Pooling> registered("Pooling");

@@ -1,4 +1,4 @@
-// (shift + scale x)^power. inputs: x; attributes: power, scale, shift.
+// Computes (shift + scale x)^power. inputs, outputs: see unary.h; attributes: power, scale, shift.
 #include "ops/common/unary.h"
 
 namespace engine {

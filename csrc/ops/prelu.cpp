@@ -1,5 +1,6 @@
-// x where it is positive, else slope x, with one slope for each channel or one for all.
-// inputs: x (N, C, ...), float32 or bf16; params: slopes (C) or ().
+// Computes x where it is positive, else slope x, with one slope for each channel or one for all.
+// inputs: x (N, C, ...), float32 or bf16, any layout with rows of channels; outputs: as x.
+// params: slopes (C) or ().
 #include <algorithm>
 #include <vector>
 
@@ -30,7 +31,7 @@ ENGINE_VECTORISED double gradients_of_run(int64_t length, const T* x, const T* g
     return sum;
 }
 
-// Short rows that lie one behind the other are taken several at a time, as one that fills vectors of bf16, too.
+// Short rows without gaps between them are done several at a time, as one row that also fills vectors of bf16.
 template <typename T>
 ENGINE_VECTORISED void values_of_rows(const ChannelRows& rows, const T* x, const float* slopes, T* y) {
     constexpr int64_t together = 64;
@@ -56,7 +57,7 @@ ENGINE_VECTORISED void values_of_rows(const ChannelRows& rows, const T* x, const
         }
 }
 
-// Adds the gradients of the slopes to sums.
+// Adds the gradients of the slopes to `sums`.
 template <typename T>
 ENGINE_VECTORISED void gradients_of_rows(const ChannelRows& rows, const T* x, const T* given, const float* slopes,
                                          T* wanted, double* sums) {
@@ -107,7 +108,7 @@ public:
     }
 
 private:
-    // Calls work(panel, its first element, its first channel, in padded ones).
+    // Calls work(panel, its first element, its first channel, counted with padding) for all panels.
     template <typename Work>
     void over_panels(const Work& work) const {
         const int64_t blocks = rows_.blocks();
@@ -144,7 +145,7 @@ private:
         });
     }
 
-    // In an order that does not depend on the number of threads.
+    // Sums the gradients of the slopes in an order that does not depend on the number of threads.
     void sum_up() const {
         const TensorPtr& diff = param(0)->diff;
         const int64_t padded = rows_.padded_channels();
@@ -161,7 +162,7 @@ private:
 
     ChannelRows rows_{};
     std::vector<float> slopes_;  // of padded channels
-    std::vector<double> sums_;   // the slopes' gradients, for each n
+    std::vector<double> sums_;   // (N, padded channels), gradients of slopes
     memory wanted_;
 };
 
