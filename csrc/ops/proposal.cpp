@@ -1,9 +1,9 @@
-// From the scores and offsets of a region proposal network to the regions that it proposes (Ren et al. 2015, arXiv
-// 1506.01497): the best of the anchors, moved by their offsets, that do not overlap.
-// inputs: scores (N, 2 A, H, W), those of objects behind those of the background, offsets (N, 4 A, H, W), image sizes
-// (N or 1, 3 numbers or more) of height, width, scale, all row-major; outputs: regions (N most, 5) of image, x1, y1,
-// x2, y2 in pixels, and, where asked for, their scores (N most, 1), both -1 in rows that are not used; attributes:
-// anchors (x1, y1, x2, y2 of each at the first pixel), stride, least_size, candidates, nms_threshold. Has no backward.
+// Computes the regions that a region proposal network proposes, from its scores and offsets (Ren et al. 2015, arXiv
+// 1506.01497): the best of the anchors, moved by their offsets, that do not overlap. It has no backward.
+// inputs: scores (N, 2 A, H, W), those of objects behind those of the background; offsets (N, 4 A, H, W); image sizes
+// (N or 1, 3 or more): height, width, scale; all float32, row-major; outputs: regions (N most, 5): image, x1, y1, x2,
+// y2 in pixels; optionally their scores (N most, 1); unused rows are -1; attributes: anchors (x1, y1, x2, y2 of each at
+// the first pixel), stride, least_size, candidates (how many regions are compared), nms_threshold.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
@@ -57,7 +57,7 @@ public:
 
 private:
     struct Region {
-        Box box;  // both ends belong to it
+        Box box;  // includes the pixels x2 and y2
         float score;
     };
 
@@ -85,7 +85,7 @@ private:
         return regions;
     }
 
-    // Anchor a at a pixel, moved and resized by its offsets.
+    // Returns anchor a at a pixel of image n, moved and resized by its offsets.
     Box moved(int64_t n, int64_t a, int64_t pixel) const {
         const int64_t plane = height_ * width_;
         const float* const offsets = input(1)->data() + (n * int64_t(anchors_.size()) + 4 * a) * plane + pixel;
@@ -100,7 +100,7 @@ private:
 
     float stride_, least_size_, threshold_;
     int64_t candidates_, images_, height_, width_, most_;
-    int64_t sizes_stride_;  // from one image's to the next; 0 where all have the same
+    int64_t sizes_stride_;  // from the size of one image to the next; 0 if all have one size
     std::vector<float> anchors_;
     std::vector<std::vector<Region>> found_;  // in each image
 };

@@ -1,10 +1,10 @@
-// Regions for a detector to learn from, some of objects, the others of the background, and what it shall say of them
-// (Girshick 2015, Fast R-CNN; Ren et al. 2015, Faster R-CNN).
-// inputs: regions (R, 5) of image, x1, y1, x2, y2, unused where the image is negative; truth (G, 5), see
-// region_sampling.h; both row-major. outputs: regions (B, 5), labels (B), offsets (B, 4 classes), their weights inside
-// and outside of the loss (as these). attributes: classes, objects (most of them), object_overlap, least_overlap and
-// most_overlap of the background, means, deviations and inside_weights (4 each). Where there are fewer regions than B,
-// they are repeated.
+// Chooses regions for a detector to learn from, some of objects, others of the background, and computes what it is to
+// predict for them (Girshick 2015, Fast R-CNN; Ren et al. 2015, Faster R-CNN). If there are fewer than B, they are
+// repeated. It has no backward.
+// inputs: regions (R, 5): image, x1, y1, x2, y2, unused if the image is negative; truth (G, 5), see region_sampling.h;
+// both float32, row-major; outputs: regions (B, 5), labels (B), offsets (B, 4 classes), their weights inside and
+// outside of the loss (as the offsets); attributes: classes, objects (the most of them), object_overlap (the least of
+// an object), least_overlap and most_overlap (of the background), means, deviations and inside_weights (4 each).
 #include "kernels/whole.h"
 #include "ops/common/onednn_util.h"
 #include "ops/common/region_sampling.h"
@@ -42,7 +42,7 @@ public:
     }
 
 private:
-    // The true boxes are regions, too.
+    // Sets boxes_ to the used regions and the true boxes, which count as regions, too.
     void collect() {
         boxes_.clear();
         const float *const regions = input(0)->data(), *const truth = input(1)->data();
@@ -53,6 +53,7 @@ private:
                 boxes_.insert(boxes_.end(), truth + g * true_box_columns, truth + g * true_box_columns + 4);
     }
 
+    // Divides the boxes into objects_ and others_ by their overlap with the true boxes.
     void compare() {
         const double of_objects = spec_.attributes.real("object_overlap");
         const double least = spec_.attributes.real("least_overlap"), most = spec_.attributes.real("most_overlap");
@@ -92,7 +93,7 @@ private:
         const int64_t width = 4 * classes_;
         for (size_t i = 2; i < outputs_.size(); i++) std::fill_n(outputs_[i]->data() + row * width, width, 0.f);
         outputs_[1]->data()[row] = 0;
-        if (chosen_.empty()) {  // one pixel of background
+        if (chosen_.empty()) {  // the row is one pixel of background
             std::fill_n(region, 5, 0.f);
             return;
         }

@@ -1,7 +1,8 @@
-// The average of samples, interpolated bilinearly between pixels, of each cell of a grid laid over regions of interest,
-// every cell in a channel of its own (as PSROIPooling, without its rounding). inputs, output, attributes: score_maps.h;
-// samples, of a cell along each axis; aligned: whether they are those of ROIAlign, which takes one for each pixel that
-// a cell is long where `samples` is 0, or lie within the features and inside of the cell, as R-FCN-PSROIAlign has them.
+// Averages samples, interpolated bilinearly between pixels, of each cell of a grid over regions of interest, every cell
+// in a channel of its own (PSROIPooling without its rounding).
+// inputs, outputs, further attributes: see score_maps.h; attributes: samples (of a cell along each axis); aligned
+// (samples are those of ROIAlign, where `samples` 0 is one for each pixel of the cell's length; else they lie inside of
+// the cell and the features, as in R-FCN-PSROIAlign).
 #include "ops/common/score_maps.h"
 #include "ops/common/shares.h"
 
@@ -46,7 +47,7 @@ public:
     }
 
 private:
-    // Of the cells of a region from pixel `first` to pixel `last` of the picture.
+    // Sets the shares of the cells of a region from pixel `first` to pixel `last` of the picture.
     void set(Shares& shares, float first, float last, int64_t pixels) const {
         if (aligned_)
             shares.align(first * scale_, last * scale_, group_, samples_, pixels);
@@ -54,8 +55,8 @@ private:
             inside(shares, first * scale_, (last + 1) * scale_, pixels);
     }
 
-    // Samples divide a cell into equal pieces. What of it lies before the features is cut off, which moves them, and
-    // those behind its end, or that of the features, are 0.
+    // Sets samples that divide a cell into equal pieces. The part of a cell before the features is cut off, which moves
+    // its samples; those behind its end, or that of the features, count as 0.
     void inside(Shares& shares, float begin, float end, int64_t pixels) const {
         shares.clear(group_);
         const float size = std::max(end - begin, 0.1f), length = size / float(group_);
@@ -73,7 +74,7 @@ private:
 
     int64_t samples_;
     bool aligned_;
-    std::vector<Shares> rows_, columns_;  // of pixels in every region's cells
+    std::vector<Shares> rows_, columns_;  // the pixels' weights in the cells of each region
 };
 
 static const RegisterOp<PSROIAlign> registered("PSROIAlign");

@@ -1,5 +1,6 @@
-// The average over each cell of a grid laid over regions of interest, every cell in a channel of its own (Dai et al.
-// 2016, arXiv 1605.06409). inputs, output, attributes: score_maps.h.
+// Averages each cell of a grid over regions of interest, every cell in a channel of its own (Dai et al. 2016, arXiv
+// 1605.06409).
+// inputs, outputs, attributes: see score_maps.h.
 #include <algorithm>
 #include <cmath>
 
@@ -39,10 +40,10 @@ public:
 private:
     static float area(const Bin& bin) { return float((bin.bottom - bin.top) * (bin.right - bin.left)); }
 
-    // The cell that channel c averages.
+    // Returns the cell that channel c averages.
     Bin bin(const float* roi, int64_t c) const {
         const float left = std::round(roi[1]) * scale_, top = std::round(roi[2]) * scale_;
-        // Pixels of the region are included on both ends; a region never gets smaller than this.
+        // Regions include the pixels at both ends, and are never smaller than 0.1.
         const float width = std::max((std::round(roi[3]) + 1) * scale_ - left, 0.1f);
         const float height = std::max((std::round(roi[4]) + 1) * scale_ - top, 0.1f);
         const int64_t row = row_of(c), column = column_of(c);
@@ -50,6 +51,7 @@ private:
                 edge(left, column, width, false, width_), edge(left, column + 1, width, true, width_)};
     }
 
+    // Returns where cell i along an axis begins, or ends if `end`.
     int64_t edge(float begin, int64_t i, float size, bool end, int64_t limit) const {
         const float at = float(i) * (size / float(group_)) + begin;
         return std::clamp<int64_t>(whole(end ? std::ceil(at) : std::floor(at)), 0, limit);

@@ -1,7 +1,6 @@
-// Sums over all trailing axes, of values, their magnitudes or their squares, times a coefficient.
-// inputs: x, float32 or bf16, row-major, or in any layout whose samples lie one after the other where at most the
-// samples are apart in the top; outputs: x's leading axes, float32; attributes: term (value, magnitude, square),
-// coefficient.
+// Sums values, their magnitudes or their squares over all trailing axes, and multiplies the sums by a coefficient.
+// inputs: x, float32 or bf16, row-major, or, if the top keeps at most axis 0, in any layout whose samples lie one after
+// the other; outputs: x's leading axes, float32; attributes: term (value, magnitude, square), coefficient.
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
@@ -25,8 +24,8 @@ Term term_of(const std::string& name) {
     throw std::invalid_argument("no term '" + name + "'");
 }
 
-// Of at most chunk_size terms, by vectors that do not wait for each other: in double, or, of bf16, which has fewer
-// digits, in float32.
+// Returns the sum of at most chunk_size terms, made in several vectors that do not wait for each other: in double, or
+// in float32 for bf16, which has fewer digits.
 template <typename T, typename TermOf>
 ENGINE_INLINE double sum_of_terms(const T* x, int64_t length, const TermOf& term_of) {
     using Sum = std::conditional_t<std::is_same_v<T, bf16>, float, double>;
@@ -98,7 +97,7 @@ public:
 private:
     int64_t element_bytes() const { return input(0)->is_bf16() ? 2 : 4; }
 
-    // Sums of pieces first, then these in their order: the same for any number of threads.
+    // Sums pieces first and then their sums, in an order that does not depend on the number of threads.
     template <typename T>
     void add_up() {
         const T* const x = address<T>(input(0));
@@ -121,7 +120,7 @@ private:
         });
     }
 
-    // work(piece, begin, length), in parallel.
+    // Calls work(piece, begin, length) for all pieces, in parallel.
     template <typename Work>
     void each_piece(const Work& work) const {
 #pragma omp parallel for schedule(static) if (rows_ * row_ > chunk_size)

@@ -1,5 +1,5 @@
-// The loss of the second version of YOLO.
-// inputs, output: see GridLoss; attributes: those, and bias_match, noobject_scale.
+// Computes the loss of the second version of YOLO.
+// inputs, outputs, further attributes: see grid_loss.h; attributes: bias_match, noobject_scale.
 #include "ops/common/grid_loss.h"
 
 namespace engine {
@@ -19,7 +19,7 @@ private:
         for (const Truth& truth : truths) expect(n, truth);
     }
 
-    // No object, scale p^2 / 2, where a box covers none of the truth well.
+    // Makes boxes that cover none of the truths well predict no object: their loss is scale p^2 / 2.
     void expect_nothing(int64_t n, const std::vector<Truth>& truths) const {
         for (int64_t box = 0; box < grid_.boxes(); box++) {
             if (covers_one(n, box, truths)) continue;
@@ -28,8 +28,9 @@ private:
         }
     }
 
-    // An object, scale (1 - p)^4 / 2, its place and its class, of the box in whose pixel the truth has its center and
-    // whose anchor, or without bias_match whose predicted size, comes closest.
+    // Makes one box predict a truth: an object, whose loss is scale (1 - p)^4 / 2, its place and its class. It is the
+    // box in whose pixel the truth has its center and whose anchor, or without bias_match whose predicted size, comes
+    // closest.
     void expect(int64_t n, const Truth& truth) const {
         const Place place = this->place(truth.box);
         const int64_t anchor = closest(n, truth.box, place.row, place.column);
@@ -47,6 +48,7 @@ private:
             slope(n, box, AnchorGrid::first_class + c) = class_scale_ * (classes[c] - float(c == truth.label - 1));
     }
 
+    // Returns that anchor at a pixel.
     int64_t closest(int64_t n, const Box& truth, int64_t row, int64_t column) const {
         const Box wanted = AnchorGrid::centered(0, 0, truth.width(), truth.height());
         int64_t best = 0;
@@ -63,7 +65,7 @@ private:
         return best;
     }
 
-    // The rounded absolute difference to `wanted`, of a sigmoid for x and y.
+    // Makes a box predict the offset `wanted`, which for x and y is a sigmoid's: by the smooth L1 difference.
     void expect_offset(int64_t n, int64_t box, int64_t k, float wanted) const {
         const float raw = prediction(n, box, k), value = k < 2 ? sigmoid(raw) : raw;
         const float inner = k < 2 ? value * (1 - value) : 1;

@@ -1,11 +1,12 @@
-// x where it is positive, negative_slope x elsewhere. inputs: x; attributes: negative_slope.
+// Computes x where it is positive, else negative_slope x. inputs, outputs: see activation.h; attributes:
+// negative_slope.
 #include "ops/common/activation.h"
 #include "ops/common/relu_slope.h"
 
 namespace engine {
 namespace {
 
-// With a slope below zero, the sign of y says nothing about that of x: such functions need x for backward.
+// With a slope below zero, the sign of y does not tell that of x: backward then reads x.
 class ReLU : public Activation {
 public:
     explicit ReLU(const OpSpec& spec) : ReLU(spec, float(spec.attributes.real("negative_slope", 0))) {}

@@ -1,4 +1,4 @@
-// 0 where x is negative, 6 where it is more, x elsewhere. inputs: x.
+// Computes 0 where x is negative, 6 where it is above 6, else x. inputs, outputs: see unary.h.
 #include "ops/common/unary.h"
 
 namespace engine {

@@ -1,5 +1,6 @@
-// The channels of a blob in another order. inputs: x (N, C, ...), float32 or bf16, any layout with rows of channels;
-// outputs: as x; attributes: order (which channel of x becomes channel 0, 1, ...).
+// Brings the channels of a blob into another order.
+// inputs: x (N, C, ...), float32 or bf16, any layout with rows of channels; outputs: as x; attributes: order (which
+// channel of x becomes channel 0, 1, ...).
 #include "kernels/channel_order.h"
 #include "ops/common/channel_layout.h"
 #include "ops/common/parts.h"

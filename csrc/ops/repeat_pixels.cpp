@@ -1,5 +1,6 @@
-// Every pixel becomes a rectangle of equal ones. inputs: x (N, C, H, W), float32 or bf16, any layout with rows of
-// channels; outputs: (N, C, H * height, W * width), as x; attributes: height, width (of the rectangle).
+// Repeats every pixel as a rectangle.
+// inputs: x (N, C, H, W), float32 or bf16, any layout with rows of channels; outputs: (N, C, H * height, W * width),
+// laid out as x; attributes: height, width (of the rectangle).
 #include <algorithm>
 #include <cstring>
 
@@ -10,13 +11,13 @@
 namespace engine {
 namespace {
 
-// Rows of pixels, each `lanes` numbers; `bottom` and `top` elements lie between neighbouring pixels.
+// Rows of pixels of `lanes` numbers each.
 struct Rows {
-    int64_t length, lanes, bottom, top;  // length: pixels of the bottom's row
+    int64_t length, lanes, bottom, top;  // length: pixels of the bottom's row; bottom, top: from a pixel to the next
     int64_t height, width;               // of the rectangles
 };
 
-// The usual numbers become constants.
+// Calls body(number), with usual numbers as constants.
 template <int64_t usual, int64_t other, typename Body>
 ENGINE_INLINE void with_constant(int64_t number, const Body& body) {
     if (number == usual) return body(std::integral_constant<int64_t, usual>());
@@ -24,7 +25,7 @@ ENGINE_INLINE void with_constant(int64_t number, const Body& body) {
     body(number);
 }
 
-// A row of the top, from one of the bottom.
+// Writes a row of the top, from one of the bottom.
 template <typename T>
 ENGINE_VECTORISED void widen(const Rows& rows, const T* x, T* y) {
     const int64_t length = rows.length, bottom = rows.bottom, top = rows.top;
@@ -44,7 +45,7 @@ ENGINE_VECTORISED void widen(const Rows& rows, const T* x, T* y) {
     });
 }
 
-// A row of the bottom: the sums of the rectangles in rows of the top, which begin `step` elements apart.
+// Writes a row of the bottom, for one lane: the sums of the rectangles in rows of the top, which begin `step` apart.
 template <typename T>
 ENGINE_VECTORISED void narrow_run(const Rows& rows, const T* y, int64_t step, T* x) {
     const int64_t length = rows.length, height = rows.height;
@@ -59,10 +60,10 @@ ENGINE_VECTORISED void narrow_run(const Rows& rows, const T* y, int64_t step, T*
     });
 }
 
-// The same of more lanes than one.
+// Does the same for several lanes.
 template <typename T>
 void narrow_pixels(const Rows& rows, const T* y, int64_t step, T* x) {
-    constexpr int64_t strip = 64;  // pixels: one row of the top after the other is how memory is read fastest
+    constexpr int64_t strip = 64;  // pixels; rows of the top are read one after the other, as memory is fastest
     in_sixteens(rows.lanes, [=](auto piece, int64_t lane) ENGINE_BODY {
         using Vector = typename decltype(piece)::Vector;
         for (int64_t begin = 0; begin < rows.length; begin += strip) {
@@ -127,7 +128,7 @@ private:
         });
     }
 
-    // work(offset of a row of the bottom, offset of the first of its rows in the top), in parallel.
+    // Calls work(offset of a row of the bottom, offset of the first of its rows in the top) for all rows, in parallel.
     template <typename Work>
     void each_row(const Work& work) const {
         const int64_t blocks = x_.blocks();

@@ -1,8 +1,9 @@
-// Planes in another size: a pixel of the top is a weighted sum of those around its place in the bottom, by weights that
-// do not depend on the values. inputs: x (N, C, H, W), float32 or bf16, any layout with rows of channels;
-// outputs: (N, C, h, w), as x; attributes: wide (optional: the top is float32), and, for rows and for columns:
-// row_first (for each row of the top, the first of the bottom that counts), row_taps (how many of them count),
-// row_weights (that many for each row of the top; 0 beyond the plane).
+// Resizes planes: a pixel of the top is a weighted sum of the pixels around its place in the bottom, by weights that do
+// not depend on the values.
+// inputs: x (N, C, H, W), float32 or bf16, any layout with rows of channels; outputs: (N, C, h, w), laid out as x;
+// attributes: wide (optional: the top is float32); for rows, row_first (for each row of the top, the first row of the
+// bottom that counts), row_taps (how many rows count) and row_weights (that many for each row of the top; 0 beyond the
+// plane); for columns, column_first, column_taps, column_weights.
 #include <omp.h>
 
 #include <algorithm>
@@ -20,7 +21,7 @@ struct Term {
     float weight;
 };
 
-// Along one axis: every place is the sum of its terms.
+// The weighted sums along one axis: every place is the sum of its terms.
 struct Mix {
     std::vector<int64_t> ends;  // of the terms of each place, and 0 before the first
     std::vector<Term> terms;
@@ -45,7 +46,7 @@ Mix mix_of(const Attributes& attributes, const std::string& name) {
     return mix;
 }
 
-// What each of `size` places on the other side is the sum of.
+// Returns the sums of the other direction, for gradients: of each of the `size` places that are read.
 Mix transposed(const Mix& mix, int64_t size) {
     std::vector<std::vector<Term>> terms(size);
     for (int64_t place = 0; place < mix.size(); place++)
@@ -59,8 +60,8 @@ Mix transposed(const Mix& mix, int64_t size) {
     return other;
 }
 
-// line = the sum of rows that lie `row_step` apart, each `pixels` of `lanes` numbers that begin `step` apart: of one
-// row after the other, as memory is read fastest.
+// Sets `line` to the weighted sum of rows, `row_step` apart, of `pixels` pixels of `lanes` numbers, `step` apart. Rows
+// are read one after the other, as memory is fastest.
 template <typename From>
 ENGINE_VECTORISED void add_rows(const From* rows, int64_t row_step, const Term* begin, const Term* end, int64_t pixels,
                                 int64_t lanes, int64_t step, float* line) {
@@ -80,7 +81,7 @@ ENGINE_VECTORISED void add_rows(const From* rows, int64_t row_step, const Term* 
         }
 }
 
-// Pixels that lie `step` apart, from those of a line, without gaps.
+// Writes pixels, `step` apart, as weighted sums of the pixels of a line, which has no gaps.
 template <typename To>
 void add_columns(const float* line, const Mix& mix, int64_t lanes, int64_t step, To* to) {
     const int64_t* const ends = mix.ends.data();
@@ -133,12 +134,12 @@ public:
     }
 
 private:
-    // Lanes of so many are worked on together, so that a line stays in the cache.
+    // The most lanes that are done at a time, so that a line stays in the cache.
     static constexpr int64_t widest = 64;
 
     struct Resize {
         Mix rows, columns;
-        int64_t pixels;  // of a row that it reads
+        int64_t pixels;  // of a row that is read
     };
 
     void resize(const Resize& how, const TensorPtr& from, const ChannelRows& source, const TensorPtr& to,
@@ -152,7 +153,7 @@ private:
         from->is_bf16() ? into(address<bf16>(from)) : into(address<float>(from));
     }
 
-    // Rows are added up first, then columns.
+    // Sums rows first, then columns.
     template <typename From, typename To>
     void resize(const Resize& how, const From* from, const ChannelRows& source, To* to,
                 const ChannelRows& target) const {
@@ -176,7 +177,7 @@ private:
     Resize forward_, backward_;
     ChannelRows x_{}, y_{};
     int64_t line_size_;
-    memory lines_;  // one for each of threads_
+    memory lines_;  // scratch: a line for each of threads_
     int threads_ = threads();
 };
 

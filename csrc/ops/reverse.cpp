@@ -1,4 +1,5 @@
-// Axes in reverse. inputs: x, row-major; attributes: begin, end (of the axes; equal: none).
+// Reverses the order of elements along neighbouring axes, which count as one.
+// inputs: x, float32, row-major; outputs: as x; attributes: begin, end (the axes [begin, end); none if they are equal).
 #include <algorithm>
 
 #include "ops/common/onednn_util.h"
@@ -40,7 +41,7 @@ private:
                             to + (run * length_ + length_ - 1 - row) * inner_);
     }
 
-    int64_t length_, inner_;  // of the axes together; of those behind them
+    int64_t length_, inner_;  // elements along the axes together, and along those behind them
 };
 
 static const RegisterOp<Reverse> registered("Reverse");

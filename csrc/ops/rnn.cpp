@@ -1,4 +1,6 @@
-// A recurrence of plain units, h = tanh(drive + matrix h), over a sequence; see recurrence.h.
+// Computes a plain recurrence over a sequence, h = tanh(drive + R h') with h' = cont h of the step before.
+// inputs, outputs, attributes: see recurrence.h; the drive is (T N, H).
+// params: R (H, H).
 #include <algorithm>
 
 #include "kernels/squash.h"

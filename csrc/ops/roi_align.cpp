@@ -1,6 +1,7 @@
-// The average over each cell of a grid laid over regions of interest, of samples interpolated bilinearly between pixels
-// (He et al. 2017, arXiv 1703.06870). inputs and output: region_grid.h; attributes: spatial_scale; sampling_ratio,
-// samples of a cell along each axis (0: one for each pixel that it is long, rounded up).
+// Averages samples, interpolated bilinearly between pixels, of each cell of a grid over regions of interest (He et al.
+// 2017, arXiv 1703.06870).
+// inputs, outputs, further attributes: see region_grid.h; attributes: sampling_ratio (samples of a cell along each
+// axis; 0: one for each pixel of its length, rounded up).
 #include <algorithm>
 
 #include "kernels/vectorised.h"
@@ -10,7 +11,7 @@
 namespace engine {
 namespace {
 
-// One cell of channels that lie side by side.
+// Computes one cell of `lanes` channels that lie side by side.
 ENGINE_VECTORISED static void average(const float* x, const Share& rows, const Share& columns, int64_t width,
                                       int64_t stride, int64_t lanes, float* y) {
     constexpr int64_t together = 8;
@@ -81,7 +82,7 @@ public:
 
 private:
     int64_t ratio_;
-    std::vector<Shares> rows_, columns_;  // of pixels in every region's cells
+    std::vector<Shares> rows_, columns_;  // the pixels' weights in the cells of each region
 };
 
 static const RegisterOp<ROIAlign> registered("ROIAlign");

@@ -1,5 +1,5 @@
-// The maximum over each cell of a grid laid over regions of interest (Girshick 2015, arXiv 1504.08083).
-// inputs and output: region_grid.h; attributes: spatial_scale.
+// Computes the maximum over each cell of a grid over regions of interest (Girshick 2015, arXiv 1504.08083).
+// inputs, outputs, attributes: see region_grid.h.
 #include <algorithm>
 #include <cmath>
 
@@ -10,7 +10,7 @@
 namespace engine {
 namespace {
 
-// The same of so many channels, as vectors: GCC leaves a loop over so few to single numbers.
+// Does what best_of() does, for `together` channels, by vectors: GCC does not vectorise a loop over so few.
 template <int64_t together>
 ENGINE_INLINE void best_of_few(const float* x, const Bin& bin, int64_t width, int64_t stride, float* y,
                                int32_t* which) {
@@ -32,7 +32,7 @@ ENGINE_INLINE void best_of_few(const float* x, const Bin& bin, int64_t width, in
     __builtin_memcpy(which, &at, sizeof(at));
 }
 
-// The largest pixel of a window and where it is, for channels that lie side by side.
+// Finds the largest pixel of a window and its place, for `lanes` channels that lie side by side.
 ENGINE_VECTORISED void best_of(const float* x, const Bin& bin, int64_t width, int64_t stride, int64_t lanes, float* y,
                                int32_t* which) {
     const int64_t first = bin.top * width + bin.left;
@@ -91,7 +91,7 @@ private:
 
     Bin bin(const float* roi, int64_t cell) const {
         const int64_t left = scaled(roi[1]), top = scaled(roi[2]);
-        // A region that is malformed counts as one pixel.
+        // A malformed region counts as one pixel.
         const int64_t width = std::max<int64_t>(scaled(roi[3]) - left + 1, 1);
         const int64_t height = std::max<int64_t>(scaled(roi[4]) - top + 1, 1);
         const int64_t row = cell / pooled_w_, column = cell % pooled_w_;
@@ -100,19 +100,20 @@ private:
                 edge(left, column + 1, width, pooled_w_, true, width_)};
     }
 
-    // Far outside of every image it does not matter where, but sums of such pixels must be numbers, too.
+    // Returns a pixel of the features. It is bounded, far outside of every image, so that sums of pixels do not
+    // overflow.
     int64_t scaled(float pixel) const {
         constexpr int64_t far = int64_t(1) << 40;
         return std::clamp(whole(std::round(pixel * scale_)), -far, far);
     }
 
-    // Where cell i of `cells` over `size` pixels begins, or ends.
+    // Returns where cell i of `cells` over `size` pixels begins, or ends if `end`.
     static int64_t edge(int64_t begin, int64_t i, int64_t size, int64_t cells, bool end, int64_t limit) {
         const float at = float(i) * (float(size) / float(cells));
         return std::clamp<int64_t>(begin + whole(end ? std::ceil(at) : std::floor(at)), 0, limit);
     }
 
-    TensorPtr which_;  // pixel of each maximum
+    TensorPtr which_;  // the pixel of each maximum, or `nothing`
 };
 
 static const RegisterOp<ROIPooling> registered("ROIPooling");

@@ -1,6 +1,7 @@
-// y = x scale (+ shift), where scale and shift have the shape of one or several axes of x.
-// inputs: x and, in the two-bottom form, scale, row-major; params: scale (in the one-bottom form), shift (with `bias`);
-// attributes: axis, num_axes (which axes of x the coefficients cover), bias.
+// Computes y = x scale (+ shift), where scale and shift have the shape of one or several axes of x.
+// inputs: x and, in the two-bottom form, scale, row-major, both float32 or bf16; outputs: y, as x; attributes: axis,
+// num_axes (which axes of x the coefficients cover), bias.
+// params: scale in the one-bottom form, shift with `bias`.
 #include "ops/common/affine.h"
 
 namespace engine {

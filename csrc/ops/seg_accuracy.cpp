@@ -1,7 +1,8 @@
-// How well pixels are classified, from the matrix of true and found classes: the share of pixels that are right, the
-// mean over classes of the share of their pixels that is, and the mean over classes of intersection over union.
-// inputs: scores (N, classes, ...), labels (one per position outside the classes); outputs: the three (1, 1, 1, 3);
-// attributes: ignore_labels, reset (count each batch by itself, not all since the start). Has no backward.
+// Measures how well pixels are classified: the share of pixels that are right, the mean over the classes of that share
+// among their own pixels (recall), and the mean over the classes of intersection over union. It has no backward.
+// inputs: scores (N, classes, ...), labels (one for each position outside the classes), both float32, row-major;
+// outputs: the three (1, 1, 1, 3); attributes: ignore_labels, reset (each batch counts by itself, not all since the
+// start).
 #include <algorithm>
 #include <cmath>
 
@@ -42,8 +43,8 @@ public:
     }
 
 private:
-    // Of equal scores the last one wins. None, which is classes_, where a score is NaN: a net that has diverged is not
-    // found to be right.
+    // Returns the best class at a position: of equal scores the last one; no class, which is classes_, if a score is
+    // NaN, so that a net that has diverged is not right.
     int32_t best_class(int64_t i) const {
         const float* const scores = input(0)->data() + i / inner_ * classes_ * inner_ + i % inner_;
         int64_t best = 0;
@@ -54,7 +55,8 @@ private:
         return int32_t(best);
     }
 
-    // Recall is averaged over the classes that were seen. A class that neither is nor was found has a perfect overlap.
+    // Writes the three numbers. Recall is averaged over the classes that labels have. A class that neither labels nor
+    // scores have counts as a perfect overlap.
     void measure() {
         double all = 0, right = 0, recall = 0, overlap = 0;
         int64_t seen = 0;
@@ -82,7 +84,7 @@ private:
     bool reset_;
     int64_t classes_, inner_;
     std::vector<int32_t> found_;
-    std::vector<int64_t> pixels_;  // (true class, found class or none)
+    std::vector<int64_t> pixels_;  // (classes, classes + 1): how many of each true class are found as each, or as none
     Labels labels_;
 };
 

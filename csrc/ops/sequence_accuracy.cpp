@@ -1,6 +1,7 @@
-// The share of sequences that the most probable path spells: of each step's best class, without repetitions and then
-// without blanks. inputs: scores (N, T, C), labels (N, L), where the blank is none, row-major; outputs: (); attributes:
-// blank. Has no backward.
+// Computes the share of sequences whose most probable path, the best class of each step, spells their labels: without
+// repetitions and then without blanks. It has no backward.
+// inputs: scores (N, T, C), labels (N, L), among which blanks do not count, both float32, row-major; outputs: ();
+// attributes: blank.
 #include <algorithm>
 
 #include "ops/common/onednn_util.h"

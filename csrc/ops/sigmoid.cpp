@@ -1,4 +1,4 @@
-// 1 / (1 + exp(-x)). inputs: x.
+// Computes 1 / (1 + exp(-x)). inputs, outputs: see unary.h.
 #include "kernels/squash.h"
 #include "ops/common/unary.h"
 

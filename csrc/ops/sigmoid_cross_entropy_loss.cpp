@@ -1,8 +1,9 @@
-// Cross-entropy between sigmoid(x) and targets in [0, 1], or, with the attribute signs, targets above 0 (for 1) and
-// below (for 0), of which those that are 0 are ignored. inputs: x, targets (both row-major, same count, first axis N);
-// attributes: loss_weight, ignore_label (optional), normalizer (what the sum is divided by; 0: the number of targets
-// that are not ignored, at least 1), positive_weights and negative_weights (optional, both or none: for each label,
-// which is x's second axis), signs (optional).
+// Computes the cross-entropy between sigmoid(x) and targets in [0, 1]. With the attribute signs, targets above 0 stand
+// for 1 and those below for 0; those that are 0 are ignored.
+// inputs: x (N, ...), targets (as many), both float32, row-major; outputs: loss (); attributes: loss_weight,
+// ignore_label (optional), normalizer (the divisor of the sum; 0: the number of targets that are not ignored, at least
+// 1), positive_weights and negative_weights (optional, both or none: the factors of t and 1 - t for each label, which
+// is x's second axis), signs (optional).
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -14,12 +15,12 @@
 namespace engine {
 namespace {
 
-// Of a strip: what t and 1 - t are multiplied by.
+// The factors of t and 1 - t, of a strip.
 struct Weights {
     alignas(64) float positive[Strips::widest], negative[Strips::widest];
 };
 
-// Of a strip: the sum of the losses of its targets that are not ignored, and how many these are.
+// The sum of the losses of a strip's targets that are not ignored, and the number of these targets.
 struct Losses {
     double sum;
     int64_t valid;
@@ -30,18 +31,18 @@ struct Losses {
     }
 };
 
-// log(1 + e), without the digits that 1 + e has lost (Kahan).
+// Returns log(1 + e), corrected for the digits that rounding takes from 1 + e (Kahan).
 inline __attribute__((always_inline)) float log_beyond(float e) {
     const float sum = 1 + e;
     return sum == 1 ? e : logf(sum) * (e / (sum - 1));
 }
 
-// A label that is not a number stays one that is not, for the loss to tell.
+// Returns the target of a label. NaN stays NaN, so that the loss shows it.
 inline __attribute__((always_inline)) float target_of(float label, bool signs) {
     return signs && label == label ? float(label > 0) : label;
 }
 
-// -t log(s) - (1 - t) log(1 - s), arranged so that exp() never overflows; weights go before t and 1 - t.
+// Sums -t log(s) - (1 - t) log(1 - s), with weights before t and 1 - t, in a form in which exp() never overflows.
 ENGINE_VECTORISED Losses measure(const float* x, const float* targets, const Weights& weights, float ignore, bool signs,
                                  int64_t length) {
     double sum = 0;
@@ -130,7 +131,7 @@ private:
     float ignore_ = std::numeric_limits<float>::quiet_NaN();  // no target is equal to it
     int64_t rows_, row_, inner_;
     std::vector<Losses> losses_;                    // of strips
-    std::vector<float> positive_{1}, negative_{1};  // of labels, or of all
+    std::vector<float> positive_{1}, negative_{1};  // of each label, or one for all
 };
 
 static const RegisterOp<SigmoidCrossEntropyLoss> registered("SigmoidCrossEntropyLoss");

@@ -1,5 +1,6 @@
 // Cuts a blob into parts along an axis.
-// inputs: x, row-major where a cut falls within a block of its layout; outputs: the parts; attributes: axis.
+// inputs: x, float32 or bf16, row-major if a cut would lie within a block of its layout; outputs: the parts, laid out
+// as x; attributes: axis.
 #include "ops/common/elementwise.h"
 #include "ops/common/parts.h"
 
@@ -33,7 +34,7 @@ public:
     }
 
     void backward(const dnnl::stream& stream) override {
-        // Parts that lead to no loss have no gradient of their own.
+        // Parts that lead to no loss have no gradient: theirs is 0.
         if (backward_calls_.size() < outputs_.size() && outputs_.size() > 1) Numbers(input(0)->diff->memory).clear();
         run(backward_calls_, stream);
     }

@@ -1,8 +1,7 @@
-// The absolute difference, rounded off near 0: the sum of outside f(inside (a - b)), where f(d) is s^2 d^2 / 2 for
-// |d| < 1 / s^2, else |d| - 1 / (2 s^2) (Girshick 2015). Without rounding (s = 0 stands for that) it is L1Loss.
-// inputs: a, b, and, where given, inside weights, then outside weights, all (N, ...) of the same count; outputs: loss
-// (), and, where asked for, the sum over the channels (axis 1) at each position; attributes: loss_weight, sigma,
-// normalizer (what the sum is divided by; N by default).
+// Computes the smooth L1 loss (Girshick 2015), the sum of outside f(inside (a - b)), where f(d) is s^2 d^2 / 2 for |d|
+// < 1 / s^2, else |d| - 1 / (2 s^2). With s = 0, f(d) is |d|, as for L1Loss.
+// inputs: a (N, ...), b, optionally inside weights, then outside weights, of as many elements each; outputs: loss (),
+// optionally the sum over the channels (axis 1) at each position; attributes: sigma (s); for others see row_loss.h.
 #include <cmath>
 
 #include "kernels/double_sums.h"
@@ -12,7 +11,7 @@
 namespace engine {
 namespace {
 
-// Weights may be nullptr, for 1.
+// Weights that are nullptr stand for 1.
 struct Inputs {
     const float *a, *b, *inside, *outside;
 
@@ -21,7 +20,7 @@ struct Inputs {
     float difference(int64_t k) const { return inner(k) * (a[k] - b[k]); }
 };
 
-// s^2, and where the straight part begins.
+// The function f. square: s^2; bend: the |d| at which its straight part begins.
 struct Curve {
     float square, bend;
 
@@ -32,7 +31,8 @@ struct Curve {
     float slope(float d) const { return std::abs(d) < bend ? square * d : float(d > 0) - float(d < 0); }
 };
 
-// Of a strip. In two loops, as GCC keeps one in which float weights may be missing and doubles are added up scalar.
+// Returns the sum of the values of a strip. It has two loops, because GCC does not vectorise one in which weights may
+// be missing and doubles are summed.
 ENGINE_VECTORISED double sum_of_values(const Inputs in, const Curve curve, int64_t begin, int64_t end) {
     float values[Strips::widest];
 #pragma omp simd

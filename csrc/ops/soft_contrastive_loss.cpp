@@ -1,6 +1,7 @@
-// As GeneralContrastiveLoss, but with the logarithm of the sum of exp(negative_weight (negative_margin - other)); with
-// `square`, of the squares of both. Attributes: positive_margin, negative_margin, positive_weight, negative_weight,
-// square, positive_outlier_thresh. inputs, outputs, further attributes: see distance_loss_op.h.
+// Computes, for each sample, positive_weight min(max(own - positive_margin, 0), positive_outlier_thresh) plus the
+// logarithm of the sum of exp(negative_weight (negative_margin - other)) over the other distances below
+// negative_margin; with `square`, of the squares of both.
+// inputs, outputs, further attributes: see distance_loss_op.h; attributes: those named above.
 #include "ops/common/distance_loss_op.h"
 
 namespace engine {

@@ -1,5 +1,5 @@
-// Softmax along one axis, in the layout of x.
-// inputs: x; attributes: axis.
+// Computes softmax along one axis.
+// inputs: x, float32, row-major or in any layout with rows of channels; outputs: as x; attributes: axis.
 #include "ops/common/softmax_op.h"
 
 namespace engine {

@@ -1,10 +1,8 @@
-// Softmax along one axis, followed by the mean negative log-likelihood of the labels.
-// inputs: x (row-major), labels (one per position of x outside the axis, or, with the attribute distributions, a weight
-// for each class, as x), and, if given, weights (one per label, or per sample: what its loss is multiplied by);
-// outputs: loss (), and, where asked for, the probabilities (as x), and the loss of each label; attributes: axis,
-// loss_weight, ignore_label (optional), label_smoothing, class_weights (optional; what the loss of a label is
-// multiplied by, too), normalizer (what the sum of the losses is divided by; 0: the number of labels that are not
-// ignored, at least 1).
+// Computes a softmax along one axis and the mean negative log-likelihood of the labels.
+// inputs: see softmax_loss_op.h; optionally weights (one for each label, or for each sample: the factors of their
+// losses), float32, row-major; outputs: see softmax_loss_op.h; optionally the loss of each label; attributes:
+// label_smoothing, class_weights (optional: the factors of the losses of each class's labels); for others see
+// softmax_loss_op.h.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
@@ -74,7 +72,8 @@ public:
     }
 
 private:
-    // Where weights sum to t, the gradient is t times that of a label. (diff may lie where the probabilities do.)
+    // Writes the gradient of a distribution. If its weights sum to t, that is t times the gradient of a label. diff may
+    // lie where the probabilities do.
     void distribution_gradient(const float* p, const float* target, float scale, float* diff) const {
         const int64_t end = classes_ * inner_;
         float total = 0;
@@ -107,7 +106,7 @@ private:
         return (1 - smoothing_) * own + smoothing_ / double(classes_) * total * all;
     }
 
-    // Of `width` labels from `position` on; p: the probabilities of the first class.
+    // Sets the losses of `width` labels from `position` on. p: their probabilities of the first class.
     void label_losses(const float* p, int64_t position, float* losses, int64_t width) const {
         for (int64_t j = 0; j < width; j++) {
             const int32_t label = labels_[position + j];
@@ -123,20 +122,20 @@ private:
                 for (int64_t c = 0; c < classes_; c++) all += minus_log(p[c * inner_ + j]);
             const double weight = weight_of(label, position + j);
             const double loss = (1 - smoothing_) * losses[j] + smoothing_ / double(classes_) * all;
-            losses[j] = weight == 0 ? 0 : float(weight * loss);  // as its gradient is
+            losses[j] = weight == 0 ? 0 : float(weight * loss);  // weight 0 makes 0 even of NaN, as in the gradient
         }
     }
 
     bool weighted() const { return spec_.inputs.size() > 2; }
 
-    // What the loss of the label at a position is multiplied by.
+    // Returns the factor of the loss of the label at a position.
     double weight_of(int32_t label, int64_t position) const {
         const double own = weighted() ? input(2)->data()[position / labels_of_a_weight_] : 1;
         return weights_.empty() ? own : own * weights_[size_t(label)];
     }
 
     float smoothing_;
-    std::vector<double> weights_;  // of classes, or none
+    std::vector<double> weights_;  // of the classes; empty without class_weights
     int64_t labels_of_a_weight_ = 1;
 };
 

@@ -1,6 +1,6 @@
-// Dropout of whole channels: each is zero with probability `ratio`, the others are scaled by 1 / (1 - ratio); with
-// ratio 0 (at test time) does nothing. inputs: x (N, C, ...); attributes: ratio. Which channels survive is counted as
-// in Dropout.
+// Sets whole channels of a sample to zero with probability `ratio` and scales the others. Which channels survive is
+// counted as in Dropout.
+// inputs, outputs, attributes: see dropout_op.h.
 #include "ops/common/dropout_op.h"
 
 namespace engine {
@@ -35,7 +35,7 @@ private:
         affine_rows(rows_, address<T>(from), AffineTerms<T>{zeros, factors, zeros}, address<T>(to));
     }
 
-    std::vector<float> factors_, zeros_;  // (N, C), zero in padding; shifts, for all channels
+    std::vector<float> factors_, zeros_;  // factors_: (N, padded C), zero in padding; zeros_: shifts for all channels
 };
 
 static const RegisterOp<SpatialDropout> registered("SpatialDropout");

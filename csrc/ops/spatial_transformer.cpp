@@ -1,8 +1,8 @@
-// Each pixel of the top is the bottom's at the place that an affine map of its own leads to (Jaderberg et al. 2015,
-// arXiv 1506.02025), interpolated bilinearly between the pixels and zeros around them. Places are rows and columns from
-// -1 to 1 over the height and the width: (row, column) = theta (row, column, 1). inputs: x (N, C, H, W), theta
-// (N, ...), what the text does not give of the two rows of three, row-major; attributes: theta (six numbers, not a
-// number: the next of the input).
+// Transforms planes by an affine map for each sample (Jaderberg et al. 2015, arXiv 1506.02025). A pixel of the top is
+// read at (row, column) = theta (row, column, 1) of the bottom, interpolated bilinearly between its pixels and zeros
+// around them. Rows and columns go from -1 to 1 over the height and the width.
+// inputs: x (N, C, H, W), theta (N, ...): those of its six numbers that the attribute does not give, both float32,
+// row-major; outputs: (N, C, h, w); attributes: theta (two rows of three; NaN: the input has the number).
 #include <cmath>
 
 #include "kernels/whole.h"
@@ -58,15 +58,15 @@ private:
     static constexpr int64_t numbers = 6;
 
     struct Place {
-        int64_t top, left;   // the pixel above and to the left; may be one outside
-        float down, across;  // shares of those below and to the right
-        bool inside;         // any of the four
+        int64_t top, left;   // the pixel above and to the left, which may be one outside
+        float down, across;  // the weights of the pixels below and to the right
+        bool inside;         // whether any of the four is inside
     };
     struct Corners {
         float top_left, top_right, bottom_left, bottom_right;
     };
 
-    // From -1, the first row or column, to just below 1, the last.
+    // Returns the coordinate of a row or column: from -1 for the first to just below 1 for the last.
     static float coordinate(int64_t i, int64_t count) { return float(2 * double(i) / double(count) - 1); }
 
     Place place(int64_t n, int64_t row, int64_t column) const {
@@ -116,7 +116,8 @@ private:
         if (below && right) wanted[at + width_ + 1] += p.down * p.across * given;
     }
 
-    // Rows of the top first, so that the order of sums does not depend on the number of threads.
+    // Computes the gradient of theta. Each row of the top is summed first, so that the order of sums does not depend on
+    // the number of threads.
     void differentiate_theta() {
 #pragma omp parallel for collapse(2) schedule(static)
         for (int64_t n = 0; n < samples_; n++)
@@ -156,7 +157,7 @@ private:
         }
     }
 
-    std::vector<double> given_, sums_;  // sums_: of theta's gradient, for each n and row of the top
+    std::vector<double> given_, sums_;  // given_: theta, or NaN; sums_: (N, h, 6), its gradient by rows of the top
     int64_t samples_, channels_, height_, width_, top_height_, top_width_, learned_ = 0;
 };
 

@@ -1,6 +1,7 @@
-// One blob for several consumers: all tops are the bottom itself, their gradients are summed in one pass.
-// inputs: x; outputs: as many as there are consumers; attributes: `kept`, where x is the first part of a larger blob,
-// says which consumer goes on filling that. Its gradient is then x's own, to which the others' are added.
+// Gives a blob to several readers: all tops are views of the bottom, and their gradients are summed in one pass.
+// inputs: x, float32 or bf16, in any layout; outputs: x, once for each reader; attributes: kept, if x is the first part
+// of a larger blob: the top whose reader goes on filling that. The gradient of that top is x's own, to which those of
+// the others are added.
 #include "kernels/row_pieces.h"
 #include "ops/common/elementwise.h"
 #include "ops/common/parts.h"
@@ -55,6 +56,7 @@ private:
         top.diff->decide(layout_like(layout, layout.get_dims(), layout.get_data_type()));
     }
 
+    // Sets from_ and to_, by which add_to_kept() walks the gradients. Throws std::logic_error if it cannot.
     void find_rows(const Layout& kept, const std::vector<TensorPtr>& terms) {
         const TensorPtr& other = terms[terms[0]->buffer == input(0)->diff->buffer];
         const auto from = rows_along(other->layout, 1), to = rows_along(kept, 1);
@@ -72,8 +74,8 @@ private:
 
     int64_t kept_;
     bool adds_ = false;
-    std::vector<Numbers> terms_;  // gradients of the tops that have one
-    std::vector<memory> memories_;
+    std::vector<Numbers> terms_;    // the tops' gradients, but for x's own
+    std::vector<memory> memories_;  // the same
     AxisRows from_{}, to_{};
     Numbers sum_;
     std::vector<float> ones_;

@@ -1,7 +1,8 @@
-// One value of each window, picked with a probability that is its share of the window's sum; without `sample` their
-// mean, weighted by these shares (Zeiler and Fergus 2013, arXiv 1301.3557).
-// inputs: x (N, C, H, W), row-major, not negative; attributes: kernel, stride (two each), sample. Which value is a
-// function of the seed, the layer's name, the step, the sample's place in the global batch and the window's in it.
+// Chooses one value of each window, with a probability that is its share of the window's sum; without `sample`,
+// computes their mean weighted by these shares (Zeiler and Fergus 2013, arXiv 1301.3557). The choice is a function of
+// the seed, the layer's name, the step, the sample's place in the global batch and the window's place in the sample.
+// inputs: x (N, C, H, W), float32, row-major, not negative; outputs: (N, C, h, w); attributes: kernel, stride (two
+// each), sample.
 #include <algorithm>
 
 #include "kernels/dropout_mask.h"
@@ -77,7 +78,8 @@ private:
         int64_t top, bottom, left, right;
     };
 
-    // work(index in the top, offset of the bottom's plane, window, a number in [0, 1)), planes in parallel.
+    // Calls work(index in the top, offset of the bottom's plane, window, random number in [0, 1)) for all windows,
+    // planes in parallel.
     template <typename Work>
     void each_window(const Work& work) const {
 #pragma omp parallel for schedule(static)
@@ -106,7 +108,7 @@ private:
     DropoutMasks key_;
     Dims kernel_, stride_;
     int64_t channels_, planes_, height_, width_, pooled_height_, pooled_width_;
-    TensorPtr which_;  // in its plane; without `sample` the sum of each window
+    TensorPtr which_;  // the place of each chosen value in its plane; without `sample`, the sum of each window
 };
 
 static const RegisterOp<StochasticPooling> registered("StochasticPooling");

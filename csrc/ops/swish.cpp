@@ -1,4 +1,4 @@
-// x / (1 + exp(-beta x)). inputs: x; attributes: beta.
+// Computes x / (1 + exp(-beta x)). inputs, outputs: see unary.h; attributes: beta.
 #include "kernels/squash.h"
 #include "ops/common/unary.h"
 

@@ -1,4 +1,4 @@
-// The hyperbolic tangent. inputs: x.
+// Computes the hyperbolic tangent. inputs, outputs: see unary.h.
 #include "kernels/squash.h"
 #include "ops/common/unary.h"
 

@@ -1,4 +1,4 @@
-// 1 where x exceeds the threshold, 0 elsewhere. inputs: x; attributes: threshold.
+// Computes 1 where x is above the threshold, else 0. inputs, outputs: see unary.h; attributes: threshold.
 #include "ops/common/unary.h"
 
 namespace engine {

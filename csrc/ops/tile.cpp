@@ -1,6 +1,6 @@
-// Copies of a blob one after the other along an axis.
-// inputs: x, float32 or bf16, in any layout in which memory is rows of all that lies along the axis and within it;
-// outputs: as x; attributes: axis, tiles (how many).
+// Repeats a blob along an axis.
+// inputs: x, float32 or bf16, in any layout that is rows along the axis (rows_along() in parts.h); outputs: laid out as
+// x; attributes: axis, tiles (how many copies).
 #include <algorithm>
 #include <stdexcept>
 
@@ -11,7 +11,7 @@
 namespace engine {
 namespace {
 
-// The sum of `tiles` rows that lie one after the other.
+// Sums `tiles` rows that lie one after the other.
 template <typename T>
 void sum_tiles(const T* rows, int64_t length, int64_t tiles, T* into) {
     in_sixteens(length, [=](auto piece, int64_t at) ENGINE_BODY {

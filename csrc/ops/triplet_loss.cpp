@@ -1,5 +1,6 @@
-// An anchor shall be closer to what is like it than to what is not, by a margin: half the mean of
-// max(margin + |a - p|^2 - |a - n|^2, 0). inputs: a (N, ...), p and n (as a); attributes: loss_weight, margin.
+// Computes a loss by which an anchor a gets closer to a like sample p than to an unlike n, by a margin: half the mean
+// of max(margin + |a - p|^2 - |a - n|^2, 0).
+// inputs: a (N, ...), p and n (as a); outputs, further attributes: see row_loss.h; attributes: margin.
 #include <algorithm>
 
 #include "kernels/vectorised.h"
@@ -8,7 +9,7 @@
 namespace engine {
 namespace {
 
-// |a - p|^2 - |a - n|^2
+// Returns |a - p|^2 - |a - n|^2.
 ENGINE_VECTORISED double gap(const float* a, const float* p, const float* n, int64_t length) {
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -33,7 +34,7 @@ public:
     }
 
     void backward(const dnnl::stream&) override {
-        // Which of the two it is subtracted from: the derivatives are n - p, p - a and a - n.
+        // The derivatives with respect to a, p and n: n - p, p - a and a - n, as numbers of the inputs.
         constexpr size_t terms[3][2] = {{2, 1}, {1, 0}, {0, 2}};
         for (size_t side = 0; side < 3; side++) {
             if (!input_gradient(side)) continue;

@@ -1,6 +1,7 @@
-// The channels of every position scaled to length 1: x / sqrt(sum of x^2 + eps), or, L1, x / (sum of |x| + eps).
-// inputs: x (N, C, ..., row-major); outputs: as x, and, where asked for, the lengths (N, 1, ...); attributes: l1, eps,
-// of_length (the second top's gradient counts). What has length 0, without eps, stays 0.
+// Scales the channels of every position to length 1: x / sqrt(sum of x^2 + eps), or with `l1` x / (sum of |x| + eps). A
+// position of length 0 stays 0.
+// inputs: x (N, C, ...), float32, row-major; outputs: as x, optionally the lengths (N, 1, ...); attributes: l1, eps,
+// of_length (the gradient of the second top counts).
 #include <algorithm>
 #include <cmath>
 
@@ -34,7 +35,7 @@ ENGINE_VECTORISED void divide(const float* x, const float* lengths, float* y, in
     for (int64_t i = 0; i < length; i++) y[i] = x[i] / lengths[i];
 }
 
-// g is y's gradient, `along` the sum of g y over the channels minus what arrives at the length.
+// g: the gradient of y; along: the sum of g y over the channels, minus the gradient of the length times the length.
 ENGINE_VECTORISED void differentiate(const float* g, const float* y, const float* along, const float* lengths, bool l1,
                                      float* wanted, int64_t length) {
     if (l1)
@@ -92,7 +93,7 @@ public:
             if (given)
                 for (int64_t c = 0; c < channels_; c++) add_products(given + c * inner_, y + c * inner_, along, width);
             if (of_length_) {
-                // The length's own gradient is y (L1: the sign of x), which the division by it makes of this.
+                // The derivative of the length is y (L1: the sign of x): differentiate() divides by the length again.
                 const float* const of_lengths = lengths_->diff->data() + n * inner_ + begin;
                 for (int64_t i = 0; i < width; i++) along[i] -= of_lengths[i] * lengths[i];
             }

@@ -1,5 +1,6 @@
-// The rows of a parameter are scaled to length 1, in place, before each forward: w / sqrt(sum of w^2 + 1e-6).
-// params: w (rows, ...); no inputs, outputs or gradient: what reads w after it finds the result.
+// Scales the rows of a parameter to length 1, in place, in each forward: w / sqrt(sum of w^2 + 1e-6). It has no inputs,
+// outputs or gradient: ops after it read the scaled w.
+// params: w (rows, ...).
 #include <cmath>
 
 #include "op.h"

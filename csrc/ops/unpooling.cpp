@@ -1,5 +1,7 @@
-// The reverse of a maximum over windows: each value goes to the place in the top's plane that the mask names, zeros to
-// all others. inputs: x (N, C, h, w), any layout with rows of channels; the mask, as x; outputs: (N, C, H, W).
+// Reverses a maximum over windows: each value goes to the place in the top's plane that the mask names; all other
+// places are zero. Throws std::runtime_error for a mask that names a place outside of the plane.
+// inputs: x (N, C, h, w), float32, any layout with rows of channels; mask (as x, in any layout); outputs: (N, C, H, W),
+// laid out as x.
 #include <algorithm>
 #include <stdexcept>
 

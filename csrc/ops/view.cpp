@@ -1,5 +1,5 @@
-// The same bytes under another shape: Reshape and Flatten of a row-major tensor. Costs nothing.
-// inputs: x, row-major.
+// Gives a blob another shape without a copy, for Reshape and Flatten.
+// inputs: x, float32 or bf16, row-major; outputs: a view of x.
 #include "ops/common/onednn_util.h"
 
 namespace engine {

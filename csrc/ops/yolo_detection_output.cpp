@@ -1,10 +1,10 @@
-// From the predictions of a YOLO detector, of one plane or several, to its detections: each box has its best class, and
-// of boxes that overlap, whatever their classes, only the best stays.
-// inputs: predictions (N, anchors * (5 + classes), H, W) of each plane, row-major; output: (1, 1, N * boxes, 7) of
-// image, label from 1, score, x1, y1, x2, y2, by image and score, with -1 in rows that are not used; attributes:
-// classes, anchors (width and height of each, in pixels of its plane, for all planes), softmax (of the classes; without
-// it a sigmoid of each), confidence_threshold (scores above it count), nms_threshold (boxes that overlap by more). Has
-// no backward.
+// Computes detections from the predictions of a YOLO detector, of one plane or several: each box has its best class,
+// and of boxes that overlap, whatever their classes, only the best is kept. It has no backward.
+// inputs: predictions (N, anchors * (5 + classes), H, W) of each plane, float32, row-major; outputs: (1, 1, N * boxes,
+// 7): image, label from 1, score, x1, y1, x2, y2, ordered by image and score; unused rows are -1; attributes: classes,
+// anchors (width and height of each, in pixels of its plane, for all planes), softmax (of the classes; without it a
+// sigmoid of each), confidence_threshold (scores above it count), nms_threshold (boxes that overlap by more are
+// dropped).
 #include "kernels/anchor_grid.h"
 #include "ops/common/onednn_util.h"
 

@@ -1,9 +1,10 @@
-// The loss of the third version of YOLO: differences of sigmoids, which are the slopes of cross-entropies, and of the
-// logarithms of sizes, or how the boxes overlap (Rezatofighi et al. 2019, arXiv 1902.09630).
-// inputs, output: see GridLoss; the output is divided by N; attributes: those, and every (width and height of each
-// anchor of all planes, in pixels of this one), mask (which of them are `anchors`), squared (the slopes are those of
-// squares of differences, not of cross-entropies), focal, overlaps (the slopes of boxes are those of their overlap),
-// enclosed (and of how much of the box around both they cover), overlap_scale.
+// Computes the loss of the third version of YOLO, divided by N. Slopes are differences of sigmoids, which are those of
+// cross-entropies, and of logarithms of sizes; or, for boxes, those of their overlap with the truth (Rezatofighi et al.
+// 2019, arXiv 1902.09630).
+// inputs, outputs, further attributes: see grid_loss.h; attributes: every (width and height of each anchor of all
+// planes, in pixels of this one), mask (which of them are `anchors`), squared (slopes are those of squared differences,
+// not of cross-entropies), focal, overlaps (slopes of boxes are those of their overlap), enclosed (also of how much of
+// the box around both they cover), overlap_scale.
 #include "ops/common/grid_loss.h"
 
 namespace engine {
@@ -40,8 +41,8 @@ private:
         expect_class(n, box, truth.label - 1);
     }
 
-    // The box in whose pixel the truth has its center, if the closest one of all anchors is one of this plane's, or -1.
-    // What has no area is no truth.
+    // Returns the box in whose pixel the truth has its center, for the anchor closest to its size; -1 if that is
+    // another plane's, or the truth has no area.
     int64_t claimed(const Truth& truth) const {
         if (!(truth.box.width() > 0 && truth.box.height() > 0)) return -1;
         const auto anchor = std::find(mask_.begin(), mask_.end(), closest(truth.box)) - mask_.begin();
@@ -60,7 +61,8 @@ private:
         slope(n, box, 3) = scale * (prediction(n, box, 3) - std::log(truth.height() / size.height));
     }
 
-    // A box that another truth of the image has claimed has that one's class, too.
+    // Sets the slopes of classes. A box that another truth of the image has claimed keeps the slopes of that one's
+    // class.
     void expect_class(int64_t n, int64_t box, int64_t label) const {
         const float p = sigmoid(prediction(n, box, AnchorGrid::first_class + label));
         if (slope(n, box, AnchorGrid::first_class) != 0) {
@@ -74,7 +76,7 @@ private:
         }
     }
 
-    // How much a class counts that is found with probability p: half the slope of the focal loss with gamma 2.
+    // Returns how much a class with probability p counts: half the slope of the focal loss with gamma 2.
     static float focus(float p) {
         p += 1e-15f;
         return -0.5f * (1 - p) * (2 * p * std::log(p) + p - 1);
@@ -106,7 +108,8 @@ private:
         return 0;
     }
 
-    // As in the fork, slopes count as if a pixel and an anchor were as large as the picture.
+    // Sets the slopes of boxes to those of their overlaps. Returns the loss of these. As in the fork, slopes are those
+    // of a pixel and an anchor as large as the picture.
     double widen_overlaps(int64_t n, const std::vector<Truth>& truths) const {
         double missing = 0;
         for (const Truth& truth : truths) {
@@ -123,7 +126,7 @@ private:
         return overlap_scale_ * missing;
     }
 
-    // How much the overlap grows along each edge of a box.
+    // The slopes of the overlap with respect to the edges of a box.
     struct Slopes {
         float left, top, right, bottom;
     };
@@ -135,7 +138,7 @@ private:
         const double shared = width * height, both = area(box) + area(truth) - shared;
         const Box hull = around(box, truth);
         const double whole = area(hull);
-        // of_shared, of_own, of_whole: how the areas grow.
+        // of_shared, of_own, of_whole: the slopes of the areas.
         const auto slope = [&](double of_shared, double of_own, double of_whole) {
             const double of_both = of_own - of_shared;
             double sum = both > 0 ? (both * of_shared - shared * of_both) / (both * both) : 0;
@@ -148,7 +151,7 @@ private:
                 slope(box.y2 < truth.y2 ? width : 0, box.width(), box.y2 > truth.y2 ? hull.width() : 0)};
     }
 
-    // The overlap of two boxes, less how much of the box around both they leave free.
+    // Returns the overlap of two boxes, minus the share of the box around both that they do not cover.
     static double covered(const Box& box, const Box& truth) {
         const Box common{std::max(box.x1, truth.x1), std::max(box.y1, truth.y1), std::min(box.x2, truth.x2),
                          std::min(box.y2, truth.y2)};
@@ -156,7 +159,7 @@ private:
         return shared / both - (whole - both) / whole;
     }
 
-    // In double, for squares of areas that float holds are beyond it.
+    // Returns the area in double, because squares of areas that float can hold may be too large for it.
     static double area(const Box& box) {
         return box.x2 < box.x1 || box.y2 < box.y1 ? 0 : double(box.width()) * double(box.height());
     }
