@@ -3,6 +3,6 @@
     onnx_export.export_onnx(read_net("net.prototxt"), "net.caffemodel", "net.onnx")
     onnx_import.import_onnx("net.onnx", "net.prototxt", "net.caffemodel")
 
-ONNX files need the onnx package, which is an extra (pip install prototxt-engine[onnx]). Files of PyTorch and of Keras
-are read without these frameworks.
+ONNX files need the onnx package, which is an extra (pip install prototxt-engine[onnx]). Files of PyTorch and Keras need
+neither framework.
 """

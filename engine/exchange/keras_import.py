@@ -62,7 +62,7 @@ def import_keras(
     Args:
         onto: must be True: a Keras file is read for a net that exists.
     Raises:
-        EngineError: `onto` is False, or the files cannot be written: see check_outputs().
+        EngineError: `onto` is False, `net` cannot be read, or `weights` cannot be written: see check_outputs().
         WeightsError: the file cannot be read, or lacks parameters of the net or has them in other shapes.
     """
     if not onto:

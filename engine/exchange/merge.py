@@ -22,7 +22,7 @@ Coefficients = tuple[np.ndarray, np.ndarray]  # scale and shift, each with a val
 
 
 class Merger:
-    """Finds the layers that merge into the one before them: that one must have no other reader.
+    """Finds the layers that merge into the one before them, whose top no other layer may read.
 
     Args:
         writer: gets the new weights of layers that others are folded into.

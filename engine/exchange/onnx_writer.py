@@ -140,7 +140,7 @@ class Writer:
             self._nodes[-1].name = layer.name
 
     def alias(self, blob: Blob, value: str) -> None:
-        """Says that a blob has a value that is there already."""
+        """Sets the value of a blob whose layer writes no node."""
         self.values[blob] = value
 
     def input(self, blob: Blob) -> None:

@@ -68,7 +68,8 @@ def _nothing(reader: Reader, node: NodeProto, x: Value, *others: Value) -> Value
 
 @imports("Cast")
 def _cast(reader: Reader, node: NodeProto, x: Value) -> Value:
-    """Returns the input: all blobs are of floats, also those of whole numbers."""
+    """Returns the input: all blobs are of floats, also those of whole numbers. A note tells if fractions would be cut
+    off."""
     to = reader.attribute(node, "to")
     if to == 9:  # BOOL
         raise Unsupported("a cast to truth values")
@@ -202,7 +203,7 @@ def _extreme(reader: Reader, node: NodeProto, first: Value, *others: Value) -> V
 
 
 def _sum(reader: Reader, a: Value, b: Value) -> Blob:
-    """Adds two values with the cheapest layer: Power, Bias or Eltwise."""
+    """Adds two values: as the bias of the layer before, or by a Power, Bias or Eltwise, whichever is the simplest."""
     a, b = (b, a) if isinstance(a, np.ndarray) else (a, b)
     if isinstance(b, np.ndarray):
         if b.size == 1 and b.ndim <= len(a.shape):
@@ -224,7 +225,7 @@ def _sum(reader: Reader, a: Value, b: Value) -> Blob:
 
 
 def _product(reader: Reader, a: Value, b: Value) -> Blob:
-    """Multiplies two values with the cheapest layer: Power, Scale or Eltwise."""
+    """Multiplies two values by a Power, Scale or Eltwise, whichever is the simplest."""
     a, b = (b, a) if isinstance(a, np.ndarray) else (a, b)
     if isinstance(b, np.ndarray):
         if b.size == 1 and b.ndim <= len(a.shape):

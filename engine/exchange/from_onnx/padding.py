@@ -1,4 +1,4 @@
-"""Padding, and convolutions with padding that differs at the two ends of an axis, which Caffe's cannot."""
+"""Padding, and convolutions whose padding differs at the two ends of an axis: Caffe's layers pad both ends alike."""
 
 from __future__ import annotations
 
