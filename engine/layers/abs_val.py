@@ -8,6 +8,6 @@ from engine.layers.registry import register
 
 @register("AbsVal")
 class AbsVal(Activation):
-    """Caffe's AbsVal computes |x| of every element. Bottom and top: any shape, the same. The gradient at 0 is 0."""
+    """Computes |x| (Caffe's layer). Bottom and top: any shape. The gradient at 0 is 0."""
 
     bf16 = True

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @register("Accuracy")
 class Accuracy(Layer):
-    """Caffe's Accuracy computes the fraction of labels that are right. A label is right if fewer than `top_k` other
+    """Computes the fraction of labels that are right (Caffe's layer). A label is right if fewer than `top_k` other
     classes score as much as its own class or more.
 
     Bottoms: scores (outer..., classes, inner...), one label for each (outer, inner). Tops: the accuracy (), and, if

@@ -11,8 +11,8 @@ from engine.layers.registry import register
 
 @register("AdversarialLoss")
 class AdversarialLoss(LossLayer):
-    """AdversarialLoss, a layer of this engine's own, computes the mean loss of all scores s. r is 1 if the samples are
-    real, and 0 if a generator has made them.
+    """Computes the mean loss of all scores s (a layer of this engine's own). r is 1 if the samples are real, and 0 if a
+    generator has made them.
 
     Bottoms: scores (N, ...), and r, one value. Without the second bottom r is 1, which is what a generator wants to be
     told. Top: the loss ().

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @register("AnchorTarget")
 class AnchorTarget(Layer):
-    """AnchorTarget, a Python layer in py-faster-rcnn, labels the anchors of one image.
+    """Labels the anchors of one image (a Python layer in py-faster-rcnn).
 
     Bottoms: scores (1, 2 A, H, W) of A anchors at each pixel, of which only the shape counts; true boxes (G, 5) of x1,
     y1, x2, y2 and class, where rows of class 0 are unused; the image's size (1, 3) of height, width and scale; if

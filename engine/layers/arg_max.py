@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @register("ArgMax")
 class ArgMax(Layer):
-    """Caffe's ArgMax finds the `top_k` (1) largest values along `axis` or, without `axis`, of each sample. Of equal
+    """Finds the `top_k` (1) largest values along `axis` or, without `axis`, of each sample (Caffe's layer). Of equal
     values the last comes first.
 
     With `axis` the top has the bottom's shape, but top_k in place of that axis. It holds indices or, with

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @register("Axpy")
 class Axpy(Layer):
-    """SENet's Axpy computes a x + y. Bottoms: a (N, C) or (N, C, 1, 1), x (N, C, ...), y (as x). Top: as x."""
+    """Computes a x + y (SENet's layer). Bottoms: a (N, C) or (N, C, 1, 1), x (N, C, ...), y (as x). Top: as x."""
 
     bf16 = True
     bottom_range = (3, 3)

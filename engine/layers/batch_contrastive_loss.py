@@ -11,9 +11,9 @@ from engine.layers.registry import register
 
 @register("BatchContrastiveLoss")
 class BatchContrastiveLoss(LossLayer):
-    """happynear's BatchContrastiveLoss computes the mean over the pairs of a batch of positive_weight
-    max(d - positive_margin, 0) for pairs of one class, and of negative_weight max(negative_margin - d, 0) for others.
-    With `max_only` the loss is the largest term of the one kind plus the largest of the other.
+    """Computes the mean over the pairs of a batch of positive_weight max(d - positive_margin, 0) for pairs of one
+    class, and of negative_weight max(negative_margin - d, 0) for others (happynear's layer). With `max_only` the loss
+    is the largest term of the one kind plus the largest of the other.
 
     Bottoms: distances d (N, N), of which those above the diagonal count, labels (N). Tops: the loss (), and, if asked
     for, the mean distances (2) of the pairs of one class and of the others.

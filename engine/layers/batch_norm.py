@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @register("BatchNorm")
 class BatchNorm(Layer):
-    """Caffe's BatchNorm computes (x - mean) / sqrt(variance + eps) for each channel, with the statistics of the batch
-    or, with `use_global_stats` (the default in TEST), the running ones.
+    """Computes (x - mean) / sqrt(variance + eps) for each channel, with the statistics of the batch or, with
+    `use_global_stats` (the default in TEST), the running ones (Caffe's layer).
 
     Bottom and top: (N, C, ...); params: mean sum (C), variance sum (C), the factor that both are divided by (1); and,
     with NVIDIA's `scale_bias`, `scale_filler` or `bias_filler`, scale (C) and shift (C). A net for Intel's own kernels

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @register("BatchReduction")
 class BatchReduction(Layer):
-    """yjxiong's BatchReduction reduces the terms along an axis to their SUM, their MEAN or, with TOPK, to the mean of
-    the `k` (1) largest.
+    """Reduces the terms along an axis to their SUM, their MEAN or, with TOPK, to the mean of the `k` (1) largest
+    (yjxiong's layer).
 
     Bottom: (outer..., terms, inner...), with the terms along the `axis` of reduction_param. Top: (outer..., inner...).
 

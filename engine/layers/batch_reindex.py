@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 @register("BatchReindex")
 class BatchReindex(Layer):
-    """Caffe's BatchReindex: sample m of the top is sample i[m] of x.
+    """Computes y[m] = x[i[m]], sample by sample (Caffe's layer).
 
-    Bottoms: x (N, ...), i (M), whole numbers in [0, N). Top: (M, ...). A forward raises DataError for a number outside.
+    Bottoms: x (N, ...), i (M), whole numbers in [0, N). Top: y (M, ...). A forward raises DataError for a number
+    outside.
     """
 
     bottom_range = (2, 2)

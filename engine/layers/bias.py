@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @register("Bias")
 class Bias(Affine):
-    """Caffe's Bias computes x + shift, where the shift has some of x's axes: see Affine. Bottoms: x, and the shift in
-    the two-bottom form. Top: x's shape; params: shift (in the one-bottom form)."""
+    """Computes x + shift, where the shift has some of x's axes (Caffe's layer; see Affine). Bottoms: x, and the shift
+    in the two-bottom form. Top: x's shape; params: shift (in the one-bottom form)."""
 
     @property
     def param(self):

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 @register("BN")
 class BN(BatchNorm):
-    """BN of the forks of yjxiong, PSPNet, happynear and SegNet computes scale (x - mean) / sqrt(variance + eps) + shift
-    for each channel.
+    """Computes scale (x - mean) / sqrt(variance + eps) + shift for each channel, as the forks of yjxiong, PSPNet,
+    happynear and SegNet do.
 
     Bottom and top: (N, C, ...); params: scale (1, C, 1, 1), shift, running mean and running variance, all of this
     shape.

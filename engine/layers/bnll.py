@@ -8,6 +8,6 @@ from engine.layers.registry import register
 
 @register("BNLL")
 class BNLL(Activation):
-    """Caffe's BNLL computes log(1 + exp(x)). Bottom and top: any shape, the same."""
+    """Computes log(1 + exp(x)) (Caffe's layer). Bottom and top: any shape."""
 
     bf16 = True

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @register("BoxAnnotatorOHEM")
 class BoxAnnotatorOHEM(Layer):
-    """R-FCN's BoxAnnotatorOHEM keeps labels and weights of the `roi_per_img` regions of each image whose loss is
-    largest. Others get the label `ignore_label` and weights of 0.
+    """Keeps labels and weights of the `roi_per_img` regions of each image whose loss is largest (R-FCN's layer). Others
+    get the label `ignore_label` and weights of 0.
 
     Bottoms: regions (R, 5, H, W) of image, x1, y1, x2, y2; their losses (R, 1, H, W); labels (R, 1, H, W); weights
     (R, C, H, W). H and W may be left out if they are 1. Tops: labels (R, 1, H, W), weights (R, C, H, W).

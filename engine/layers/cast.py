@@ -8,8 +8,8 @@ from engine.layers.registry import register
 
 @register("Cast")
 class Cast(Layer):
-    """Cast, a layer of this engine's own, converts x to bf16 with `to_bf16`, else to float32. Bottom and top: any
-    shape, the same. The top is row-major with `in_rows`; otherwise images that become bf16 get channels last."""
+    """Converts x to bf16 with `to_bf16`, else to float32 (a layer of this engine's own). Bottom and top: any shape. The
+    top is row-major with `in_rows`; otherwise images that become bf16 get channels last."""
 
     to_bf16 = False
     in_rows = False

@@ -11,8 +11,8 @@ from engine.layers.registry import register
 
 @register("CenterLoss")
 class CenterLoss(ClassLoss):
-    """CenterLoss of caffe-face and happynear's fork computes the sum of (x - center)^2 / 2N or, with
-    `distance_type: "L1"`, of |x - center| / N.
+    """Computes the sum of (x - center)^2 / 2N or, with `distance_type: "L1"`, of |x - center| / N, as caffe-face and
+    happynear's fork do.
 
     Bottoms: features x (N, ...), labels (N). Top: the loss (); params: centers (num_output, inner).
 

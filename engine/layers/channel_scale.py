@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @register("ChannelScale", "SpatialProduct")
 class ChannelScale(Layer):
-    """happynear's ChannelScale, which PSPNet's fork calls SpatialProduct, computes x scale.
+    """Computes x scale (happynear's layer, and PSPNet's SpatialProduct).
 
     Bottoms: x (N, C, ...); scale, one number for each position, such as Normalize's second top. Top: x's shape. With
     `do_backward_scale: false` the scale gets no gradient.

@@ -9,8 +9,8 @@ from engine.layers.registry import register
 
 @register("Clip")
 class Clip(Activation):
-    """Caffe's Clip computes min(max(x, `min`), `max`), of fields without defaults. Bottom and top: any shape, the same.
-    The gradient passes where `min` <= x <= `max`."""
+    """Computes min(max(x, `min`), `max`), of fields without defaults (Caffe's layer). Bottom and top: any shape. The
+    gradient passes where `min` <= x <= `max`."""
 
     bf16 = True
 

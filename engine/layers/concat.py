@@ -8,8 +8,8 @@ from engine.layers.registry import register
 
 @register("Concat")
 class Concat(Layer):
-    """Caffe's Concat puts blobs one after the other along `axis` (1). Bottoms: one or more, whose shapes differ in that
-    axis only. Top: their shape, with the sum of their sizes in that axis."""
+    """Puts blobs one after the other along `axis` (1) (Caffe's layer). Bottoms: one or more, whose shapes differ in
+    that axis only. Top: their shape, with the sum of their sizes in that axis."""
 
     bf16 = True
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 @register("ContinuationIndicator")
 class ContinuationIndicator(Layer):
-    """CRNN's ContinuationIndicator tells recurrent layers where sequences begin. Top: (time_step, batch_size), 0 at the
-    first step and 1 at the others."""
+    """Tells recurrent layers where sequences begin, as CRNN's forks do. Top: (time_step, batch_size), 0 at the first
+    step and 1 at the others."""
 
     bottom_range = (0, 0)
     differentiable = False

@@ -11,8 +11,8 @@ from engine.layers.registry import register
 
 @register("ContrastiveLoss")
 class ContrastiveLoss(PairLoss):
-    """Caffe's ContrastiveLoss computes the sum over the pairs of d^2 / 2N if a pair is alike, else of
-    max(margin - d, 0)^2 / 2N, where d is the distance of a and b.
+    """Computes the sum over the pairs of d^2 / 2N if a pair is alike, else of max(margin - d, 0)^2 / 2N, where d is the
+    distance of a and b (Caffe's layer).
 
     Bottoms: features a and b (N, ...); whether they are alike (N), 0 if they are not. happynear's fork has the labels
     of a and of b (N each) instead, which are equal if a pair is alike. Top: the loss ().

@@ -27,7 +27,7 @@ def grouped(weights: Shape, group: int) -> Shape:
 
 @register("Convolution")
 class Convolution(Weighted):
-    """Caffe's Convolution goes over any number of spatial axes, also over none.
+    """Convolves over any number of spatial axes, also over none (Caffe's layer).
 
     Bottoms: (N..., C, spatial...), where C is axis `axis` (1), all of one shape. Tops: (N..., num_output, spatial...),
     one for each bottom, by the same weights.

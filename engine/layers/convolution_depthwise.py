@@ -10,9 +10,9 @@ from engine.layers.registry import register
 
 @register("ConvolutionDepthwise", "DepthwiseConvolution", "ConvolutionDepthWise")
 class ConvolutionDepthwise(Convolution):
-    """The forks' depthwise convolution: its group is the number of channels, which `group` need not say. `num_output`
-    is that number by default, and may be a multiple of it. params: weights (num_output, 1, kernel...) and, with
-    `bias_term`, bias (num_output)."""
+    """Convolves each channel separately, as several forks do: the group is the number of channels, which `group` need
+    not say. `num_output` is that number by default, and may be a multiple of it. params: weights
+    (num_output, 1, kernel...) and, with `bias_term`, bias (num_output)."""
 
     def infer(self) -> list[Shape]:
         if len(self.shapes[0]) > 1:

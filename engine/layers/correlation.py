@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 
 @register("Correlation")
 class Correlation(Layer):
-    """FlowNet 2's Correlation computes, for each displacement, the mean of a b over the channels and a window of
-    `kernel_size`^2 pixels, where the window of b is displaced. With `correlation_type: SUBTRACT` it is the mean of
-    |a - b|.
+    """Computes, for each displacement, the mean of a b over the channels and a window of `kernel_size`^2 pixels, where
+    the window of b is displaced (FlowNet 2's layer). With `correlation_type: SUBTRACT` it is the mean of |a - b|.
 
     Bottoms: a and b (N, C, H, W), around which `pad` rows and columns of zeros are put. Top: (N, D^2, h, w), where
     D = 2 floor(max_displacement / stride_2) + 1.
@@ -97,7 +96,8 @@ class Correlation(Layer):
 
 @register("Correlation1D")
 class Correlation1D(Correlation):
-    """Correlation1D is a Correlation that displaces and pads along rows only, for stereo. Its top is (N, D, h, w).
+    """Computes a Correlation that is displaced and padded along rows only, for stereo (FlowNet 2's layer). Its top is
+    (N, D, h, w).
 
     D is 2 r + 1 with r = floor(max_displacement / stride_2). With `single_direction` D is r + 1: displacements are 0 to
     r times stride_2 if it is 1, and -(r + 1) to -1 times stride_2 if it is -1.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @register("Crop")
 class Crop(Layer):
-    """Caffe's Crop cuts x to the size of a second blob along `axis` (2) and all that follow.
+    """Cuts x to the size of a second blob along `axis` (2) and all that follow (Caffe's layer).
 
     Bottoms: x; a blob of as many axes, of which only the shape counts. Top: x's sizes before `axis`, the second blob's
     from there on. `offset` (0) says where the window begins, once for all these axes or once for each.

@@ -12,8 +12,8 @@ from engine.layers.registry import register
 
 @register("CTCLoss")
 class CTCLoss(LossLayer):
-    """CTCLoss of the forks for CTC computes the mean over the sequences of
-    -log(probability that they spell their labels). The gradient is that of the sum.
+    """Computes the mean over the sequences of -log(probability that they spell their labels), as several forks do. The
+    gradient is that of the sum.
 
     Bottoms: scores (T, N, C), before the softmax; indicators (T, N); labels (L, N), which a negative one ends. A
     sequence ends before the first indicator of 0 behind the first step. Top: the loss ().
@@ -84,8 +84,7 @@ def _fits(wanted: tuple, shape: Shape) -> bool:
 
 @register("WarpCTCLoss")
 class WarpCTCLoss(CTCLoss):
-    """WarpCTCLoss is a CTCLoss whose blank is class 0 by default; beside indicators, labels then begin at 0 for class
-    1.
+    """Computes a CTCLoss whose blank is class 0 by default; beside indicators, labels then begin at 0 for class 1.
 
     Bottoms: those of CTCLoss; or scores and labels (N, L), among which blanks are no labels; or scores, lengths (N),
     numbers of labels (N) and labels (L, N).
@@ -104,7 +103,7 @@ class WarpCTCLoss(CTCLoss):
 
 @register("CtcLoss")
 class CtcLoss(CTCLoss):
-    """CtcLoss of CRNN's forks computes the loss of CTCLoss for sequences of one length, `time_step` (T).
+    """Computes the loss of CTCLoss for sequences of one length, `time_step` (T), as CRNN's forks do.
 
     Bottoms: scores (T, N, C), before the softmax; labels (N, L), among which `blank_label` (0) is no label. Top: the
     loss ().

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 @register("DataAugmentation")
 class DataAugmentation(Layer):
-    """DataAugmentation subtracts a mean, which is what FlowNet 2's layer does in TEST. It does not change pictures at
-    random, as the fork's layer does in TRAIN.
+    """Subtracts a mean, which is what FlowNet 2's layer does in TEST. It does not change pictures at random, as the
+    fork's layer does in TRAIN.
 
     Bottom and top: (N, C, H, W); params: a count (1, 1, 1, 1), with `recompute_mean` means (1, C, H, W) and
     (1, C, 1, 1).

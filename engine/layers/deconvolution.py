@@ -11,7 +11,7 @@ from engine.layers.registry import register
 
 @register("Deconvolution")
 class Deconvolution(Convolution):
-    """Caffe's Deconvolution computes the gradient that a Convolution with its window and weights gives to a bottom.
+    """Computes the gradient that a Convolution with its window and weights gives to a bottom (Caffe's layer).
 
     Bottoms and tops are as those of Convolution, but each spatial axis of a top has stride (size - 1) + dilation
     (kernel - 1) + 1 - 2 pad pixels.

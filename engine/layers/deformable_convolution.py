@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 @register("DeformableConvolution")
 class DeformableConvolution(Convolution):
-    """DeformableConvolution of Deformable ConvNets is a Convolution that reads each place of a window at an offset of
-    its own.
+    """Computes a Convolution that reads each place of a window at an offset of its own (Deformable ConvNets' layer).
 
     Bottoms: x (N, C, H, W); offsets (N, 2 deformable_group kernel_h kernel_w, h, w), which say, for each of
     `deformable_group` groups of channels and each place of the window, how far down and how far to the right of the

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @register("DeformablePSROIPooling")
 class DeformablePSROIPooling(ScoreMaps):
-    """DeformablePSROIPooling of Deformable ConvNets is a PSROIPooling whose cells can be moved.
+    """Computes a PSROIPooling whose cells can be moved (Deformable ConvNets' layer).
 
     Bottoms: those of PSROIPooling and, without `no_trans`, offsets (R, 2 classes, part_size, part_size). Top: as that
     of PSROIPooling.

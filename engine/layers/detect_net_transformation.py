@@ -19,7 +19,7 @@ RANGES = ("scale_min", "scale_max", "max_rotate_degree", "hue_rotation", "desatu
 
 @register("DetectNetTransformation")
 class DetectNetTransformation(Layer):
-    """NVIDIA's DetectNetTransformation changes pictures at random, and makes grids of targets from their boxes.
+    """Changes pictures at random, and makes grids of targets from their boxes (NVIDIA's layer).
 
     Bottoms: images (N, 3, H, W), blue first; labels (N, rows of 16 numbers), as DIGITS writes them. The first row
     begins with the number of boxes and 16; then each box has a row of x, y, width, height, angle, class, and ten more.

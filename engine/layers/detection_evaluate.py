@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @register("DetectionEvaluate")
 class DetectionEvaluate(Layer):
-    """SSD's DetectionEvaluate compares detections with the true boxes.
+    """Compares detections with the true boxes (SSD's layer).
 
     Bottoms: detections (1, 1, K, 7), as DetectionOutput makes them; ground truth (1, 1, M, 8) of image, label,
     instance, x1, y1, x2, y2, difficult, where rows of image -1 are padding. Top: (1, 1, classes + K, 5).

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @register("DetectionOutput")
 class DetectionOutput(PriorPredictions):
-    """SSD's DetectionOutput decodes boxes from predictions, and keeps the best.
+    """Decodes boxes from predictions, and keeps the best (SSD's layer).
 
     Bottoms: locations, confidences (probabilities), priors, as PriorPredictions has them; a fourth, the images, is not
     read. Top: (1, 1, rows, 7) of image, label, confidence, x1, y1, x2, y2, ordered by image, label and confidence.

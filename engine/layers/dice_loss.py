@@ -11,8 +11,8 @@ from engine.layers.registry import register
 
 @register("DiceLoss")
 class DiceLoss(LossLayer):
-    """DiceLoss, as V-Net has it (arXiv 1606.04797), computes the mean over the samples of
-    1 - (2 sum p g + e) / (sum p^2 + sum g^2 + e), with e = 1e-5.
+    """Computes the mean over the samples of 1 - (2 sum p g + e) / (sum p^2 + sum g^2 + e), with e = 1e-5, as V-Net does
+    (arXiv 1606.04797).
 
     Bottoms: probabilities p (N, C, ...); as many targets g, or one label for each position (N, ...). Top: the loss ().
 

@@ -39,9 +39,9 @@ class DistanceLoss(LossLayer):
 
 @register("GeneralTripletLoss")
 class GeneralTripletLoss(DistanceLoss):
-    """happynear's GeneralTripletLoss computes, for a sample, negative_weight times the sum over the other centers of
-    max(own + margin - other, 0). With `hardest_only` only the largest term counts. With `positive_first` the loss is 0
-    if own is above positive_upper_bound.
+    """Computes, for a sample, negative_weight times the sum over the other centers of max(own + margin - other, 0)
+    (happynear's layer). With `hardest_only` only the largest term counts. With `positive_first` the loss is 0 if own is
+    above positive_upper_bound.
 
     The derivative by own is positive_weight however many others are too close, and, with `add_center_loss`, also if
     none is.
@@ -55,9 +55,9 @@ class GeneralTripletLoss(DistanceLoss):
 
 @register("GeneralContrastiveLoss")
 class GeneralContrastiveLoss(DistanceLoss):
-    """happynear's GeneralContrastiveLoss computes, for a sample, positive_weight min(max(own - positive_margin, 0),
-    positive_outlier_thresh), and negative_weight times the sum over the other centers of
-    max(negative_margin - other, 0) or, with `exp_negative_weight`, of exp(-other) for those below the margin.
+    """Computes, for a sample, positive_weight min(max(own - positive_margin, 0), positive_outlier_thresh), and
+    negative_weight times the sum over the other centers of max(negative_margin - other, 0) or, with
+    `exp_negative_weight`, of exp(-other) for those below the margin (happynear's layer).
 
     With `max_negative_only` only the nearest other center counts. With `positive_first` no other counts if own is above
     positive_upper_bound. Own has no derivative if it is beyond the threshold. With `normalize_negative` n, let s be the
@@ -86,9 +86,9 @@ class GeneralContrastiveLoss(DistanceLoss):
 
 @register("SoftContrastiveLoss")
 class SoftContrastiveLoss(DistanceLoss):
-    """happynear's SoftContrastiveLoss computes, for a sample, positive_weight min(max(own - positive_margin, 0), t),
-    and the logarithm of the sum of exp(negative_weight (negative_margin - other)) over the other centers below the
-    margin. t is `positive_outlier_thresh` of general_contrastive_loss_param.
+    """Computes, for a sample, positive_weight min(max(own - positive_margin, 0), t), and the logarithm of the sum of
+    exp(negative_weight (negative_margin - other)) over the other centers below the margin (happynear's layer). t is
+    `positive_outlier_thresh` of general_contrastive_loss_param.
 
     With `square` the excesses over the margins are squared. Derivatives are then half of the formula's, and the one by
     own has own itself in place of own - positive_margin. As in the fork, negative_weight is the scale of the exponent,

@@ -9,8 +9,8 @@ from engine.layers.registry import register
 
 @register("Dropout")
 class Dropout(Activation):
-    """Caffe's Dropout sets each element to 0 with probability `dropout_ratio` in TRAIN, and multiplies the others by
-    1 / (1 - dropout_ratio). In TEST the top is the bottom.
+    """Sets each element to 0 with probability `dropout_ratio` in TRAIN, and multiplies the others by
+    1 / (1 - dropout_ratio) (Caffe's layer). In TEST the top is the bottom.
 
     Bottom and top: any shape, the same. The first axis counts samples, so that the mask of a blob (T, N, ...) depends
     on the number of ranks.

@@ -21,8 +21,8 @@ MOST_SAMPLES = 1 << 16  # in a batch with per_sample: to make the generator of e
 
 @register("DummyData")
 class DummyData(Layer):
-    """Caffe's DummyData fills its tops. Tops: `shape` (or, older, num, channels, height and width) and `data_filler`
-    are given once for all tops or once for each.
+    """Fills its tops (Caffe's layer). Tops: `shape` (or, older, num, channels, height and width) and `data_filler` are
+    given once for all tops or once for each.
 
     Constant blobs are made once, others at every step, as in Caffe. With `per_sample` the values of a sample
     (along the first axis) depend on its number in the whole training: each rank has samples of its own, and together

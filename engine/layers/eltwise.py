@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @register("Eltwise")
 class Eltwise(Layer):
-    """Caffe's Eltwise computes, by `operation`, the SUM of blobs times `coeff` (1), their product (PROD) or maximum
-    (MAX).
+    """Computes, by `operation`, the SUM of blobs times `coeff` (1), their product (PROD) or maximum (MAX)
+    (Caffe's layer).
 
     Bottoms: one or more of one shape. Top: that shape. A MAX ignores coeff. A single bottom, as in FlowNet 2's nets, is
     multiplied by its coeff in a SUM.

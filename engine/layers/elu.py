@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @register("ELU")
 class ELU(Activation):
-    """Caffe's ELU computes x where x > 0, else `alpha` (exp(x) - 1). Bottom and top: any shape, the same.
+    """Computes x where x > 0, else `alpha` (exp(x) - 1) (Caffe's layer). Bottom and top: any shape.
 
     NVIDIA's `lambda` multiplies both: with alpha 1.6733 and lambda 1.0507 it is SELU
     (Klambauer et al. 2017, arXiv 1706.02515).

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @register("Embed")
 class Embed(Layer):
-    """Caffe's Embed gives row i of the weights for each whole number i, plus the bias. A forward raises DataError for a
-    number outside [0, input_dim).
+    """Gives row i of the weights for each whole number i, plus the bias (Caffe's layer). A forward raises DataError for
+    a number outside [0, input_dim).
 
     Bottom: any shape. Top: (..., num_output); params: weights (input_dim, num_output) and, with `bias_term`, bias
     (num_output).

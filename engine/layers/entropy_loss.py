@@ -13,8 +13,8 @@ from engine.layers.registry import register
 
 @register("EntropyLoss")
 class EntropyLoss(LossLayer):
-    """EntropyLoss of several forks computes the sum over all (outer, inner) of -(sum of p log p over the classes),
-    where p is the softmax of the scores. The sum is divided by their number, or as loss_param says.
+    """Computes the sum over all (outer, inner) of -(sum of p log p over the classes), where p is the softmax of the
+    scores, as several forks do. The sum is divided by their number, or as loss_param says.
 
     Bottom: scores (outer..., classes, inner...), with the classes along `softmax_param.axis`. Tops: the loss (), and,
     if asked for, p. A negative `loss_weight` asks for a large entropy.

@@ -8,5 +8,5 @@ from engine.layers.registry import register
 
 @register("EuclideanLoss")
 class EuclideanLoss(PairLoss):
-    """Caffe's EuclideanLoss computes sum (a - b)^2 / 2N. Bottoms: a and b (N, ...), of the same count; both may be
+    """Computes sum (a - b)^2 / 2N (Caffe's layer). Bottoms: a and b (N, ...), of the same count; both may be
     predictions. Top: the loss ()."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @register("EuclideanLossHeatmap")
 class EuclideanLossHeatmap(PairLoss):
-    """Caffe-Heatmap's EuclideanLossHeatmap computes the mean of (a - b)^2 over all elements.
+    """Computes the mean of (a - b)^2 over all elements (Caffe-Heatmap's layer).
 
     Bottoms: predictions a (N, C, H, W), heat maps b of the same shape, and, if given, pictures (N, ...), which the fork
     shows in a window and nothing reads here. Top: the loss ().

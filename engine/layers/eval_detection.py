@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @register("EvalDetection")
 class EvalDetection(AnchorGrid):
-    """EvalDetection of the forks for YOLO compares the boxes of a detector with the true ones.
+    """Compares the boxes of a YOLO detector with the true ones, as the forks for YOLO do.
 
     Bottoms: predictions, ground truth, as AnchorGrid has them; a third, the images, is not read. Top:
     (N, num_class + side^2 num_object 4): how many boxes of each class the image has; then label (from 0), score, right,

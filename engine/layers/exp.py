@@ -11,8 +11,8 @@ from engine.layers.registry import register
 
 @register("Exp")
 class Exp(Activation):
-    """Caffe's Exp computes `base`^(`shift` + `scale` x). A base of -1, the default, stands for e. Bottom and top: any
-    shape, the same."""
+    """Computes `base`^(`shift` + `scale` x) (Caffe's layer). A base of -1, the default, stands for e. Bottom and top:
+    any shape."""
 
     def infer(self) -> list[Shape]:
         base = self.message.exp_param.base

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @register("Filter")
 class Filter(Layer):
-    """Caffe's Filter passes on the samples whose selector is not 0, in their order.
+    """Passes on the samples whose selector is not 0, in their order (Caffe's layer).
 
     Bottoms: one or more of N samples each; the selector (N, 1, ...), last. Tops: one for each bottom but the last, of
     its shape.

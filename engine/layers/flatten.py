@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @register("Flatten")
 class Flatten(Layer):
-    """Caffe's Flatten keeps all values in their order. Bottom: any shape. Top: that shape, with the axes `axis` (1) to
-    `end_axis` (-1), both included, as one."""
+    """Merges axes, and keeps all values in their order (Caffe's layer). Bottom: any shape. Top: that shape, with the
+    axes `axis` (1) to `end_axis` (-1), both included, as one."""
 
     bf16 = True
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 @register("Flip")
 class Flip(Layer):
-    """happynear's Flip reverses columns, unless `flip_width: false`, and with `flip_height` rows, too. Bottom and top:
-    (N, C, H, W)."""
+    """Reverses columns, unless `flip_width: false`, and with `flip_height` rows, too (happynear's layer). Bottom and
+    top: (N, C, H, W)."""
 
     def infer(self) -> list[Shape]:
         if len(self.shapes[0]) != 4:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @register("FlowWarp")
 class FlowWarp(Layer):
-    """FlowNet 2's FlowWarp gives each pixel the value of x at the place to which its flow leads.
+    """Gives each pixel the value of x at the place to which its flow leads (FlowNet 2's layer).
 
     Bottoms: x (N, C, H, W); flow (N, 2, H, W), along columns and then along rows, in pixels. Top: x's shape. Between
     pixels x is interpolated bilinearly. If a place lies outside of x the value is 0 or, with

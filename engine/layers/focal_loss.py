@@ -12,9 +12,9 @@ from engine.layers.softmax_loss_base import SoftmaxLossBase
 
 @register("FocalLoss", "SoftmaxFocalLoss", "SoftmaxWithFocalLoss")
 class FocalLoss(SoftmaxLossBase):
-    """FocalLoss of happynear's and other forks computes the sum over all (outer, inner) of -alpha (1 - p)^gamma log p
-    or, with `type: ONEADDP`, of -(alpha + p)^gamma log p, where p is the softmax's probability of the label. The sum is
-    divided as that of SoftmaxWithLoss is.
+    """Computes the sum over all (outer, inner) of -alpha (1 - p)^gamma log p or, with `type: ONEADDP`, of
+    -(alpha + p)^gamma log p, where p is the softmax's probability of the label, as several forks do. The sum is divided
+    as that of SoftmaxWithLoss is.
 
     Bottoms: scores (outer..., classes, inner...), one label for each (outer, inner). Tops: the loss (), and, if asked
     for, the probabilities.

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 @register("Gather", "Scatter")
 class Gather(Layer):
-    """Gather and Scatter of yjxiong's fork pass their bottoms on. Bottoms: one or more, of any shapes. Tops: one for
-    each bottom, of its shape.
+    """Passes its bottoms on (yjxiong's Gather and Scatter). Bottoms: one or more, of any shapes. Tops: one for each
+    bottom, of its shape.
 
     In the fork, the layers after a Gather compute the batches of all ranks on each rank, and those after a Scatter the
     rank's own batch again. The gradients that this engine averages over the ranks are the same.

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @register("GradientScaler")
 class GradientScaler(Layer):
-    """DANN's GradientScaler passes its bottoms on, and multiplies their gradients by -c. Bottoms: one or more, of any
-    shapes. Tops: one for each bottom, of its shape.
+    """Passes its bottoms on, and multiplies their gradients by -c (DANN's layer). Bottoms: one or more, of any shapes.
+    Tops: one for each bottom, of its shape.
 
     c = lower_bound + (upper_bound - lower_bound) (2 / (1 + exp(-alpha p)) - 1), with p = min(iteration / max_iter, 1),
     goes from `lower_bound` towards `upper_bound`.

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @register("GRU")
 class GRU(Recurrent):
-    """GRU of Synopsys's fork computes h = g + z (h' - g), where h' is the h of the step before. z and r are sigmoids of
-    W x + b + R h', each with its own rows of W and b and its own R. g is tanh(W_h x + b_h + R_h (r h')) or, with
+    """Computes h = g + z (h' - g), where h' is the h of the step before (Synopsys's layer). z and r are sigmoids of W
+    x + b + R h', each with its own rows of W and b and its own R. g is tanh(W_h x + b_h + R_h (r h')) or, with
     `linear_before_reset`, tanh(W_h x + b_h + r (R_h h' + b')).
 
     Bottoms: see Recurrent. Top: h (T, N, H), with H = num_output. State: h.

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 @register("HDF5Output")
 class HDF5Output(Layer):
-    """Caffe's HDF5Output adds the rows of its bottoms to the file `file_name`, at every forward. Bottoms: data and
-    label, of as many rows each. No gradient flows into them."""
+    """Adds the rows of its bottoms to the file `file_name`, at every forward (Caffe's layer). Bottoms: data and label,
+    of as many rows each. No gradient flows into them."""
 
     bottom_range = (2, 2)
     top_range = (0, 0)

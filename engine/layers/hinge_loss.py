@@ -9,8 +9,8 @@ from engine.layers.registry import register
 
 @register("HingeLoss")
 class HingeLoss(ClassLoss):
-    """Caffe's HingeLoss computes sum max(0, 1 - s x)^p / N, where s is 1 for the label's class and -1 for others. p is
-    1, or 2 with `norm: L2`. Bottoms: scores x (N, classes...), labels (N). Top: the loss ()."""
+    """Computes sum max(0, 1 - s x)^p / N, where s is 1 for the label's class and -1 for others (Caffe's layer). p is 1,
+    or 2 with `norm: L2`. Bottoms: scores x (N, classes...), labels (N). Top: the loss ()."""
 
     def attributes(self) -> Attributes:
         param = self.message.hinge_loss_param

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @register("Hotspot")
 class Hotspot(Layer):
-    """happynear's Hotspot computes exp(-d^2 / 2 s^2) / (2 pi s^2), where d is the distance of a pixel from the point
-    and s `gaussian_std`. Values up to 1e-4 become 0.
+    """Computes exp(-d^2 / 2 s^2) / (2 pi s^2), where d is the distance of a pixel from the point and s is
+    `gaussian_std` (happynear's layer). Values up to 1e-4 become 0.
 
     Bottoms: points (N, 2K), x and y of each; unless `output_height` and `output_width` are given, a blob (N, C, H, W),
     of which only H and W count. Top: (N, K, H, W).

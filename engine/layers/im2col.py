@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 @register("Im2col")
 class Im2col(Convolution):
-    """Caffe's Im2col copies the window of convolution_param at every position, channel by channel, with zeros where it
-    lies in padding. It has no parameters. Bottom: (N, C, spatial...). Top: (N, C * product of kernel, out...)."""
+    """Copies the window of convolution_param at every position, channel by channel, with zeros where it lies in padding
+    (Caffe's layer). It has no parameters. Bottom: (N, C, spatial...). Top: (N, C * product of kernel, out...)."""
 
     bottom_range = (1, 1)
     top_range = (1, 1)

@@ -46,8 +46,7 @@ def axis_attributes(size: int, pad: int, top: int, name: str, scale: float = 1.0
 
 @register("ImResize")
 class ImResize(Layer):
-    """OpenPose's ImResize computes the mean of the heat maps of one picture in N scales, resized by cubic
-    interpolation.
+    """Computes the mean of the heat maps of one picture in N scales, resized by cubic interpolation (OpenPose's layer).
 
     Bottom: (N, C, H, W). In the middle of image n is the picture, start_scale - n scale_gap times as large as the map.
     Top: (1, C, h, w), `factor` times the bottom's height and width or, if that is 0, `target_spatial_height` and

@@ -13,8 +13,8 @@ from engine.weights.protobuf import read_blob
 
 @register("InfogainLoss")
 class InfogainLoss(SoftmaxLossBase):
-    """Caffe's InfogainLoss computes the sum over all (outer, inner) of -sum_c H[l, c] log p_c, where l is the label and
-    p the softmax of the scores. The sum is divided as loss_param says.
+    """Computes the sum over all (outer, inner) of -sum_c H[l, c] log p_c, where l is the label and p the softmax of the
+    scores (Caffe's layer). The sum is divided as loss_param says.
 
     Bottoms: scores (outer..., classes, inner...), one label for each (outer, inner), and the matrix H
     (classes, classes), unless infogain_loss_param.source names a file with it. Tops: the loss (), and, if asked for,

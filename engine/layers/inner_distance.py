@@ -16,8 +16,8 @@ _KINDS = ("L2", "L1", "product")
 
 @register("InnerDistance")
 class InnerDistance(Layer):
-    """happynear's InnerDistance computes, by `distance_type`, the sum of (x - center)^2 ("L2", the default), of
-    |x - center| ("L1") or of x center ("product"), for every sample and every center.
+    """Computes, by `distance_type`, the sum of (x - center)^2 ("L2", the default), of |x - center| ("L1") or of x
+    center ("product"), for every sample and every center (happynear's layer).
 
     Bottoms: x (outer..., inner...), split at `axis`; if given, centers (num, inner...); with `update_center_only`,
     labels, one for each of outer. Top: (outer..., num_output); params: (num_output, inner), if no centers are given.

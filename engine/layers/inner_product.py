@@ -17,7 +17,7 @@ MAX_KERNEL_AXES = 5  # of oneDNN's inner product
 
 @register("InnerProduct")
 class InnerProduct(Weighted):
-    """Caffe's InnerProduct computes x W^T + b.
+    """Computes x W^T + b (Caffe's layer).
 
     Bottom: (outer..., inner...), split at `axis`. Top: (outer..., num_output); params: weights (num_output, inner), or
     (inner, num_output) with `transpose`, and, with `bias_term`, bias (num_output).

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @register("Input")
 class Input(Layer):
-    """Caffe's Input makes blobs without values. Tops: `shape` is given once for all of them, or once for each."""
+    """Makes blobs without values (Caffe's layer). Tops: `shape` is given once for all of them, or once for each."""
 
     bottom_range = (0, 0)
     top_range = (1, None)

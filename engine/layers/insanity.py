@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 
 @register("Insanity")
 class Insanity(Activation):
-    """happynear's Insanity divides x by a where it is negative. In TRAIN a is uniform in [`lb`, `ub`) for each element,
-    in TEST it is (`ub` - `lb`) / log |`ub` / `lb`|. Bottom and top: any shape, the same, whose first axis counts
-    samples."""
+    """Divides x by a where it is negative (happynear's layer). In TRAIN a is uniform in [`lb`, `ub`) for each element,
+    in TEST it is (`ub` - `lb`) / log |`ub` / `lb`|. Bottom and top: any shape, whose first axis counts samples."""
 
     def infer(self) -> list[Shape]:
         lower, upper = self.message.insanity_param.lb, self.message.insanity_param.ub

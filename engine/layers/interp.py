@@ -34,7 +34,7 @@ def aligned(bottom: Shape, top: Shape, crop: tuple[int, int] = (0, 0)) -> Attrib
 
 @register("Interp")
 class Interp(Layer):
-    """Interp of the forks of DeepLab and PSPNet resizes planes. Bottom: (N, C, H, W). Top: (N, C, height, width).
+    """Resizes planes, as the forks of DeepLab and PSPNet do. Bottom: (N, C, H, W). Top: (N, C, height, width).
 
     The top has the size that `height` and `width` give. Without them a size s becomes t = (s - 1) / `shrink_factor` + 1
     and then t + (t - 1) (`zoom_factor` - 1). `pad_beg` and `pad_end`, 0 or below, crop the bottom first: both are added
