@@ -1,4 +1,4 @@
-// Rows that are added to others.
+// Adds rows to other rows.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace engine {
 
-// y += x, in float32; rounded once where y is bf16.
+// y += x, in float32; rounded once if y is bf16.
 void add_row(const float* x, float* y, int64_t length);
 void add_row(const bf16* x, float* y, int64_t length);
 void add_row(const bf16* x, bf16* y, int64_t length);

@@ -21,8 +21,8 @@ inline int64_t chunks_of(int64_t pixels) { return (pixels + wide - 1) / wide; }
 
 }  // namespace
 
-// What one thread needs besides the sums: both matrices, where the rows of pixels are, rows that reach over the edge of
-// an image, a row of zeros, sums for a bias.
+// The sizes of what one thread works in, besides the sums: both matrices, pointers to the rows of pixels, copies of
+// rows that reach over the edge of an image, a row of zeros, sums for a bias.
 struct AmxGradient::Room {
     explicit Room(const AmxGradient& job)
         : left(whole_lines(pairs_of(job.left_) * job.run_ * wide * int64_t(sizeof(bf16)))),
@@ -44,7 +44,8 @@ AmxGradient::AmxGradient(const ConvolutionShape& shape, int64_t threads)
     sides_ = sides_of(threads, block_floats() * int64_t(sizeof(float)),
                       shape.pixels() * (left_ + right_) * int64_t(sizeof(bf16)), pairs_of(right_));
     parts_ = std::min(threads / sides_, chunks_of(shape.pixels()));
-    // Both matrices in the first-level cache, if that makes a decent run; else the left one in the second.
+    // A run's matrices fit into the first-level cache, if that makes a decent run; else the left one fits into the
+    // second.
     constexpr int64_t first_cache = 40 << 10, second_cache = 640 << 10, decent = 4 * wide, longest = 18 * wide;
     const int64_t pixel = pairs_of(left_) * wide * int64_t(sizeof(bf16));
     run_ = first_cache / (pixel + wide * int64_t(sizeof(bf16)));
@@ -68,8 +69,9 @@ namespace engine {
 
 namespace {
 
+// Adds the channels of `count` rows to sums.
 inline void add_bias(Rows rows, int64_t count, int64_t channels, double* sums) {
-    constexpr int together = 4;  // vectors, whose additions do not wait for each other
+    constexpr int together = 4;  // vectors at a time, whose additions do not wait for each other
     for (int64_t first = 0; first < channels; first += together * 16) {
         __mmask16 masks[together];
         __m512 sum[together];
@@ -93,9 +95,9 @@ inline void add_bias(Rows rows, int64_t count, int64_t channels, double* sums) {
     }
 }
 
-// Elements [begin, end) of the gradient in front of a ReLU.
+// Sets elements [begin, end) of the gradient before a ReLU.
 inline void pass_positive(const ResultGradient& dy, int64_t begin, int64_t end) {
-    const __m512i zero = _mm512_setzero_si512();  // bfloat16 are positive where whole numbers of their bits are
+    const __m512i zero = _mm512_setzero_si512();  // a bfloat16 is positive if its bits as an integer are
     for (int64_t i = begin; i < end; i += wide) {
         const __mmask32 inside = mask_of(end - i);
         const __m512i result = _mm512_maskz_loadu_epi16(inside, dy.result + i);
@@ -104,6 +106,7 @@ inline void pass_positive(const ResultGradient& dy, int64_t begin, int64_t end) 
     }
 }
 
+// Writes the sums `which` selects, or adds them to what is there.
 inline void write(__m512i values, __mmask16 which, bool add, float* to) {
     __m512 sum = __m512(values);
     if (add) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(which, to));
@@ -112,7 +115,7 @@ inline void write(__m512i values, __mmask16 which, bool add, float* to) {
 
 }  // namespace
 
-// One thread's share: what it does with a run of pixels at a time.
+// Does one thread's share of the work, a run of pixels at a time.
 struct AmxGradient::Worker {
     Worker(const AmxGradient& job, int64_t thread, const bf16* x, const ResultGradient& dy, float* sums, char* room)
         : job_(job), shape_(job.shape_), x_(x), dy_(dy), sums_(sums) {
@@ -154,7 +157,7 @@ private:
             for (int64_t pair = 0; pair < left_pairs; pair++)
                 pack_left(left_rows + chunk * wide, pair * wide, mask_of(job_.left_ - pair * wide),
                           left_ + (pair * chunks + chunk) * pair_elements);
-        // Sums that the second-level cache does not hold from run to run.
+        // Whether the sums are too many for the second-level cache to hold them from run to run.
         const bool far = taps * (end_pair_ - first_pair_) * left_pairs * pair_floats * int64_t(sizeof(float)) > 1 << 20;
         const int64_t next_lines = far ? (pair_floats * int64_t(sizeof(float)) / line + chunks - 1) / chunks : 0;
         Ahead ahead = ahead_of(first + chunks * wide, chunks, taps * (end_pair_ - first_pair_) * left_pairs * chunks);
@@ -172,14 +175,14 @@ private:
         }
     }
 
-    // The rows of the pixels from `first` on; zeros behind the last.
+    // Sets dy_rows_ to the pixels from `first` on, and to zeros behind the last.
     void find_dy(int64_t first, int64_t chunks) {
         const int64_t pixels = shape_.pixels();
         for (int64_t i = 0; i < chunks * wide; i++)
             dy_rows_[i] = first + i < pixels ? dy_.passed + (first + i) * shape_.outputs : zeros_;
     }
 
-    // What a pixel of the kernel sees of x there; zeros outside of the image.
+    // Sets x_rows_ to what pixel `tap` of the kernel sees at these pixels, and to zeros outside of the image.
     void find_x(int64_t first, int64_t chunks, int64_t tap) {
         const int64_t across = shape_.kernel[1] / job_.together_;
         const int64_t down = tap / across * shape_.step[0] - shape_.pad[0];
@@ -196,8 +199,8 @@ private:
         }
     }
 
-    // Of `count` results beside each other, the first of which sees row y of x from column z on: the i-th and
-    // following.
+    // Sets rows i, i + 1, ... of x_rows_, for `count` neighbouring results, of which the first sees row y of x from
+    // column z on.
     void find_row(int64_t image, int64_t y, int64_t z, int64_t count, int64_t i) {
         const int64_t columns = shape_.in[1], stride = shape_.stride[1], step = stride * shape_.channels;
         if (image >= shape_.images || y < 0 || y >= shape_.in[0]) {
@@ -220,7 +223,7 @@ private:
         for (count -= inside; count > 0; count--, i++, z += stride) at_edge();
     }
 
-    // A copy of the pixels of a row from column z on, with zeros for those outside of the image.
+    // Copies the pixels of a row from column z on, with zeros for those outside of the image.
     const bf16* over_the_edge(int64_t row, int64_t z, bf16* copy) const {
         const int64_t channels = shape_.channels;
         for (int64_t k = 0; k < job_.together_; k++) {
@@ -231,7 +234,7 @@ private:
         return copy;
     }
 
-    // Where x begins for a pixel of the results, roughly.
+    // Returns roughly where x begins for a pixel of the results.
     const bf16* x_at(int64_t pixel) const {
         const int64_t image = pixel / (shape_.out[0] * shape_.out[1]), row = pixel / shape_.out[1] % shape_.out[0];
         const int64_t column = pixel % shape_.out[1];
@@ -239,6 +242,7 @@ private:
         return x_ + at * shape_.channels;
     }
 
+    // Returns the ranges that the next run reads, from pixel `first` on, to be fetched in `steps` steps.
     Ahead ahead_of(int64_t first, int64_t chunks, int64_t steps) const {
         const int64_t from = within(first), to = within(first + chunks * wide), outputs = shape_.outputs;
         Ahead ahead{};
@@ -266,7 +270,7 @@ private:
 bool AmxGradient::available() {
     static const bool result = [] {
         if (!may_use(Isa::amx)) return false;
-        constexpr int ask_for_state = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM: tiles are the kernel's to grant
+        constexpr int ask_for_state = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM: Linux must permit the tiles
         return syscall(SYS_arch_prctl, ask_for_state, tile_data) == 0;
     }();
     return result;
@@ -290,7 +294,7 @@ void AmxGradient::work(int64_t thread, const bf16* x, const ResultGradient& dy, 
     _tile_release();
 }
 
-// Adds up the parts' sums, a share of them in each thread, and brings channels into their order.
+// Sums the parts' sums, a share of them in each thread, and brings channels into their order.
 void AmxGradient::collect(int64_t thread, const Gradient& weights, const Gradient& bias, char* scratch) const {
     const __m512i first_half = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23),
                   second_half = _mm512_add_epi32(first_half, _mm512_set1_epi32(8));

@@ -1,6 +1,7 @@
-// The gradient of a convolution's weights in bfloat16, by AMX: for every pixel of the kernel a product of matrices,
-// outputs by pixels times pixels by channels. oneDNN's kernels spend most of their time on bringing pixels, which lie
-// far apart in memory, side by side, once for every block of results; here that is done once for a run of pixels.
+// Computes the gradient of a convolution's weights from bfloat16 blobs, by AMX: for every pixel of the kernel it is a
+// product of matrices, outputs by pixels times pixels by channels. oneDNN's kernels spend most of their time on
+// bringing pixels, which lie far apart in memory, side by side, once for every block of results; this does it once for
+// a run of pixels.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +13,10 @@ namespace engine {
 // Images are channels-last.
 class AmxGradient {
 public:
-    // Whether this processor and system have AMX.
+    // Tells whether this processor and system have AMX.
     static bool available();
-    // False where too little of the tiles, of 32 channels and 32 outputs, would be used: with several pixels in the
-    // kernel oneDNN is then faster (from 16 to 16 channels 4.7 times, from 16 to 32 nearly twice).
+    // Returns false if too little of the tiles, of 32 channels and 32 outputs, would be used: if the kernel has several
+    // pixels, oneDNN is then faster (from 16 to 16 channels 4.7 times, from 16 to 32 nearly twice).
     static bool suits(const ConvolutionShape& shape) {
         const int64_t channels = shape.channels * columns_together(shape);
         if (channels < 8 || shape.outputs < 16) return false;
@@ -24,16 +25,16 @@ public:
         return one_pixel || used(channels) * used(shape.outputs) > 0.5;
     }
 
-    // threads: of the team that will run it.
+    // threads: those of the team that will run it.
     AmxGradient(const ConvolutionShape& shape, int64_t threads);
 
     int64_t scratch_bytes() const;
     struct Gradient {
         float* values;
-        bool add;  // to what is there
+        bool add;  // whether it is added to what is there
     };
-    // weights (outputs, kernel rows, kernel columns, channels). bias (outputs): null where none is wanted. scratch:
-    // aligned to a cache line.
+    // x: (images, rows, columns, channels). weights: (outputs, kernel rows, kernel columns, channels). bias: (outputs),
+    // or null if it is not wanted. scratch: scratch_bytes(), aligned to a cache line.
     void run(const bf16* x, const ResultGradient& dy, const Gradient& weights, const Gradient& bias,
              char* scratch) const;
 
@@ -41,7 +42,8 @@ private:
     struct Room;
     struct Worker;
 
-    // Where channels are few, neighbouring pixels of the kernel count as more of them: they lie side by side.
+    // Returns how many neighbouring columns of the kernel count as one, with so many times the channels: more than one
+    // if channels are few, because their pixels lie side by side.
     static int64_t columns_together(const ConvolutionShape& shape) {
         return shape.channels < 16 && shape.step[1] == 1 ? shape.kernel[1] : 1;
     }
@@ -55,11 +57,11 @@ private:
     void collect(int64_t thread, const Gradient& weights, const Gradient& bias, char* scratch) const;
 
     ConvolutionShape shape_;
-    int64_t together_;       // columns of the kernel that count as channels
-    bool swapped_;           // the left matrix, which costs more to prepare, is of x, not of dy
+    int64_t together_;       // columns_together()
+    bool swapped_;           // whether the left matrix, which costs more to prepare, is x and not dy
     int64_t left_, right_;   // channels of the matrices
-    int64_t threads_;        // of which each does
-    int64_t parts_, sides_;  // one part of the pixels for one side of the right matrix's channels
+    int64_t threads_;        // each does one part of the pixels for one side of the right matrix's channels
+    int64_t parts_, sides_;  // how many of these there are
     int64_t run_;            // pixels that are prepared at a time
 };
 

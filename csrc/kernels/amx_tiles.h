@@ -1,5 +1,5 @@
-// Tiles of AMX and what fills them: sums are 2 x 2 tiles, 32 channels of a left matrix by 32 of a right one, over
-// pixels, 32 of them at a time.
+// Fills and multiplies the tiles of AMX. Sums are 2 x 2 tiles, 32 channels of a left matrix by 32 of a right one; they
+// are over pixels, 32 at a time (a chunk).
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@ namespace engine {
 namespace {
 
 constexpr int64_t wide = 32;                      // channels in a pair of tiles, and pixels in a tile
-constexpr int64_t pair_elements = 2 * 16 * wide;  // of a matrix
-constexpr int64_t pair_floats = wide * wide;      // of sums
-constexpr int64_t line = 64;                      // bytes
+constexpr int64_t pair_elements = 2 * 16 * wide;  // of a pair of tiles of a matrix
+constexpr int64_t pair_floats = wide * wide;      // of 2 x 2 tiles of sums
+constexpr int64_t line = 64;                      // bytes of a cache line
 
 }  // namespace
 }  // namespace engine
@@ -32,12 +32,12 @@ namespace {
 
 using Rows = const bf16* const*;
 
-// Memory that the next run of pixels will read, asked for bit by bit while this one is worked on: several ranges.
+// Ranges of memory that the next run of pixels will read, which are prefetched bit by bit during this run.
 struct Ahead {
     static constexpr int most = 3;
     const char *at[most], *end[most];
     int count;
-    int64_t lines;  // with every chunk
+    int64_t lines;  // how many are fetched with every chunk
     inline void add(const void* from, const void* to) {
         at[count] = static_cast<const char*>(from);
         end[count++] = static_cast<const char*>(to);
@@ -59,8 +59,8 @@ struct Ahead {
     }
 };
 
-// Of 32 pixels, the channels from `first` on: neighbouring pixels side by side. low has channels 0-3, 8-11, 16-19 and
-// 24-27, high the others.
+// Brings neighbouring pixels side by side: of 32 pixels, the channels from `first` on. low receives channels 0-3, 8-11,
+// 16-19 and 24-27, high the others.
 inline void side_by_side(Rows rows, int64_t first, __mmask32 channels, __m512i low[16], __m512i high[16]) {
     for (int i = 0; i < 16; i++) {
         const __m512i a = _mm512_maskz_loadu_epi16(channels, rows[2 * i] + first),
@@ -70,7 +70,7 @@ inline void side_by_side(Rows rows, int64_t first, __mmask32 channels, __m512i l
     }
 }
 
-// Two tiles of the right matrix: a row for every two pixels.
+// Packs two tiles of the right matrix: a row for every two pixels.
 inline void pack_right(Rows rows, int64_t first, __mmask32 channels, uint16_t* to) {
     __m512i low[16], high[16];
     side_by_side(rows, first, channels, low, high);
@@ -80,7 +80,7 @@ inline void pack_right(Rows rows, int64_t first, __mmask32 channels, uint16_t* t
     }
 }
 
-// Two tiles of the left matrix: a row for every channel.
+// Packs two tiles of the left matrix: a row for every channel.
 inline void pack_left(Rows rows, int64_t first, __mmask32 channels, uint16_t* to) {
     __m512i low[16], high[16];
     side_by_side(rows, first, channels, low, high);
@@ -94,11 +94,11 @@ inline void pack_left(Rows rows, int64_t first, __mmask32 channels, uint16_t* to
 
 inline __mmask32 mask_of(int64_t channels) { return channels >= wide ? ~__mmask32(0) : (__mmask32(1) << channels) - 1; }
 
-// GCC's intrinsics for tiles do not say that they read memory.
+// Keeps GCC from moving stores past the intrinsics for tiles, which do not tell it that they access memory.
 inline void finish_stores() { asm volatile("" ::: "memory"); }
 
-// sums (2 x 2 tiles) += left right, or = with `fresh`. next_lines: with every chunk, so many of the sums behind these
-// are asked for.
+// sums (2 x 2 tiles) += left right, or = with `fresh`. next_lines: how many lines of the sums behind these are
+// prefetched with every chunk.
 inline void multiply(const uint16_t* left, const uint16_t* right, int64_t chunks, bool fresh, float* sums, Ahead& ahead,
                      int64_t next_lines) {
     finish_stores();

@@ -1,5 +1,5 @@
-// What YOLO's second version predicts (Redmon and Farhadi 2017, arXiv 1612.08242): for every pixel of a plane several
-// boxes, each beside an anchor of its own: offsets x, y, w, h, whether there is an object, and a score for each class.
+// Reads the predictions of YOLO's second version (Redmon and Farhadi 2017, arXiv 1612.08242): for every pixel of a
+// plane a box for each anchor, with offsets x, y, w, h, a score for an object, and a score for each class.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ class AnchorGrid {
 public:
     static constexpr int64_t object = 4, first_class = 5;  // places among the numbers of a box
 
-    // Of predictions (N, anchors * (5 + classes), height, width). sizes: width and height of each anchor, in pixels of
+    // For predictions (N, anchors * (5 + classes), height, width). sizes: width and height of each anchor, in pixels of
     // the plane.
     AnchorGrid(int64_t classes_, int64_t height_, int64_t width_, std::vector<double> sizes)
         : classes(classes_),
@@ -27,7 +27,7 @@ public:
           sizes_(std::move(sizes)) {}
 
     int64_t boxes() const { return anchors * height * width; }
-    // Of number k of a box; boxes are counted anchor by anchor, row by row.
+    // Returns the index of number k of a box; boxes are counted anchor by anchor, row by row.
     int64_t at(int64_t n, int64_t box, int64_t k) const {
         const int64_t plane = height * width, numbers = first_class + classes;
         return ((n * anchors + box / plane) * numbers + k) * plane + box % plane;
@@ -36,6 +36,7 @@ public:
         return (anchor * height + row) * width + column;
     }
 
+    // Returns a predicted box of image n, in sizes of the image.
     Box decode(const float* predictions, int64_t n, int64_t box) const {
         const int64_t column = box % width, row = box / width % height;
         const Size anchor = size(box / (height * width));
@@ -48,7 +49,7 @@ public:
     struct Size {
         float width, height;
     };
-    // Of an anchor, as a share of the image.
+    // Returns the size of an anchor, in sizes of the image.
     Size size(int64_t anchor) const {
         return {float(sizes_[2 * anchor]) / float(width), float(sizes_[2 * anchor + 1]) / float(height)};
     }
@@ -57,7 +58,7 @@ public:
         return {x - width / 2, y - height / 2, x + width / 2, y + height / 2};
     }
 
-    // The first of those with the greatest score; NaN is no score.
+    // Returns the class with the greatest score, the first if several have it; NaN does not count.
     int64_t best_class(const float* predictions, int64_t n, int64_t box) const {
         int64_t best = 0;
         float most = -std::numeric_limits<float>::infinity();
@@ -70,7 +71,7 @@ public:
         return best;
     }
 
-    // Softmax of the scores of a box.
+    // Sets `into` to the softmax of a box's class scores.
     void probabilities(const float* predictions, int64_t n, int64_t box, float* into) const {
         for (int64_t c = 0; c < classes; c++) into[c] = predictions[at(n, box, first_class + c)];
         const float largest = *std::max_element(into, into + classes);

@@ -1,4 +1,5 @@
-// Brain floats: the upper half of a float32. Kernels of our own read and write them, and compute in float32.
+// bfloat16 is the upper half of a float32. Our own kernels read it by number() and write it by store(), which also take
+// float, and compute in float32.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,7 @@ inline __attribute__((always_inline)) float number(bf16 value) {
 
 inline __attribute__((always_inline)) void store(float value, float& into) { into = value; }
 
-// To the nearest, ties to even; not-a-number stays so.
+// Rounds to nearest, ties to even. NaN stays NaN.
 inline __attribute__((always_inline)) void store(float value, bf16& into) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof(bits));

@@ -2,7 +2,7 @@
 
 namespace engine {
 
-constexpr float least_overlap = 1e-6f;  // less counts as none
+constexpr float least_overlap = 1e-6f;  // a smaller overlap, or this one, counts as none
 
 void BoxMatcher::match(const std::vector<Truth>& truths, const float* priors, int64_t count, Match* matches) const {
     const int64_t boxes = int64_t(truths.size());

@@ -15,8 +15,8 @@ namespace engine {
 
 namespace {
 
-constexpr int64_t unit = 16, chunk = 64;  // channels that are taken at a time, and pixels
-constexpr int64_t ahead = 2 * chunk;  // pixels that are asked for early: runs are too short for the processor to guess
+constexpr int64_t unit = 16, chunk = 64;  // channels and pixels that are taken at a time
+constexpr int64_t ahead = 2 * chunk;      // pixels that are prefetched: runs are too short for the processor to do it
 
 #if defined(__x86_64__)
 
@@ -24,7 +24,7 @@ constexpr int64_t ahead = 2 * chunk;  // pixels that are asked for early: runs a
 
 bool can_take() { return may_use(Isa::avx512); }
 
-// Sixteen elements, or, unless `whole`, as many of them.
+// Loads sixteen elements, or, unless `whole`, `count` of them.
 template <bool whole>
 ENGINE_AVX512 inline __m512i load(const float* from, int64_t count) {
     return whole ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi32(__mmask16((1u << count) - 1), from);
@@ -107,7 +107,7 @@ ENGINE_AVX512 void ChannelOrder::take(const T* x, T* y, int64_t pixels) const {
     }
 }
 
-// Of blocks, whose pixels lie one after the other.
+// Takes two pixels at a time, of blocks of sixteen channels whose pixels lie one after the other.
 ENGINE_AVX512 void ChannelOrder::take_pairs(const bf16* x, bf16* y, int64_t pixels) const {
     for (int64_t to = 0; to + 1 < int64_t(ends_.size()); to++) {
         const Take *const begin = &takes_[ends_[to]], *const end = takes_.data() + ends_[to + 1];

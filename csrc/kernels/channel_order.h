@@ -1,4 +1,4 @@
-// The channels of a blob in another order, in whatever layout it is.
+// Brings the channels of a blob into another order, in any layout.
 #pragma once
 
 #include <vector>
@@ -11,7 +11,7 @@ namespace engine {
 class ChannelOrder {
 public:
     ChannelOrder() = default;
-    // Channel c of the result is channel order[c]. The result lies as the blob does.
+    // Channel c of the result is channel order[c] of the blob. Both are laid out as `rows`.
     ChannelOrder(const ChannelRows& rows, const std::vector<int64_t>& order);
 
     // T: float, bf16. Padding becomes zero.
@@ -19,10 +19,11 @@ public:
     void apply(const T* x, T* y) const;
 
 private:
-    // What sixteen channels of the result take from sixteen of the blob: for each lane the number of what is there
-    // (which it keeps), or 16 and the lane of what is taken. And the same for two pixels of bf16: 32 and the lane.
+    // What sixteen channels of the result take from sixteen of the blob, as indices of a permutation: for each lane its
+    // own number, if it keeps what it has, or 16 plus the lane that it takes. pairs: the same for two pixels of bf16,
+    // with 32 in place of 16.
     struct Take {
-        int64_t from;  // the number of those sixteen
+        int64_t from;  // which sixteen of the blob
         alignas(64) int32_t lanes[16];
         alignas(64) int16_t pairs[32];
     };
@@ -38,7 +39,7 @@ private:
     bool by_sixteen_ = false;
     int64_t unit_stride_ = 0;  // elements from sixteen channels to the next
     std::vector<Take> takes_;
-    std::vector<size_t> ends_;  // of what each sixteen channels take, and 0 before the first
+    std::vector<size_t> ends_;  // 0, then the end in takes_ of what each sixteen channels take
 };
 
 }  // namespace engine

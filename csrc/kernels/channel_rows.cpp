@@ -22,19 +22,19 @@ struct Panel {
 
 constexpr int64_t most_lanes = 64;
 
-// The usual number of lanes becomes a constant.
+// Calls body(lanes), with the usual number of lanes as a constant.
 template <typename Body>
 ENGINE_INLINE void with_lanes(int64_t lanes, const Body& body) {
     if (lanes == most_lanes) return body(std::integral_constant<int64_t, most_lanes>());
     body(lanes);
 }
 
-// How many rows are taken together as one: those of few lanes that follow each other without a gap.
+// Returns how many rows are done as one: more than one if they have few lanes and no gaps between them.
 int64_t rows_in_one(const Panel& panel) {
     return panel.step == panel.lanes ? std::max<int64_t>(most_lanes / panel.lanes, 1) : 1;
 }
 
-// Calls work(panel, its first element) for the panels of such rows that make up a panel.
+// Calls work(panel, its first element) for panels of such joined rows, which together are the given panel.
 template <typename Work>
 void in_long_rows(const Panel& panel, const Work& work) {
     const int64_t times = rows_in_one(panel), whole = panel.rows / times, rest = panel.rows % times;
@@ -42,7 +42,7 @@ void in_long_rows(const Panel& panel, const Work& work) {
     if (rest) work(Panel{1, panel.step * rest, panel.lanes * rest}, whole * times * panel.step);
 }
 
-// The coefficients of such a row.
+// The coefficients of such a joined row.
 class Repeated {
 public:
     Repeated(const float* of, const Panel& panel) : values_(of) {
@@ -94,7 +94,8 @@ ENGINE_VECTORISED void scale_panel(const Panel& panel, const T* x, const float* 
     });
 }
 
-// What is summed: operator() gives the term of an element, whose lane has a coefficient; from() moves to a piece.
+// The terms of sums. operator() returns the term of an element, with the coefficient of its lane; from() returns the
+// terms of a piece.
 template <typename T>
 struct Values {
     const T* a;
@@ -123,7 +124,7 @@ struct Squares {
     }
 };
 
-// Floats are summed over a few rows, and these sums in double.
+// Rows whose terms are summed in float32; these sums are summed in double.
 constexpr int64_t stretch = 64;
 
 template <typename Term>
@@ -148,7 +149,7 @@ ENGINE_VECTORISED double total(const double* of_lanes) {
     return sum;
 }
 
-// sums[lane] += the terms of a panel.
+// Adds the terms of a panel to sums[lane].
 template <typename Term>
 void add_panel(const Panel& panel, const Term& term, double* sums) {
     in_long_rows(panel, [&](const Panel& rows, int64_t begin) {
@@ -178,7 +179,7 @@ void in_pieces(const Panel& panel, const Work& work) {
 
 Panel panel_of(const ChannelRows& rows) { return {rows.inner, rows.inner_stride, rows.lanes}; }
 
-// Calls work(n, first element, channel among padded ones) for each panel.
+// Calls work(n, first element, first channel, counted with padding) for each panel, in parallel.
 template <typename Work>
 void over_panels(const ChannelRows& rows, const Work& work) {
     const int64_t blocks = rows.blocks();

@@ -1,4 +1,4 @@
-// Long arrays are worked on in pieces, which threads share.
+// Divides long arrays into pieces, which threads share.
 #pragma once
 
 #include <omp.h>
@@ -11,7 +11,7 @@
 
 namespace engine {
 
-// Elements of one piece of work: a few of its operands fit into the first-level cache together.
+// The most elements of a piece: a few arrays of so many fit into the first-level cache together.
 constexpr int64_t chunk_size = 2048;
 
 // Calls work(begin, length) for pieces of [0, count), in parallel.
@@ -21,20 +21,20 @@ void in_chunks(int64_t count, const Work& work) {
     for (int64_t begin = 0; begin < count; begin += chunk_size) work(begin, std::min(chunk_size, count - begin));
 }
 
-// Blobs (samples, channels, positions) are worked on in strips of neighbouring positions: what a strip holds of all
-// channels fits into a second-level cache. Sums of strips that are added up in their order are the same for any number
-// of threads.
+// Divides blobs (samples, channels, positions) into strips of neighbouring positions: a strip's elements of all
+// channels fit into a second-level cache. Strips do not depend on the number of threads, nor do sums over them in their
+// order.
 struct Strips {
     static constexpr int64_t widest = 1024;
 
     int64_t samples, channels, positions;
-    int most_threads = INT_MAX;  // that may work on them
+    int most_threads = INT_MAX;  // of each()
 
     int64_t width() const { return std::clamp<int64_t>((1 << 16) / channels / 16 * 16, 16, widest); }
     int64_t of_sample() const { return (positions + width() - 1) / width(); }
     int64_t count() const { return samples * of_sample(); }
 
-    // Calls work(strip, sample, first position, positions), in parallel.
+    // Calls work(strip, sample, first position, positions) for all strips, in parallel.
     template <typename Work>
     void each(const Work& work) const {
         const int64_t strips = of_sample(), all = count(), most = width();
@@ -46,8 +46,8 @@ struct Strips {
     }
 };
 
-// The sum of part_of(sample, first position, positions) of all strips, which may run in any thread: in their order,
-// whatever the number of threads. `parts` is memory for that of each strip.
+// Returns the sum of part_of(sample, first position, positions) over all strips, in their order. part_of() is called in
+// any thread. parts: memory for the result of each strip.
 template <typename Sum, typename PartOf>
 Sum sum_of_strips(const Strips& strips, std::vector<Sum>& parts, const PartOf& part_of) {
     parts.resize(size_t(strips.count()));

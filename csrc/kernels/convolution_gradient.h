@@ -1,5 +1,5 @@
-// What our own kernels for the gradient of a convolution's weights, in bfloat16, have in common: each thread sums up a
-// part of the pixels for one side of the channels, and then a share of the parts' sums.
+// Helpers of our own kernels for the gradient of a convolution's weights, in bfloat16: each thread sums a part of the
+// pixels for one side of the channels, and then a share of the parts' sums.
 #pragma once
 
 #include <omp.h>
@@ -11,17 +11,18 @@
 
 namespace engine {
 
-// Sizes of two dimensions each are of rows and columns.
+// Arrays of two are of rows and of columns.
 struct ConvolutionShape {
     int64_t images, channels, outputs;
     int64_t in[2], out[2], kernel[2], stride[2], pad[2];
-    int64_t step[2];  // between pixels that the kernel sees: its dilation
+    int64_t step[2];  // from a pixel that the kernel sees to the next: its dilation, 1 without holes
 
     int64_t pixels() const { return images * out[0] * out[1]; }  // of the results
 };
 
-// The gradient of the results. Where they went through a ReLU, `result` is what came out of it, and the gradient in
-// front of it, which is what counts here, is left in `passed`; otherwise that is `values`, and `result` null.
+// The gradient of the results, (images, rows, columns, outputs) or in blocks. After a ReLU, `values` is the gradient of
+// its output `result`; kernels compute the gradient before it, and leave that in `passed`. Without a ReLU, `result` is
+// null, and `values` and `passed` are the same.
 struct ResultGradient {
     const bf16 *values, *result;
     bf16* passed;
@@ -30,18 +31,20 @@ struct ResultGradient {
 constexpr int64_t cache_line = 64;  // bytes
 inline int64_t whole_lines(int64_t bytes) { return (bytes + cache_line - 1) / cache_line * cache_line; }
 
-// Threads share the pixels, unless their sums would then be larger than what they read: how many share a part of them.
+// Returns how many threads share a part of the pixels. It is 1, so that each thread has a part of its own, unless sums
+// would then be larger than what threads read.
 inline int64_t sides_of(int64_t threads, int64_t bytes_of_sums, int64_t bytes_read, int64_t most) {
     int64_t sides = 1;
     while (sides < threads && (threads % sides || threads / sides * bytes_of_sums > bytes_read)) sides++;
     return std::min(sides, most);
 }
 
-// Calls work(thread, gradient) for each of `threads`, and when all are done collect(thread), by the team that there is.
+// Calls work(thread, gradient) for each of `threads`, and when all are done collect(thread); the actual team may be
+// smaller.
 template <typename Work, typename Collect>
 void share_out(const ConvolutionShape& shape, const ResultGradient& given, int64_t threads, int64_t sides,
                const Work& work, const Collect& collect) {
-    // Several threads that read the same pixels cannot each close the ReLU on their way.
+    // If several threads read the same pixels, they cannot each apply the ReLU on their way: it is applied first.
     const bool first_closed = given.result && sides > 1;
     const ResultGradient closed{given.passed, nullptr, given.passed}, &dy = first_closed ? closed : given;
 #pragma omp parallel num_threads(int(threads))
@@ -50,7 +53,7 @@ void share_out(const ConvolutionShape& shape, const ResultGradient& given, int64
         if (first_closed) {
             const int64_t numbers = shape.pixels() * shape.outputs;
 #pragma omp for
-            for (int64_t i = 0; i < numbers; i++)  // bfloat16 are positive where whole numbers of their bits are
+            for (int64_t i = 0; i < numbers; i++)  // a bfloat16 is positive if its bits as an integer are
                 given.passed[i].bits = int16_t(given.result[i].bits) > 0 ? given.values[i].bits : uint16_t(0);
         }
         for (int64_t thread = first; thread < threads; thread += step) work(thread, dy);
@@ -59,7 +62,7 @@ void share_out(const ConvolutionShape& shape, const ResultGradient& given, int64
     }
 }
 
-// Adds up what each part has summed up for a bias, of_part(part), into `bias`, or to what is there.
+// Sets `bias` to the sum of the parts' sums, of_part(part), or adds it with `add`.
 template <typename OfPart>
 void collect_bias(int64_t outputs, int64_t parts, const OfPart& of_part, bool add, float* bias) {
     for (int64_t output = 0; output < outputs; output++) {

@@ -1,4 +1,4 @@
-// Sums of float32 in double, by vectors: the order of additions depends on their width, not on the number of threads.
+// Sums float32 in double, by vectors: the order of additions depends on their width, not on the number of threads.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// What Dropout drops, and other random choices, as a function of the seed, the layer's name, the step, the sample's
-// place in the global batch and the element's place in the sample.
+// Random choices, such as what Dropout drops, as a function of the seed, the layer's name, the step, the sample's place
+// in the global batch and the element's place in the sample.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace engine {
 
-// Steele, Lea and Flood's splitmix64: neighbouring numbers become unrelated ones. Their sequence is of numbers that lie
-// `golden` apart.
+// Steele, Lea and Flood's splitmix64, which turns neighbouring numbers into unrelated ones. Its sequence is that of
+// numbers `golden` apart.
 constexpr uint64_t golden = 0x9e3779b97f4a7c15u;
 inline uint64_t mix(uint64_t x) {
     x += golden;
@@ -19,26 +19,26 @@ inline uint64_t mix(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-// The same idea in 32 bits, which vectorise (constants: Wellons' lowbias32).
+// Does the same with 32 bits, which can be vectorised (constants: Wellons' lowbias32).
 inline __attribute__((always_inline)) uint32_t mix32(uint32_t x) {
     x = (x ^ (x >> 16)) * 0x7feb352du;
     x = (x ^ (x >> 15)) * 0x846ca68bu;
     return x ^ (x >> 16);
 }
 
-// Of one sample.
+// The choices for one sample.
 struct DropoutMask {
-    uint32_t low, high;  // of the sample's key
+    uint32_t low, high;  // the halves of the sample's key
     uint32_t threshold;
     float scale;
-    // 0, or the scale of what is not dropped.
+    // Returns 0 if an element is dropped, else scale.
     float at(uint32_t element) const __attribute__((always_inline)) { return bits(element) >= threshold ? scale : 0.f; }
-    // In [0, 1).
+    // Returns a number in [0, 1).
     float uniform(uint32_t element) const { return float(bits(element) >> 8) * 0x1p-24f; }
     uint32_t bits(uint32_t element) const __attribute__((always_inline)) { return mix32(mix32(element + low) ^ high); }
 };
 
-// Of one layer.
+// The choices for one layer.
 class DropoutMasks {
 public:
     explicit DropoutMasks(const std::string& layer, double ratio = 0, double scale = 1)
@@ -46,7 +46,7 @@ public:
         for (const unsigned char letter : layer) name_hash_ = (name_hash_ ^ letter) * 0x100000001b3u;
     }
 
-    // Of a sample of the global batch.
+    // Returns those for a sample of the global batch.
     DropoutMask of(uint64_t seed, uint64_t step, uint64_t sample) const {
         const uint64_t key = mix(mix(mix(seed ^ name_hash_) + step) + sample);
         return {uint32_t(key), uint32_t(key >> 32), threshold_, scale_};

@@ -1,4 +1,4 @@
-// Eight neighbouring numbers of an array as one vector, wherever they begin.
+// Reads and writes eight neighbouring numbers of an array, at any address, as one vector.
 #pragma once
 
 #include "kernels/vectorised.h"

@@ -11,7 +11,7 @@ namespace {
 template <std::ptrdiff_t value>
 using Constant = std::integral_constant<std::ptrdiff_t, value>;
 
-// One row, without mirroring. The step between pixels is a constant where it is common, so that the loop vectorises.
+// Transforms one row, without mirroring. Common steps between pixels are constants, so that the loop is vectorised.
 template <typename T, typename Step, typename MeanAt>
 ENGINE_INLINE void subtract_and_scale(const T* source, Step step, int width, MeanAt mean_at, float scale, float* out) {
     for (int x = 0; x < width; ++x) out[x] = (static_cast<float>(source[x * step]) - mean_at(x)) * scale;
@@ -46,7 +46,7 @@ ENGINE_INLINE void transform(const ImageView<T>& image, const CropWindow& window
             } else {
                 transform_row(source, image.column_stride, window.width, [=](int) { return channel_mean; }, scale, out);
             }
-            // Turning the finished row around while it is in the first cache is cheaper than loading backwards.
+            // Reversing the finished row while it is in the first-level cache is cheaper than loading backwards.
             if (window.mirror) std::reverse(out, out + window.width);
         }
     }

@@ -1,5 +1,5 @@
-// From the pixels of one decoded image to the floats that a net reads. Called by decoding threads, without the GIL:
-// no threads of its own, no allocation.
+// Converts the pixels of one decoded image to the floats that a net reads. Decoding threads call it without the GIL: it
+// starts no threads and allocates nothing.
 #pragma once
 
 #include <cstddef>
@@ -16,13 +16,13 @@ struct ImageView {
     std::ptrdiff_t channel_stride, row_stride, column_stride;
 };
 
-// The part of the image that is kept, and whether left and right change places.
+// The part of the image that is kept, and whether it is mirrored left to right.
 struct CropWindow {
     int top, left, height, width;
     bool mirror;
 };
 
-// What is subtracted: nothing, one value for each channel, or a whole image (channels, height, width), dense and of
+// The mean that is subtracted: none, one value for each channel, or an image (channels, height, width), dense and of
 // the source's size, of which the crop window is used.
 struct Mean {
     enum class Kind { none, channel, image };
@@ -30,7 +30,8 @@ struct Mean {
     const float* values;
 };
 
-// out (channels, window.height, window.width), dense: (pixel - mean) * scale. The window must lie inside the image.
+// Sets out (channels, window.height, window.width), dense, to (pixel - mean) * scale. The window must lie inside the
+// image.
 void transform_image(const ImageView<std::uint8_t>& image, const CropWindow& window, const Mean& mean, float scale,
                      float* out);
 void transform_image(const ImageView<float>& image, const CropWindow& window, const Mean& mean, float scale,

@@ -15,19 +15,20 @@ namespace engine {
 namespace {
 
 constexpr int lanes = Lattice<2>::lanes;
-constexpr int together = 16;     // points that are placed together
-constexpr int64_t chunk = 1024;  // vertices or points, of a thread's work
-constexpr int64_t ahead = 24;    // links of a chain, that are fetched before they are needed
-constexpr uint32_t has_before = 1u << 31;
+constexpr int together = 16;               // points that are placed together
+constexpr int64_t chunk = 1024;            // vertices or points that a thread does at a time
+constexpr int64_t ahead = 24;              // links of a chain that are prefetched
+constexpr uint32_t has_before = 1u << 31;  // in `next`: the vertex has a neighbour before it
 
 typedef uint32_t Bits __attribute__((vector_size(4 * lanes)));
 
-// The simplex around each of `count` points, up to `together`: a coordinate of all corners but the last, which follows,
-// makes a key. features: of the first; keys: (points, corners, d); shares: (points, corners).
+// Finds the simplex around each of `count` points, up to `together`. A corner's key is its coordinates but the last,
+// which follows from them. features: of the first point, `step` apart; keys: (points, corners, d); shares: (points,
+// corners).
 template <int d>
 ENGINE_VECTORISED void place_points(const float* features, int64_t step, int64_t count, int32_t* keys, float* shares) {
-    // What a point becomes on the plane of the lattice, in d + 1 coordinates that add up to 0; the origin of its
-    // simplex, a vertex of color 0; and the rank of what is left of each coordinate, 0 the greatest.
+    // place: a point on the plane of the lattice, in d + 1 coordinates whose sum is 0. origin: that of its simplex, a
+    // vertex of color 0. rank: the order of place - origin, 0 for the greatest.
     alignas(64) float place[d + 1][together], origin[d + 1][together], rest[together] = {}, color[together] = {};
     alignas(64) int32_t rank[d + 1][together] = {};
     const float deviation = std::sqrt(2.f / 3) * float(d + 1);
@@ -60,7 +61,7 @@ ENGINE_VECTORISED void place_points(const float* features, int64_t step, int64_t
         int32_t base[d + 1];
         int ranks[d + 1];
         float parts[d + 1];                            // by rank
-        const auto excess = int32_t(whole(color[n]));  // how far rounding has left the plane
+        const auto excess = int32_t(whole(color[n]));  // how far rounding has moved the origin off the plane
         for (int i = 0; i <= d; i++) {
             const int raised = rank[i][n] + excess, around = raised < 0 ? d + 1 : raised > d ? -d - 1 : 0;
             const float begin = origin[i][n] + float(around);
@@ -77,7 +78,7 @@ ENGINE_VECTORISED void place_points(const float* features, int64_t step, int64_t
     }
 }
 
-// Linear, so that the hash of a neighbour is that of its vertex and a constant.
+// Returns the hash of a key. It is linear, so that the hash of a neighbour is that of its vertex plus a constant.
 template <int d>
 uint64_t hash_of(const int32_t* key) {
     constexpr uint64_t factors[] = {0x9E3779B97F4A7C15u, 0xBF58476D1CE4E5B9u, 0x94D049BB133111EBu, 0xD6E8FEB86659FD93u,
@@ -87,20 +88,21 @@ uint64_t hash_of(const int32_t* key) {
     return hash;
 }
 
-// The numbers of vertices, from 1 on, by their keys.
+// A hash table: key -> number of a vertex, from 1 on.
 template <int d>
 class Table {
 public:
     struct Slot {
-        uint32_t tag;    // the lower half of a hash, whose upper half says where to look first
+        uint32_t tag;    // the lower half of a hash; its upper half tells the first slot to look at
         int32_t number;  // 0: free
     };
 
     Table(const int32_t* keys, Slot* slots, int64_t count) : keys_(keys), slots_(slots), count_(count) {}
 
+    // Prefetches the first slot of a hash.
     void expect(uint64_t hash) const { __builtin_prefetch(slots_ + first(hash)); }
 
-    // A key's slot, or where it belongs.
+    // Returns a key's slot; if it has none, the free one that it would get.
     Slot& at(uint64_t hash, const int32_t* key) const {
         int64_t at = first(hash);
         while (slots_[at].number != 0 && !(slots_[at].tag == uint32_t(hash) && is(key, slots_[at].number)))
@@ -119,9 +121,9 @@ private:
     int64_t count_;
 };
 
-// Adds to the values of vertices those of points, or 1, by their shares: of the corners from `first` to before `last`.
-// A vertex is the same corner of all points around it, so that threads with other corners do not meet, and adds up the
-// points in their order. scales: of points, or null for ones.
+// Adds the values of points, or 1 with of_ones, times their shares to the values of their corners [first, last). A
+// vertex is the same corner of all points around it, so that threads with other corners never write to it, and its
+// points are added in their order. scales: factors of points, or null for ones.
 template <int d, bool of_ones>
 ENGINE_VECTORISED void splat(const int32_t* vertex_of, const float* shares, const float* scales, const float* in,
                              int64_t points, int first, int last, float* values) {
@@ -136,7 +138,7 @@ ENGINE_VECTORISED void splat(const int32_t* vertex_of, const float* shares, cons
     }
 }
 
-// out: the values of the corners around each point, by its shares. scales: as above.
+// Sets `out` to the sum of the values of each point's corners times its shares. scales: as above.
 template <int d>
 ENGINE_VECTORISED void interpolate(const int32_t* vertex_of, const float* shares, const float* scales,
                                    const float* values, int64_t points, float* out) {
@@ -148,7 +150,8 @@ ENGINE_VECTORISED void interpolate(const int32_t* vertex_of, const float* shares
     }
 }
 
-// Adds half of both neighbours to each vertex of whole chains, in place: the old value of the one before is kept.
+// Adds half of both neighbours to each vertex of whole chains, in place; `before` keeps the old value of the one
+// before.
 ENGINE_VECTORISED void blur_chains(const int32_t* chain, int64_t count, float* values) {
     const auto at = [&](int32_t link) ENGINE_BODY { return values + int64_t(link ^ (link >> 31)) * lanes; };
     Eight before{}, own = eight(at(chain[0]));
@@ -188,7 +191,7 @@ void Lattice<d>::build(const float* features, char* memory, char* room) {
     shares_ = reinterpret_cast<float*>(memory);
     scales_ = shares_ + entries_;
     vertex_of_ = reinterpret_cast<int32_t*>(scales_ + points_);
-    chains_ = vertex_of_ + entries_;  // as long as there are vertices: the rest stays untouched
+    chains_ = vertex_of_ + entries_;  // as many numbers as there are vertices; memory behind these is never touched
     auto* const table = reinterpret_cast<typename Table<d>::Slot*>(room);
     auto* const keys = reinterpret_cast<int32_t*>(table + slots());
     in_pieces(points_, [&](int64_t begin, int64_t length) {
@@ -202,7 +205,8 @@ void Lattice<d>::build(const float* features, char* memory, char* room) {
     measure_scales(reinterpret_cast<float*>(room));
 }
 
-// Numbers them as they come. keys: of all entries; become those of the vertices. room: has the table, which is empty.
+// Numbers the vertices in the order of entries. keys: of all entries; receives those of the vertices. room: holds the
+// table, which is empty before.
 template <int d>
 void Lattice<d>::number_vertices(int32_t* keys, char* room) {
     const Table<d> table(keys, reinterpret_cast<typename Table<d>::Slot*>(room), slots());
@@ -224,7 +228,7 @@ void Lattice<d>::number_vertices(int32_t* keys, char* room) {
     }
 }
 
-// next: of vertices, their neighbours along an axis, while it runs.
+// Sets the chains of neighbours. next: memory for the next vertex along an axis of each vertex.
 template <int d>
 void Lattice<d>::chain_neighbours(const int32_t* keys, char* room, uint32_t* next) {
     const Table<d> table(keys, reinterpret_cast<typename Table<d>::Slot*>(room), slots());
@@ -256,6 +260,7 @@ void Lattice<d>::chain_neighbours(const int32_t* keys, char* room, uint32_t* nex
     }
 }
 
+// Sets the scales to 1 divided by what ones become.
 template <int d>
 void Lattice<d>::measure_scales(float* values) {
     add_up<true>(nullptr, nullptr, values);
@@ -286,7 +291,7 @@ void Lattice<d>::blur(bool backwards, float* values) const {
     const int64_t pieces = (vertices_ + chunk - 1) / chunk;
     for (int step = 0; step <= d; step++) {
         const int32_t* const chain = chains_ + (backwards ? d - step : step) * vertices_;
-        const auto begin_of = [&](int64_t piece) {  // that of a chain
+        const auto begin_of = [&](int64_t piece) {  // of the first chain that begins in a piece
             int64_t at = std::min(piece * chunk, vertices_);
             while (at > 0 && at < vertices_ && chain[at - 1] >= 0) at++;
             return at;

@@ -14,14 +14,14 @@ namespace {
 
 constexpr int64_t most_columns = 256;
 
-// What depends on nothing else: columns [begin, end) of one sample, whose rows are the channels; or a plane of one
-// channel, where neighbours lie in all directions.
+// A part that does not depend on others: columns [begin, end) of one sample, whose rows are the channels; or a plane of
+// one channel, in which neighbours lie in all directions.
 struct Part {
     int64_t offset, rows, step, width, begin, end, half;
     bool plane;
 };
 
-// scale^-beta. Nearly all nets have a beta of 0.75, which roots give several times as fast as powf.
+// Returns scale^-beta. Nearly all nets have beta 0.75, for which roots are several times as fast as powf.
 template <bool by_roots>
 ENGINE_INLINE float power(float scale, float beta) {
     if (!by_roots) return powf(scale, -beta);
@@ -35,7 +35,7 @@ ENGINE_INLINE void add(const float* x, float* sum, int64_t length) {
     for (int64_t i = 0; i < length; i++) sum[i] += squared ? x[i] * x[i] : x[i];
 }
 
-// sum[i] = that of x, or of x^2, over the neighbours of column begin + i of a row.
+// Sets sum[i] to the sum of x, or of x^2, over the neighbours of column begin + i of a row.
 template <bool squared>
 ENGINE_INLINE void add_up(const Part& part, const float* x, int64_t row, int64_t begin, int64_t end, float* sum) {
     std::fill_n(sum, end - begin, 0.f);
@@ -76,7 +76,7 @@ ENGINE_VECTORISED void values_of(const Part& part, const LrnKernels& lrn, const 
     });
 }
 
-// given scales^-beta - 2 alpha beta x sum over the neighbours of given x scales^-(beta + 1)
+// wanted = given scales^-beta - 2 alpha beta x sum over the neighbours of given x scales^-(beta + 1)
 template <bool by_roots>
 ENGINE_VECTORISED void gradients_of(const Part& part, const LrnKernels& lrn, const float* x, const float* scales,
                                     const float* given, float* ratios, float* wanted) {
@@ -99,8 +99,9 @@ ENGINE_VECTORISED void gradients_of(const Part& part, const LrnKernels& lrn, con
     });
 }
 
-// Channels side by side: a line is those of one position, with `half` zeros on either side where neighbours are summed
-// up. A few positions are worked on together, as blocks of channels lie far apart in memory.
+// For channels side by side. A line holds the channels of one position; squares and ratios, which are summed over
+// neighbours, have `half` zeros on either side. Several positions are done at a time, because blocks of channels lie
+// far apart in memory.
 constexpr int64_t most_positions = 16;
 
 template <typename T>
@@ -127,7 +128,8 @@ ENGINE_VECTORISED void write_lines(const ChannelRows& rows, const float* lines, 
         }
 }
 
-// What is around channel i, of numbers that have `half` zeros before them. fixed: what half is, if known; else 0.
+// Returns the sum over the neighbours of channel i, of numbers that have `half` zeros before them. fixed: half, if it
+// is known when this is compiled; else 0.
 template <int64_t fixed>
 ENGINE_INLINE float around(const float* numbers, int64_t i, int64_t half) {
     float sum = 0;
@@ -135,7 +137,7 @@ ENGINE_INLINE float around(const float* numbers, int64_t i, int64_t half) {
     return sum;
 }
 
-// Lines of `length`, of which the first `channels` count, become their values.
+// Replaces lines of x by those of y. A line has `length` numbers, of which the first `channels` count.
 template <bool by_roots, int64_t fixed>
 ENGINE_VECTORISED void values_of_lines(const LrnKernels& lrn, float* lines, int64_t positions, int64_t length,
                                        float* squares) {
@@ -150,7 +152,7 @@ ENGINE_VECTORISED void values_of_lines(const LrnKernels& lrn, float* lines, int6
     }
 }
 
-// Lines of what was given become the gradients of those of x. `squares` and `ratios` have zeros on either side.
+// Replaces lines of the gradient of y by those of the gradient of x. `squares` and `ratios` have zeros on either side.
 template <bool by_roots, int64_t fixed>
 ENGINE_VECTORISED void gradients_of_lines(const LrnKernels& lrn, const float* lines, float* given, int64_t positions,
                                           int64_t length, float* squares, float* ratios) {
@@ -196,7 +198,7 @@ void over_positions(const ChannelRows& rows, int team, const Work& work) {
 
 }  // namespace
 
-// In parallel.
+// Calls work(part) for all parts, in parallel.
 template <typename Work>
 void LrnKernels::in_parts(const Work& work) const {
     const int64_t plane = height * width, groups = (plane + most_columns - 1) / most_columns;
@@ -230,7 +232,7 @@ void LrnKernels::gradients(const float* x, const float* scales, const float* giv
     });
 }
 
-// For lines of x and of gradients, squares and ratios.
+// There is room for lines of x and of gradients, squares and ratios.
 int64_t LrnKernels::scratch_size(const ChannelRows& rows) const {
     return 2 * most_positions * rows.padded_channels() + 2 * (channels + size);
 }

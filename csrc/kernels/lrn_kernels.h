@@ -1,4 +1,4 @@
-// LRN of (outer, channels, height, width), over neighbouring channels or squares of a channel.
+// Computes LRN of (outer, channels, height, width), over neighbouring channels or squares in a channel.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,13 @@ struct LrnKernels {
     bool across_channels;
     float alpha, beta, k;  // alpha: already divided by the number of neighbours
 
-    // Row-major: scales = k + alpha sum of x^2 over the neighbours, y = x scales^-beta.
+    // Computes, of row-major arrays, scales = k + alpha sum of x^2 over the neighbours, y = x scales^-beta.
     void values(const float* x, float* scales, float* y) const;
-    // The gradient of x. `ratios` is scratch, as large as x.
+    // Computes the gradient of x. ratios: scratch, as large as x.
     void gradients(const float* x, const float* scales, const float* given, float* ratios, float* wanted) const;
 
-    // Across channels that lie side by side, float32 or bf16; y may be x, and `wanted` may be `given`. `scratch` is
-    // scratch_size() numbers for each thread of the team.
+    // Do the same across channels that lie side by side, float32 or bf16. y may be x, and `wanted` may be `given`.
+    // scratch: scratch_size() numbers for each thread of the team.
     template <typename T>
     void values_in_lanes(const ChannelRows& rows, const T* x, T* y, float* scratch, int team) const;
     template <typename T>

@@ -15,16 +15,16 @@ typedef int32_t Places __attribute__((vector_size(32)));
 typedef uint8_t Bytes __attribute__((vector_size(32)));
 
 constexpr int64_t eight = 8;
-constexpr uint8_t nowhere = MaxWindows::most_places;  // of a window without a number
+constexpr uint8_t nowhere = MaxWindows::most_places;  // the place of a window without a number
 
-// Of what lies within one window, or could: its places, and how far from the window's beginning, in elements.
+// The pixels within one window: their places in it, and their distances from its beginning, in elements.
 struct Reach {
     int64_t count = 0;
     int64_t distances[MaxWindows::most_places];
     int32_t places[MaxWindows::most_places];
 };
 
-// begin, end: of each axis, from the window's beginning.
+// begin, end: along each axis, counted from the window's beginning.
 Reach reach_of(const MaxWindows& windows, const int64_t (&begin)[3], const int64_t (&end)[3], int64_t step) {
     Reach reach;
     for (int64_t i = begin[0]; i < end[0]; i++)
@@ -36,7 +36,8 @@ Reach reach_of(const MaxWindows& windows, const int64_t (&begin)[3], const int64
     return reach;
 }
 
-// Windows side by side, each of which begins `stride` elements further on: x is lane 0 of where the first begins.
+// Windows side by side, each of which begins `stride` elements after the one before. x: lane 0 of the first one's
+// beginning; step: from a window's result to the next one's.
 struct Run {
     int64_t windows, stride, lanes, step;
     const float* x;
@@ -63,7 +64,7 @@ ENGINE_VECTORISED void values_of_lanes(const Reach& reach, const Run& run) {
             }
             std::memcpy(y + lane, &best, sizeof(best));
             if (!which) continue;
-            // What __builtin_convertvector() would do number by number.
+            // GCC's __builtin_convertvector() would convert number by number.
             const Bytes bytes = __builtin_shuffle(Bytes(found), Bytes{0, 4, 8, 12, 16, 20, 24, 28});
             std::memcpy(which + lane, &bytes, eight);
         }
@@ -81,7 +82,7 @@ ENGINE_VECTORISED void values_of_lanes(const Reach& reach, const Run& run) {
     }
 }
 
-// Of planes of one channel: one place after the other, for many windows.
+// For planes of one channel: does one place after the other, for many windows at once.
 ENGINE_VECTORISED void values_of_plane(const Reach& reach, const Run& run) {
     constexpr int64_t most = 128;
     float best[most];
@@ -106,7 +107,7 @@ ENGINE_VECTORISED void values_of_plane(const Reach& reach, const Run& run) {
     }
 }
 
-// window: as x above, of the gradients that are added up.
+// Adds the gradients of one window's lanes to the pixels of their maxima. window: where it begins in the gradient of x.
 inline void add_gradients(const Reach& whole, const float* given, const uint8_t* which, int64_t lanes, float* window) {
     for (int64_t lane = 0; lane < lanes; lane++)
         if (which[lane] != nowhere) window[whole.distances[which[lane]] + lane] += given[lane];
@@ -114,12 +115,12 @@ inline void add_gradients(const Reach& whole, const float* given, const uint8_t*
 
 }  // namespace
 
-// Windows that lie within the plane, nearly all, share what they reach.
+// Nearly all windows lie within the plane, and share one Reach.
 void MaxWindows::values(const ChannelRows& x_rows, const float* x, const ChannelRows& y_rows, float* y,
                         uint8_t* which) const {
     const int64_t blocks = x_rows.blocks(), x_step = x_rows.inner_stride, y_step = y_rows.inner_stride;
     const Reach whole = reach_of(*this, {0, 0, 0}, {outer.kernel, middle.kernel, inner.kernel}, x_step);
-    int64_t first = 0, last = inner.pooled;  // windows of a row that lie within
+    int64_t first = 0, last = inner.pooled;  // [first, last): the windows of a row that lie within the plane
     while (first < last && !inner.holds(first)) first++;
     while (last > first && !inner.holds(last - 1)) last--;
 #pragma omp parallel for collapse(2) schedule(static)
@@ -161,7 +162,7 @@ void MaxWindows::gradients(const ChannelRows& x_rows, const ChannelRows& y_rows,
     for (int64_t panel = 0; panel < x_rows.panels(); panel++) {
         float* const to = wanted + x_rows.offset(panel / blocks, panel % blocks);
         int64_t at = y_rows.offset(panel / blocks, panel % blocks), cleared = 0;
-        const auto clear_until = [&](int64_t end) {  // slices just before they are added to, while the cache has room
+        const auto clear_until = [&](int64_t end) {  // clears slices just before they are added to, for the cache
             const int64_t positions = end * slice - cleared;
             if (positions <= 0) return;
             if (x_step == lanes)

@@ -1,4 +1,4 @@
-// The kernels of BatchNorm for processors with AVX-512; those for bf16 need its conversions, too (AVX512_BF16).
+// The kernels of BatchNorm for processors with AVX-512; those for bf16 also need its conversions (AVX512_BF16).
 #include "kernels/norm_isa.h"
 
 #if defined(__x86_64__)

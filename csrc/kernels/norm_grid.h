@@ -1,4 +1,5 @@
-// A tensor's channels in slices, each a few channels, and its samples in parts: how BatchNorm walks memory.
+// Divides a tensor's channels into slices, each a few channels, and its samples into parts, in which BatchNorm walks
+// memory.
 #pragma once
 
 #include <omp.h>
@@ -12,8 +13,8 @@
 
 namespace engine {
 
-// Neighbouring channels that are worked on together; where channels lie one by one in memory (`run`), a single one,
-// whose values then fill the lanes.
+// Neighbouring channels that are done together. If each channel's values lie side by side in memory (`run`), a slice is
+// one channel, and its values fill the lanes.
 struct ChannelSlice {
     static constexpr int64_t widest = 64;
     int64_t channel, count;
@@ -22,7 +23,7 @@ struct ChannelSlice {
 
 class NormGrid {
 public:
-    // `rows` of all arrays but x, and those of x, which differ in strides only.
+    // rows: of all arrays but x; x: of x, which differ in strides only.
     NormGrid(const ChannelRows& rows, const ChannelRows& x, int64_t element_bytes) : rows_(rows), x_(x) {
         const bool run = rows_.lanes == 1;
         element_bytes_ = element_bytes;
@@ -55,13 +56,14 @@ public:
     const ChannelSlice& slice(int64_t i) const { return slices_[size_t(i)]; }
     int64_t per_channel() const { return dense_ ? total_ : rows_.outer * rows_.inner; }
 
-    // True if rows, of elements of that size, all begin at multiples of `bytes`.
+    // Tells whether all rows, of elements of `element` bytes, begin at multiples of `bytes` from the first.
     bool aligned(int64_t element, int64_t bytes) const {
         const int64_t step = slices_[0].run ? rows_.inner : rows_.inner_stride;
         return step * element % bytes == 0 && rows_.outer_stride * element % bytes == 0;
     }
 
-    // each(slice, panel, where it begins, and where in x) for all panels of a part and the slices [first, last).
+    // Calls each(slice, panel, where it begins, where it begins in x) for all panels of a part and the slices [first,
+    // last).
     template <typename Each>
     void panels(int64_t part, int64_t first, int64_t last, const Each& each) const {
         if (dense_) return dense_panels(part, each);
@@ -79,7 +81,7 @@ public:
         }
     }
 
-    // each(slice, panel, where it begins in x) for a few values of every channel, to know roughly where they are.
+    // Calls each(slice, panel, where it begins in x) for a few values of every channel, which tell their rough mean.
     template <typename Each>
     void sample(const Each& each) const {
         const int64_t rows = std::min<int64_t>(16, rows_.lanes == 1 ? rows_.inner / 16 : per_row_limit());
@@ -95,8 +97,9 @@ public:
         }
     }
 
-    // first(part, slices from, to) for everything, then middle(slice) for all slices, then second(part, from, to) for
-    // everything, what came last first: it may still be in the cache. Nothing depends on the number of threads.
+    // Calls first(part, first slice, end slice) for everything, then middle(slice) for all slices, then second(part,
+    // first slice, end slice) for everything, in reverse order, because the last ones may still be in the cache.
+    // Results do not depend on the number of threads.
     template <typename First, typename Middle, typename Second>
     void run(const First& first, const Middle& middle, const Second& second) const {
         const int64_t slices = int64_t(slices_.size()), threads = omp_get_max_threads();
@@ -123,19 +126,19 @@ public:
     }
 
 private:
-    // Whether each sample's rows follow those of the one before.
+    // Tells whether each sample's rows follow those of the one before.
     static bool follows_itself(const ChannelRows& rows) { return rows.outer_stride == rows.inner * rows.inner_stride; }
 
     static constexpr int64_t block_bytes = 8 << 10, part_bytes = 128 << 10;
 
     int64_t per_row_limit() const { return dense_ ? total_ : rows_.inner; }
 
-    // A panel whose successor lies elsewhere.
+    // Returns a panel whose successor lies elsewhere, so that nothing behind it is prefetched.
     Panel alone(int64_t rows, int64_t step, int64_t x_step, int64_t lanes) const {
         return {rows, step, x_step, lanes, std::min(rows / 4, block_bytes / (step * element_bytes_)), rows};
     }
 
-    // Rows hold all channels, and are taken in blocks within which memory can be read ahead of the work.
+    // Calls each() for a part whose rows hold all channels, in blocks of rows, with prefetching beyond them.
     template <typename Each>
     void dense_panels(int64_t part, const Each& each) const {
         const int64_t begin = part * rows_.inner, end = std::min(begin + rows_.inner, total_);
@@ -151,12 +154,12 @@ private:
     int64_t element_bytes_;
     std::vector<ChannelSlice> slices_;
     ChannelSlice all_;
-    bool dense_;         // channels last, and nothing between rows: parts are then runs of rows
-    int64_t parts_ = 0;  // samples otherwise
+    bool dense_;  // channels last without gaps between rows: parts are runs of rows; else they are samples
+    int64_t parts_ = 0;
     int64_t block_rows_ = 0, total_ = 0;
 };
 
-// The coefficients of a slice, one per lane.
+// The coefficients of a slice, one for each lane.
 class Coefficients {
 public:
     Coefficients(const ChannelSlice& slice, const float* of_slice) : values_(of_slice) {

@@ -1,4 +1,4 @@
-// The instruction sets for which there are kernels of BatchNorm, and what these need to be compiled.
+// Declares the kernels of BatchNorm for each instruction set, and includes what these need to be compiled.
 #pragma once
 
 #include <type_traits>

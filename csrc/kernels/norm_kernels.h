@@ -1,14 +1,14 @@
-// The kernels behind norm_rows.h, for one instruction set: each includes this header in a file of its own, which has
-// said what the compiler may use, and defined ENGINE_REGISTER, the numbers that a register then holds. Vectors are
-// GCC's own, of a register of 8 or 16 numbers; smaller ones take one in pieces. Nothing of the standard library is
-// called: the linker could take such a function from here for files that must run anywhere.
+// The kernels behind norm_rows.h, for one instruction set. Each has a file that includes this header after it has told
+// the compiler what to use, and has defined ENGINE_REGISTER, how many numbers a register then holds. Vectors are GCC's
+// own, of 8 or 16 numbers; smaller registers hold them in pieces. Nothing of the standard library is called: the linker
+// might take such a function from here for files that must run on any processor.
 
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 warns of its own intrinsics
 
 namespace engine {
 namespace {
 
-constexpr int wide = ENGINE_REGISTER == 8 ? 8 : 16;  // a vector in pieces goes through memory wherever it is cut
+constexpr int wide = ENGINE_REGISTER == 8 ? 8 : 16;  // GCC passes a vector in pieces through memory
 typedef float Vector __attribute__((vector_size(4 * wide)));
 typedef uint32_t Bits __attribute__((vector_size(4 * wide)));
 typedef uint16_t Halves __attribute__((vector_size(2 * wide)));
@@ -51,7 +51,7 @@ ENGINE_INLINE void store(bf16* into, Vector value) {
     __builtin_memcpy(into, &halves, sizeof(halves));
 }
 
-// a b + c.
+// Returns a b + c.
 ENGINE_INLINE Vector multiply_add(Vector a, Vector b, Vector c) {
 #if ENGINE_REGISTER == 16
     return Vector(_mm512_fmadd_ps(__m512(a), __m512(b), __m512(c)));
@@ -60,7 +60,7 @@ ENGINE_INLINE Vector multiply_add(Vector a, Vector b, Vector c) {
 #endif
 }
 
-// Stores past the caches are not ordered with others.
+// Orders stores past the caches before those that follow, which the processor does not do by itself.
 template <bool past_caches>
 ENGINE_INLINE void finish_stores() {
 #if ENGINE_REGISTER == 16
@@ -68,14 +68,14 @@ ENGINE_INLINE void finish_stores() {
 #endif
 }
 
-// The value where an activation was open: above 0, and below the ceiling unless that is NaN.
+// Returns the value where an activation was open, above 0 and below the ceiling (NaN: none), and 0 elsewhere.
 ENGINE_INLINE Vector passed(Vector where, Vector ceiling, Vector value) {
     const Vector below = where >= ceiling ? Vector{} : value;
     return where > 0 ? below : Vector{};
 }
 
-// Some of a row's lanes, from `first` on: whole vectors, or fewer numbers, half of one (blocks of smaller registers) or
-// `part`.
+// Some of a row's lanes, from `first` on: whole vectors, half of one (in blocks for smaller registers), or `part`
+// numbers.
 enum class Kind { whole, half, part };
 
 template <typename T, int vectors, Kind kind>
@@ -105,7 +105,7 @@ struct Row {
         const Row<float, vectors, kind> row{first, part};
         row.template put<false>(sums, v, row.get(sums, v) + value);
     }
-    // Asks for these lanes of the row to be worked on a little after `row`, in each array that there is.
+    // Prefetches these lanes of a row a little after `row`, in each array that is not null.
     template <typename... Arrays>
     ENGINE_INLINE void fetch(const Panel& panel, int64_t row, const Arrays*... arrays) const {
         (fetch_row(arrays, later(panel, row) * panel.step), ...);
@@ -126,7 +126,7 @@ private:
     }
 };
 
-// The vectors of a row that are worked on at once: of the registers that every processor has, one takes four.
+// The vectors of a row that are done at once. Of the registers that every processor has, one vector takes four.
 constexpr int most_vectors = ENGINE_REGISTER < 8 ? 1 : 4;
 
 // Calls body with pieces of a row that make up all its lanes.

@@ -1,4 +1,4 @@
-// The kernels of BatchNorm for any processor, and the choice among those that there are.
+// The kernels of BatchNorm for any processor, and the choice of those for this one.
 #include "kernels/isa.h"
 #include "kernels/norm_isa.h"
 #define ENGINE_REGISTER 4

@@ -11,7 +11,7 @@ namespace engine {
 
 namespace {
 
-constexpr int64_t tile = 16, pair_block = 32;  // lanes, and elements along the pairs, that are packed at a time
+constexpr int64_t tile = 16, pair_block = 32;  // lanes and elements along the pairs that are packed at a time
 
 #if defined(__x86_64__)
 
@@ -25,7 +25,7 @@ ENGINE_AMX_HOST inline __m512i pair(__m512 low, __m512 high) {
     return _mm512_or_si512(l, _mm512_slli_epi32(h, 16));
 }
 
-// Sixteen rows `row` elements apart, each of two runs of sixteen elements along the pairs.
+// Packs sixteen rows, `row` elements apart, each of two runs of sixteen elements along the pairs.
 ENGINE_AMX_HOST void pack_rows_of_pairs(const float* from, int64_t row, int64_t second, uint16_t* to, int64_t to_row) {
     __m512i rows[16];
     for (int i = 0; i < 16; i++) {
@@ -38,7 +38,7 @@ ENGINE_AMX_HOST void pack_rows_of_pairs(const float* from, int64_t row, int64_t 
     for (int i = 0; i < 16; i++) _mm512_storeu_si512(to + i * to_row, rows[i]);
 }
 
-// Twice sixteen rows `row` elements apart, each of sixteen lanes.
+// Packs twice sixteen rows, `row` elements apart, each of sixteen lanes.
 ENGINE_AMX_HOST void pack_rows_of_lanes(const float* from, int64_t row, int64_t second, uint16_t* to, int64_t to_row) {
     for (int i = 0; i < 16; i++) {
         const float* const at = from + (i < 8 ? 0 : second) + i % 8 * 2 * row;

@@ -1,5 +1,5 @@
-// Copies of float32 weights as bfloat16, laid out as AMX takes them: sixteen pairs along one dimension, the two of a
-// pair together, and between the pairs some `lanes` of the other dimension (AcdB16b64a2b and its like). oneDNN's own
+// Copies float32 weights to bfloat16 in the layouts of AMX: sixteen pairs along one dimension, the two of a pair side
+// by side, and between the pairs some `lanes` of the other dimension (AcdB16b64a2b and similar ones). oneDNN's own
 // reorders take three times as long.
 #pragma once
 
@@ -11,12 +11,13 @@ namespace engine {
 
 class PackedWeights {
 public:
-    // How memory holds elements: elements between neighbours, or, where a dimension is cut into blocks, between these;
-    // and the blocks, the outermost first, with the dimension that each belongs to.
+    // A blocked layout. strides: from an element to its neighbour along each dimension, or from a block to the next if
+    // the dimension is cut into blocks; blocks: their sizes, the outermost first; axes: the dimension of each.
     struct Blocked {
         std::vector<int64_t> strides, blocks, axes;
     };
-    // Nothing where that is left to oneDNN: other layouts, processors without AVX512_BF16. dims need no padding.
+    // Returns nothing for what is left to oneDNN: other layouts, processors without AVX512_BF16. dims must need no
+    // padding.
     static std::optional<PackedWeights> of(const std::vector<int64_t>& dims, const Blocked& from, const Blocked& to);
 
     void pack(const float* from, uint16_t* to) const;
@@ -30,10 +31,10 @@ private:
     };
     static Axis axis_of(const Blocked& layout, int which);
 
-    int64_t pairs_, lanes_;                         // elements along the dimension of the pairs, and the other
-    Axis from_pairs_, from_lanes_;                  // where they are read
-    int64_t to_pairs_, to_lanes_, lanes_of_block_;  // blocks are written so far from each other, and so wide
-    std::vector<int64_t> from_pixels_, to_pixels_;  // of the kernel: where each begins
+    int64_t pairs_, lanes_;                         // elements along the dimension of the pairs, and along the other
+    Axis from_pairs_, from_lanes_;                  // these dimensions in the source
+    int64_t to_pairs_, to_lanes_, lanes_of_block_;  // distances between blocks in the target, and the lanes of a block
+    std::vector<int64_t> from_pixels_, to_pixels_;  // where each pixel of the kernel begins
 };
 
 }  // namespace engine

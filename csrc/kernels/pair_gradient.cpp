@@ -14,16 +14,17 @@ namespace engine {
 
 namespace {
 
-constexpr int64_t block = 16;         // channels
+constexpr int64_t block = 16;         // channels of a block
 constexpr int64_t panel = 2 * block;  // outputs whose sums are in registers at a time
-constexpr int64_t piece = 256;        // pixels of which the first-level cache holds a block and a panel
+constexpr int64_t piece = 256;        // pixels at a time: the first-level cache holds a block and a panel of them
 
-// Not std::min: the linker could take what is compiled for AVX-512 for files that must run anywhere.
+// Replaces std::min: the linker might take one compiled here, for AVX-512, for files that must run on any processor.
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 }  // namespace
 
-// What one thread needs besides the sums: pairs of dy and of x, where the pixels of both are, sums for a bias.
+// The sizes of what one thread works in, besides the sums: pairs of dy and of x, pointers to the pixels of both, sums
+// for a bias.
 struct PairGradient::Room {
     explicit Room(const PairGradient& job)
         : dy(whole_lines(job.pairs_of_run() * job.slab_ * int64_t(sizeof(uint32_t)))),
@@ -38,7 +39,8 @@ PairGradient::PairGradient(const ConvolutionShape& shape, int64_t threads) : sha
     const int64_t pixels = shape.pixels(), sum_bytes = floats() * int64_t(sizeof(float));
     sides_ = sides_of(threads, sum_bytes, pixels * (shape.channels + shape.outputs) * int64_t(sizeof(bf16)),
                       shape.channels / block);
-    // A run and the next one fit into the second-level cache, or are long where the sums leave it from run to run.
+    // A run and the next one fit into the second-level cache; if sums are too many to stay there from run to run, runs
+    // are long.
     constexpr int64_t cache = 512 << 10, longest = 4 * piece;
     slab_ = std::min((shape.outputs + panel - 1) / panel * panel, cache / longest / int64_t(sizeof(bf16)));
     const int64_t fit = cache / (shape.channels + shape.outputs + slab_) / int64_t(sizeof(bf16));
@@ -56,7 +58,7 @@ int64_t PairGradient::scratch_bytes() const {
     return (parts_ > 1 ? parts_ : 0) * floats() * int64_t(sizeof(float)) + threads_ * Room(*this).all();
 }
 
-// Of a part, where there are several.
+// Returns the sums of a part, if there are several.
 float* PairGradient::sums(char* scratch, int64_t part) const {
     return reinterpret_cast<float*>(scratch) + part * floats();
 }
@@ -75,14 +77,14 @@ namespace engine {
 
 namespace {
 
-// Where they are in the first block of channels; null outside of the image.
+// Pointers to pixels in the first block of channels; null outside of the image.
 using Pixels = const bf16**;
 
 inline __m256i load(const bf16* pixel, int64_t offset) {
     return pixel ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(pixel + offset)) : _mm256_setzero_si256();
 }
 
-// Pixels to ask memory for, `offset` from others; none if that is null.
+// Pixels to prefetch, `offset` from those of `from`; none if `from` is null.
 struct PixelsAhead {
     const bf16* const* from;
     int64_t offset;
@@ -127,8 +129,8 @@ inline void multiply(const uint32_t* x, const uint32_t* y, int64_t pairs, const 
         }
 }
 
-// Adds x y of `pairs` pairs of pixels to sums, or begins them: so many channels by blocks of outputs, which are
-// `between` apart.
+// Adds x y of `pairs` pairs of pixels to sums, or with `fresh` sets them: `channels` channels by `blocks` blocks of
+// outputs, which are `between` apart.
 template <int channels, int blocks>
 inline void multiply(const uint32_t* x, const uint32_t* y, int64_t pairs, const PixelsAhead& ahead, bool fresh,
                      float* sums, int64_t between) {
@@ -140,7 +142,7 @@ inline void multiply(const uint32_t* x, const uint32_t* y, int64_t pairs, const 
 
 }  // namespace
 
-// One thread's share.
+// Does one thread's share of the work.
 struct PairGradient::Worker {
     Worker(const PairGradient& job, int64_t thread, const bf16* x, const ResultGradient& dy, float* sums, char* room)
         : job_(job), shape_(job.shape_), x_(x), dy_(dy), sums_(sums) {
@@ -190,8 +192,8 @@ private:
         }
     }
 
-    // A block of channels by outputs from `output` on. With the first pixel of the kernel, it asks for its own share of
-    // the next run: this block of x, and as many blocks of dy as come to one of x.
+    // Multiplies a block of channels by outputs from `output` on. With the first pixel of the kernel it prefetches its
+    // own share of the next run: this block of x, and as many blocks of dy as there are for one of x.
     void multiply_block(int64_t channels, int64_t tap, int64_t output, int64_t outputs, bool fresh) {
         const int64_t block_of_sums = block * block, between = shape_.channels / block * job_.taps() * block_of_sums;
         float* const sums = sums_ + output / block * between + (channels * job_.taps() + tap) * block_of_sums;
@@ -232,7 +234,7 @@ private:
                                side_by_side(load(seen[2 * k], offset), load(seen[2 * k + 1], offset)));
     }
 
-    // Panel after panel; the last one may be half full.
+    // Packs the pairs of dy, panel after panel; the last one may be half full.
     void bring_dy(int64_t output, int64_t outputs, bool wants_bias) {
         for (int64_t o = 0; o < outputs; o += block) {
             uint32_t* const to = dy_pairs_ + o / panel * panel * pairs_ + o % panel;
@@ -250,11 +252,11 @@ private:
         }
     }
 
-    // A pixel of the gradient in front of a ReLU.
+    // Computes, writes and returns a pixel of the gradient before a ReLU.
     __m256i pass(const bf16* pixel, int64_t offset) const {
         if (!pixel) return _mm256_setzero_si256();
         const int64_t at = pixel - dy_.passed + offset;
-        // bfloat16 are positive where whole numbers of their bits are
+        // A bfloat16 is positive if its bits as an integer are.
         const __mmask16 positive = _mm256_cmpgt_epi16_mask(load(dy_.result, at), _mm256_setzero_si256());
         const __m256i passed = _mm256_maskz_loadu_epi16(positive, dy_.values + at);
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(dy_.passed + at), passed);
@@ -284,7 +286,7 @@ private:
         if (count % 2) results_[count] = nullptr;
     }
 
-    // What a pixel of the kernel sees of x.
+    // Sets seen_ to what pixel `tap` of the kernel sees of x.
     void find_seen(const Place& place, int64_t tap) {
         const int64_t down = tap / shape_.kernel[1] * shape_.step[0] - shape_.pad[0];
         const int64_t right = tap % shape_.kernel[1] * shape_.step[1] - shape_.pad[1];
@@ -314,7 +316,7 @@ private:
     Pixels seen_, results_;
     double* bias_;
     int64_t first_block_, end_block_;     // of channels
-    int64_t pairs_, x_ahead_, dy_ahead_;  // of this run; from it to the next
+    int64_t pairs_, x_ahead_, dy_ahead_;  // pairs of this run; distances from it to the next
 };
 
 bool PairGradient::available() { return may_use(Isa::avx512_bf16); }
@@ -327,7 +329,7 @@ void PairGradient::work(int64_t thread, const bf16* x, const ResultGradient& dy,
     Worker(*this, thread, x, dy, to, room(scratch, thread)).run(part, wants_bias);
 }
 
-// Adds up the parts' sums, a share of them in each thread.
+// Sums the parts' sums, a share of them in each thread.
 void PairGradient::collect(int64_t thread, float* weights, float* bias, char* scratch) const {
     const int64_t blocks = floats() / block, begin = blocks * thread / threads_, end = blocks * (thread + 1) / threads_;
     for (int64_t i = begin * block; parts_ > 1 && i < end * block; i += block) {

@@ -1,7 +1,7 @@
-// The gradient of a convolution's weights in bfloat16 where AVX-512 multiplies pairs of numbers (vdpbf16ps): for every
-// pixel of the kernel a product of matrices, channels by pixels times pixels by outputs. Two pixels that follow each
-// other are a pair; they lie apart in memory, and are brought side by side once for a run of pixels, not once for every
-// block of results. Meanwhile memory is asked for the next run's.
+// Computes the gradient of a convolution's weights from bfloat16 blobs, by AVX-512's products of pairs (vdpbf16ps): for
+// every pixel of the kernel it is a product of matrices, channels by pixels times pixels by outputs. Two pixels that
+// follow each other are a pair. They lie apart in memory, and are brought side by side once for a run of pixels, not
+// once for every block of results. The pixels of the next run are prefetched meanwhile.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,14 @@ namespace engine {
 class PairGradient {
 public:
     static bool available();
-    // False where blocks of 16 channels would not be full.
+    // Returns false if blocks of 16 channels would not be full.
     static bool suits(const ConvolutionShape& shape) { return shape.channels % 16 == 0 && shape.outputs % 16 == 0; }
 
-    // threads: of the team that will run it.
+    // threads: those of the team that will run it.
     PairGradient(const ConvolutionShape& shape, int64_t threads);
 
     int64_t scratch_bytes() const;
-    // bias (outputs): null where none is wanted. scratch: aligned to a cache line.
+    // bias: (outputs), or null if it is not wanted. scratch: scratch_bytes(), aligned to a cache line.
     void run(const bf16* x, const ResultGradient& dy, float* weights, float* bias, char* scratch) const;
 
 private:
@@ -41,9 +41,9 @@ private:
     void collect(int64_t thread, float* weights, float* bias, char* scratch) const;
 
     ConvolutionShape shape_;
-    int64_t threads_;        // of which each does
-    int64_t parts_, sides_;  // one part of the runs for one side of the channels
-    int64_t rows_;           // of results in a run: some of an image, or all of some images
+    int64_t threads_;        // each does one part of the runs for one side of the channels
+    int64_t parts_, sides_;  // how many of these there are
+    int64_t rows_;           // rows of results in a run: some of an image, or all of some images
     int64_t slab_;           // outputs whose pixels are brought side by side at a time
 };
 

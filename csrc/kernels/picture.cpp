@@ -10,12 +10,12 @@
 
 namespace engine {
 
-// Memory of one thread, from picture to picture.
+// Memory that a thread keeps from picture to picture.
 struct Scratch {
     AxisWeights x, y;
     std::vector<double> wanted;
-    std::vector<uint8_t> packed, greys;  // the last rows
-    std::vector<uint32_t> rows;          // resized; as many as one row of the result needs, and those beside the last
+    std::vector<uint8_t> packed, greys;  // the last rows_kept rows
+    std::vector<uint32_t> rows;          // resized rows: those of one row of the result, and others of the last group
     std::vector<uint32_t> finished;
     std::vector<const uint8_t*> sources;
     std::ptrdiff_t row_pixels = 0;
@@ -24,11 +24,11 @@ struct Scratch {
 namespace {
 
 Scratch& own_scratch() {
-    thread_local const auto scratch = std::make_unique<Scratch>();  // a pointer: threads have little room of their own
+    thread_local const auto scratch = std::make_unique<Scratch>();  // a pointer, because thread-local memory is small
     return *scratch;
 }
 
-// Pillow's brightness of a colour, in place of the three.
+// Replaces the three colours of pixels by Pillow's brightness.
 ENGINE_VECTORISED void to_brightness(const uint8_t* pixels, int count, uint8_t* out) {
     for (int i = 0; i < count; ++i) {
         uint32_t pixel;
@@ -40,7 +40,7 @@ ENGINE_VECTORISED void to_brightness(const uint8_t* pixels, int count, uint8_t* 
     }
 }
 
-// One colour of a row of pixels, (pixel - mean) * scale.
+// Writes one colour of a row of pixels, (pixel - mean) * scale.
 template <typename MeanAt>
 ENGINE_INLINE void write_colour(const uint32_t* pixels, int shift, std::ptrdiff_t count, MeanAt mean_at, float scale,
                                 float* out) {
@@ -65,8 +65,9 @@ ENGINE_VECTORISED void less_mirrored_row(const uint32_t* pixels, int shift, std:
 }  // namespace
 
 int shrink_for(const Resizing& r) {
-    // The smaller picture of a JPEG is sharper than a filter's, which must have enough left to do to hide that: from
-    // 2.5 times on all but the box do, to half a grey level on average; at 1 the difference is four times as large.
+    // The decoder's smaller picture is sharper than a filter's. If the filter still shrinks it 2.5 times or more, the
+    // difference is half a grey level on average, for all filters but the box; if the filter has nothing left to do,
+    // four times as much.
     constexpr double rest = 2.5;
     if (r.filter == Filter::nearest || r.filter == Filter::box) return 1;
     const double times = std::min((r.right - r.left) / r.width, (r.bottom - r.top) / r.height) / rest;
@@ -87,7 +88,7 @@ Resampler::Resampler(int width, int height, const Resizing& resizing, const Crop
     make_axis(resizing.filter, resizing.top, resizing.bottom, height, resizing.height, window.top, window.height, false,
               s.wanted, s.y);
     s.row_pixels = window.width + std::ptrdiff_t(row_slack) / 4;
-    // Buffers only grow. What lies behind their pixels is multiplied by zero.
+    // Buffers only grow. Bytes behind their pixels may be anything, because they are multiplied by zero.
     const auto grow = [](auto& memory, std::ptrdiff_t size) {
         memory.resize(std::max(memory.size(), std::size_t(size)));
     };
@@ -113,15 +114,15 @@ void Resampler::row(const uint8_t* pixels) {
         pixels = grey;
     }
     const int ring = s.y.most + rows_kept - 1;
-    const auto kept = [&](int y) {  // y: in the part
+    const auto kept = [&](int y) {  // y: the row in the part
         return reinterpret_cast<uint8_t*>(s.rows.data() + y % ring * s.row_pixels);
     };
-    const int place = taken_ % at_once_;  // among those that are resized together
+    const int place = taken_ % at_once_;  // among the rows that are resized together
     waiting_[place] = pixels;
     ++taken_;
     if (place + 1 < at_once_ && taken_ < height) return;
     uint8_t* outs[rows_kept];
-    for (int k = 0; k < at_once_; ++k) {  // the last ones may be fewer: the last of all several times
+    for (int k = 0; k < at_once_; ++k) {  // if the last ones are fewer, the last row is resized several times
         waiting_[k] = waiting_[std::min(k, place)];
         outs[k] = kept(taken_ - 1 - place + std::min(k, place));
     }
@@ -134,7 +135,7 @@ void Resampler::row(const uint8_t* pixels) {
             continue;
         }
         for (int k = 0; k < count; ++k) s.sources[std::size_t(k)] = kept(first + k);
-        s.sources[std::size_t(count)] = s.sources[0];  // the second of a pair, with the weight 0
+        s.sources[std::size_t(count)] = s.sources[0];  // completes a pair, with weight 0
         blend_rows(s.sources.data(), s.y.weights_of(written_), count + count % 2, 4 * window_.width,
                    reinterpret_cast<uint8_t*>(s.finished.data()), plain_);
         finish(written_, s.finished.data());

@@ -1,7 +1,7 @@
-// Rows of pixels on their way from a decoder to the net: resized, cropped, mirrored, less the mean, scaled. Called by
-// decoding threads, without the GIL; a thread allocates for its first pictures only.
+// Brings rows of pixels from a decoder to the net: resizes, crops and mirrors them, subtracts the mean and scales them.
+// Decoding threads call it without the GIL; a thread allocates only for its first pictures.
 //
-// All that is computed is whole numbers, until the mean is subtracted: the same bits on every instruction set.
+// All arithmetic before the mean is subtracted is on integers, so that results are the same on every instruction set.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +17,8 @@ struct Part {
     int left, top, width, height;
 };
 
-// Takes rows of pixels, from top to bottom: four bytes each, blue, green, red and one that means nothing. The last
-// `rows_kept` rows must be there.
+// Takes rows of pixels, from top to bottom. A pixel is four bytes: blue, green, red and one without meaning. The caller
+// must keep the last `rows_kept` rows.
 constexpr int rows_kept = 4;
 class RowSink {
 public:
@@ -28,36 +28,37 @@ protected:
     ~RowSink() = default;
 };
 
-// Which part of a source is resized to which size. The part has fractions of pixels.
+// The part of a source that is resized, in pixels and fractions of them, and the size of the result.
 struct Resizing {
     Filter filter;
     double left, top, right, bottom;
     int width, height;
 };
 
-// 2, 4 or 8 where a JPEG may be decoded at that fraction of its size, by a smaller DCT, before it is resized; else 1.
+// Returns 2, 4 or 8 if a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, by a smaller DCT, before it is resized;
+// else 1.
 int shrink_for(const Resizing& resizing);
 
-// Where pixels go: to floats (channels, height, width), (pixel - mean) * scale; or, where there is none of those, to
-// bytes (height, width, channels).
+// Where pixels go: to floats (channels, height, width), as (pixel - mean) * scale; or, if `floats` is null, to bytes
+// (height, width, channels).
 struct Target {
-    int channels;  // 1 or 3; 1: of blue, green and red the first
+    int channels;  // 3, or 1: the first of blue, green and red
     float* floats;
     uint8_t* bytes;
     Mean mean;
-    int mean_height, mean_width;  // of a mean of kind image: those of the resized picture
+    int mean_height, mean_width;  // of a mean of kind image, which has the size of the resized picture
     float scale;
 };
 
-// Resizes the rows that it is given, and writes those pixels of the result that lie in a window.
+// Resizes the rows that it takes, and writes the pixels of the result that lie in a window.
 class Resampler final : public RowSink {
 public:
-    // width, height: of the source. window: in pixels of the result. to_gray: of the source's colours the brightness.
-    // plain: without the instructions of this processor, which a test compares.
+    // width, height: of the source. window: in pixels of the result. to_gray: whether the source's colours become their
+    // brightness. plain: whether to use no special instructions of this processor; a test compares the two.
     Resampler(int width, int height, const Resizing& resizing, const CropWindow& window, const Target& target,
               bool to_gray, bool plain);
 
-    // The rows and columns of the source that are wanted.
+    // Returns the rows and columns of the source to give to row().
     Part part() const;
 
     void row(const uint8_t* pixels) override;
@@ -70,11 +71,11 @@ private:
     CropWindow window_;
     Target target_;
     bool to_gray_, plain_;
-    int at_once_;  // how many these are
+    int at_once_;  // how many rows are resized together
     struct Scratch& scratch_;
 };
 
-// A picture in memory, to a sink: the rows of a part of an image of 1 or 3 channels.
+// Gives the rows of a part of an image in memory, of 1 or 3 channels, to a sink.
 void read_pixels(const ImageView<uint8_t>& image, const Part& part, RowSink& sink);
 
 }  // namespace engine

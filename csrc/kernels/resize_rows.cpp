@@ -17,12 +17,12 @@ namespace engine {
 
 namespace {
 
-// Weights are whole numbers, of which the sum is one.
+// Weights are integers, of which the sum is `one`.
 constexpr int weight_bits = 14;
 constexpr int one = 1 << weight_bits;
-constexpr int group = 4;  // pixels that are multiplied at once: rows of weights are filled up with zeros
+constexpr int group = 4;  // pixels that are multiplied at once; weights are filled up with zeros to a multiple of it
 
-// sin(pi x) for |x| <= 3, by its series. (The C library's differs in its last bit between processors.)
+// Returns sin(pi x) for |x| <= 3, by its series. (The C library's differs in its last bit between processors.)
 double sine_of_half_turns(double x) {
     x -= 2 * std::floor(x / 2 + 0.5);  // -1..1
     if (x > 0.5) x = 1 - x;
@@ -63,8 +63,8 @@ double weight_at(Filter filter, double x) {
     }
 }
 
-// Weights of one pixel of the result as whole numbers. Rounding their running sum keeps the sum exact, also of very
-// many small ones. Zeros at both ends are left out.
+// Sets the weights of one pixel of the result, as integers. Their running sum is rounded, which keeps the sum exact
+// even of very many small ones. Zeros at both ends are left out.
 void round_weights(const std::vector<double>& wanted, int first, AxisWeights& axis, int i) {
     double total = 0;
     for (const double weight : wanted) total += weight;
@@ -90,7 +90,7 @@ void round_weights(const std::vector<double>& wanted, int first, AxisWeights& ax
 
 uint8_t to_byte(int sum) { return uint8_t(std::clamp((sum + one / 2) >> weight_bits, 0, 255)); }
 
-// Pixels of a row, each a sum of neighbours. pixels: from axis.begin on.
+// Writes the pixels of a row, each a sum of neighbours. pixels: those from axis.begin on.
 void resize_row_plain(const uint8_t* pixels, const AxisWeights& axis, int count, uint8_t* out) {
     for (int i = 0; i < count; ++i, out += 4) {
         const uint8_t* source = pixels + 4 * (axis.firsts[std::size_t(i)] - axis.begin);
@@ -102,7 +102,7 @@ void resize_row_plain(const uint8_t* pixels, const AxisWeights& axis, int count,
     }
 }
 
-// A row of which each byte is a sum over rows. rows: an even number of them.
+// Writes a row of which each byte is a sum over rows. count: how many rows, an even number.
 void blend_rows_plain(const uint8_t* const* rows, const int16_t* weights, int count, int bytes, uint8_t* out) {
     for (int i = 0; i < bytes; ++i) {
         int sum = 0;
@@ -112,11 +112,11 @@ void blend_rows_plain(const uint8_t* const* rows, const int16_t* weights, int co
 }
 
 #if defined(__x86_64__)
-// Two rows at once, one in each half of a register.
+// Does the same as resize_row_plain() for two rows at once, one in each half of a register.
 __attribute__((target("avx2"))) void resize_rows_avx2(const uint8_t* upper, const uint8_t* lower,
                                                       const AxisWeights& axis, int count, uint8_t* upper_out,
                                                       uint8_t* lower_out) {
-    // Two pixels become pairs of 16 bits for each colour, which one instruction multiplies and adds.
+    // Turns two pixels into pairs of 16 bits for each colour, which one instruction multiplies and adds.
     const __m256i front = _mm256_setr_epi8(0, -1, 4, -1, 1, -1, 5, -1, 2, -1, 6, -1, 3, -1, 7, -1,  //
                                            0, -1, 4, -1, 1, -1, 5, -1, 2, -1, 6, -1, 3, -1, 7, -1);
     const __m256i back = _mm256_add_epi8(front, _mm256_set1_epi16(8));
@@ -146,10 +146,10 @@ __attribute__((target("avx2"))) void resize_rows_avx2(const uint8_t* upper, cons
     }
 }
 
-// The same of four rows, one in each quarter.
+// Does the same for four rows, one in each quarter of a register.
 __attribute__((target("avx512f,avx512bw"))) void resize_rows_avx512(const uint8_t* const* rows, const AxisWeights& axis,
                                                                     int count, uint8_t* const* outs) {
-    // As above, four bytes in a number.
+    // The same order as above, four bytes in a number.
     const __m512i front = _mm512_setr4_epi32(int(0xFF04FF00u), int(0xFF05FF01u), int(0xFF06FF02u), int(0xFF07FF03u));
     const __m512i back = _mm512_add_epi8(front, _mm512_set1_epi16(8));
     const __m512i half = _mm512_set1_epi32(one / 2);
@@ -160,7 +160,7 @@ __attribute__((target("avx512f,avx512bw"))) void resize_rows_avx512(const uint8_
     const auto load = [](const uint8_t* at) __attribute__((target("avx512f,avx512bw"), always_inline)) {
         return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
     };
-    alignas(64) int pixels[16];  // of which each quarter's first one counts
+    alignas(64) int pixels[16];  // the first of each quarter counts
     for (int i = 0; i < count; ++i, weights += axis.stride) {
         const std::ptrdiff_t at = 4 * std::ptrdiff_t(axis.firsts[std::size_t(i)] - axis.begin);
         const int groups = (axis.counts[std::size_t(i)] + group - 1) / group;
@@ -224,7 +224,7 @@ void make_axis(Filter filter, double low, double high, int length, int size, int
     axis.weights.resize(std::size_t(count) * std::size_t(axis.stride));
     axis.begin = length;
     axis.end = axis.most = 0;
-    double nearest = low + scale * 0.5;  // adds up, as Pillow's does
+    double nearest = low + scale * 0.5;  // summed step by step, as Pillow does
     for (int step = 0; filter == Filter::nearest && step < from; ++step) nearest += scale;
     for (int step = 0; step < count; ++step, nearest += scale) {
         const int i = mirrored ? count - 1 - step : step;

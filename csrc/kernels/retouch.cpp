@@ -17,7 +17,7 @@ namespace {
 using Table = std::array<uint8_t, 256>;
 using Histogram = std::array<int, 256>;
 
-// A picture that is changed, and a copy of it where neighbours are read.
+// A picture that is changed in place; changes that read neighbours read them from a copy.
 struct Picture {
     uint8_t* pixels;
     int height, width, channels;
@@ -26,14 +26,14 @@ struct Picture {
     std::ptrdiff_t size() const { return count() * channels; }
 };
 
-// Memory of one thread, from picture to picture.
+// Memory that a thread keeps from picture to picture.
 struct Scratch {
     std::vector<uint8_t> copy;
     std::vector<uint16_t> rows;
 };
 
 Scratch& own_scratch() {
-    thread_local const auto scratch = std::make_unique<Scratch>();  // a pointer: threads have little room of their own
+    thread_local const auto scratch = std::make_unique<Scratch>();  // a pointer, because thread-local memory is small
     return *scratch;
 }
 
@@ -56,7 +56,7 @@ void look_up(const Picture& picture, const Table& table) {
     for (uint8_t *p = picture.pixels, *end = p + picture.size(); p < end; ++p) *p = table[*p];
 }
 
-// Each channel by a table that is made of its histogram.
+// Changes each channel by the table that make_table(its histogram) returns.
 template <typename Function>
 void by_histogram(const Picture& picture, Function make_table) {
     for (int c = 0; c < picture.channels; ++c) {
@@ -69,7 +69,7 @@ void by_histogram(const Picture& picture, Function make_table) {
     }
 }
 
-// Pillow's brightness of blue, green and red.
+// Returns Pillow's brightness of blue, green and red.
 int brightness(const uint8_t* p) { return (p[2] * 19595 + p[1] * 38470 + p[0] * 7471 + 0x8000) >> 16; }
 
 Table stretched(const Histogram& counts) {
@@ -106,7 +106,7 @@ void equalize_light(const Picture& picture) {
     std::size_t first = 0;
     while (first < 255 && !counts[first]) ++first;
     const double rest = double(picture.count() - counts[first]);
-    if (rest == 0) return;  // of one brightness
+    if (rest == 0) return;  // all pixels have one brightness
     Table table{};
     double below = 0;
     for (std::size_t p = first + 1; p < 256; ++p) table[p] = to_byte((below += counts[p]) * 255 / rest);
@@ -143,14 +143,14 @@ ENGINE_VECTORISED void saturation(uint8_t* pixels, std::ptrdiff_t count, float f
         uint8_t* const p = pixels + 3 * i;
         const float blue = p[0], green = p[1], red = p[2];
         const float most = std::max(std::max(blue, green), red), least = std::min(std::min(blue, green), red);
-        const float times = std::min(factor, most / std::max(most - least, 1e-6f));  // then the least becomes 0
+        const float times = std::min(factor, most / std::max(most - least, 1e-6f));  // at most until the least is 0
         p[0] = nearest_byte(most - times * (most - blue));
         p[1] = nearest_byte(most - times * (most - green));
         p[2] = nearest_byte(most - times * (most - red));
     }
 }
 
-// In sixths of a turn from red, 0 to 6.
+// Returns the hue of a pixel in sixths of a turn from red, 0 to 6.
 inline float hue_of(float blue, float green, float red, float most, float range) {
     const float over = range > 0 ? range : 1;
     const float by_red = (green - blue) / over, by_green = 2 + (blue - red) / over, by_blue = 4 + (red - green) / over;
@@ -158,7 +158,7 @@ inline float hue_of(float blue, float green, float red, float most, float range)
     return hue < 0 ? hue + 6 : hue;
 }
 
-// A colour of a hue, which lies `offset` sixths of a turn behind (5: red, 3: green, 1: blue).
+// Returns one colour of a pixel with a hue. offset: 5 for red, 3 for green, 1 for blue.
 inline float channel_of(float hue, float offset, float most, float range) {
     float at = hue + offset;
     at = at >= 6 ? at - 6 : at;
@@ -183,7 +183,7 @@ void to_hsv(const Picture& picture) {
     for (uint8_t *p = picture.pixels, *end = p + picture.size(); p < end; p += 3) {
         const float blue = p[0], green = p[1], red = p[2];
         const float most = std::max({blue, green, red}), range = most - std::min({blue, green, red});
-        const int64_t degrees = whole(30 * hue_of(blue, green, red, most, range) + 0.5f);  // in twos
+        const int64_t degrees = whole(30 * hue_of(blue, green, red, most, range) + 0.5f);  // in steps of two
         p[0] = uint8_t(degrees % 180);
         p[1] = nearest_byte(most > 0 ? 255 * range / most : 0);
         p[2] = nearest_byte(most);
@@ -199,7 +199,7 @@ void reorder(const Picture& picture, const double* values) {
     }
 }
 
-// What is at the edge stays.
+// Pixels at the edge stay as they are.
 void sharpen(const Picture& picture, float factor) {
     const uint8_t* const before = copy_of(picture);
     const int n = picture.channels;
@@ -217,7 +217,7 @@ void sharpen(const Picture& picture, float factor) {
     }
 }
 
-// Beyond an edge pixels are mirrored, without the one at the edge.
+// Returns the place of a pixel, which beyond an edge is mirrored, without repeating the one at the edge.
 int mirrored(int at, int size) {
     if (size == 1) return 0;
     while (at < 0 || at >= size) at = at < 0 ? -at : 2 * size - 2 - at;
@@ -227,7 +227,7 @@ int mirrored(int at, int size) {
 constexpr int reach = 3;
 constexpr int blur_weights[2 * reach + 1] = {9, 29, 55, 70, 55, 29, 9};  // exp(-x^2 / 4.5), in 256ths
 
-// `in` begins `reach` pixels before `out` does.
+// in: begins `reach` pixels before `out`.
 ENGINE_VECTORISED void blur_along(const uint8_t* in, int channels, std::ptrdiff_t row, uint16_t* out) {
     for (std::ptrdiff_t i = 0; i < row; ++i) {
         int sum = 0;
@@ -284,7 +284,7 @@ void erode(const Picture& picture) {
     }
 }
 
-// Centres of pixels are at halves.
+// Reads each pixel at the place to which the six numbers of m map its centre, which is at halves.
 void move(const Picture& picture, const double* m) {
     const uint8_t* const before = copy_of(picture);
     const int n = picture.channels;

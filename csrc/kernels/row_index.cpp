@@ -35,7 +35,7 @@ void gather_rows(const T* x, const std::vector<int64_t>& rows, int64_t width, T*
 
 namespace {
 
-// into = what it is, with `add`, and the sum of these rows of y.
+// Sets `into` to the sum of the rows of y with these numbers, or adds it with `add`.
 template <typename T>
 ENGINE_VECTORISED void sum_rows(const T* y, const int64_t* first, const int64_t* last, int64_t width, T* into,
                                 bool add) {
@@ -71,7 +71,7 @@ void scatter_rows(const T* y, const std::vector<int64_t>& rows, int64_t width, T
     for (size_t i = 0; i < rows.size(); i++)
         if (rows[i] >= 0) senders.rows[ends[rows[i] + 1]++] = int64_t(i);
     const int64_t together = std::max<int64_t>(1, (1 << 15) / width);  // rows in a piece of work
-    // Some rows are the sums of many.
+    // The schedule is dynamic, because some rows are the sums of many.
 #pragma omp parallel for schedule(dynamic) if (std::max(add ? 0 : count, int64_t(rows.size())) * width > chunk_size)
     for (int64_t begin = 0; begin < count; begin += together) {
         const int64_t end = std::min(begin + together, count);

@@ -10,9 +10,9 @@ namespace engine {
 
 namespace {
 
-constexpr int64_t line = 64, few_bytes = 32 << 10;  // not worth waking other threads for
+constexpr int64_t line = 64, few_bytes = 32 << 10;  // few_bytes: too few to wake other threads
 
-// Where the share of a thread begins, of `length` bytes of a row: at a cache line.
+// Returns where a thread's share of the `length` bytes of a row begins: at a cache line.
 int64_t share(int64_t length, int64_t thread, int64_t team) {
     return thread == team ? length : length * thread / team / line * line;
 }

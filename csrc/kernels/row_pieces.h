@@ -1,5 +1,5 @@
-// Pieces of rows, from one array to another whose rows may be longer: how Concat moves its bottoms, and how the
-// gradient of one of them is added to that of all.
+// Copies and adds pieces of rows between arrays whose rows may differ in length: Concat copies its bottoms so, and
+// Split adds gradients to part of a larger blob.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace engine {
 
-// `length` elements at the beginning of each row; rows begin `pitch` elements apart.
+// The beginnings of rows, which are `pitch` elements apart.
 template <typename T>
 struct RowPiece {
     T* at;
@@ -19,13 +19,13 @@ struct RowPiece {
 struct RowCopy {
     RowPiece<const char> from;
     RowPiece<char> to;
-    int64_t length;  // bytes, as the pitches are
+    int64_t length;  // of each row's piece; lengths and pitches are in bytes
 };
 
-// All of them in one pass; each has as many rows.
+// Makes all copies, of `rows` rows each, in one parallel pass.
 void copy_rows(const std::vector<RowCopy>& copies, int64_t rows);
 
-// to += from, rounded once where that is bf16.
+// to += from, `length` elements of each row; rounded once if `to` is bf16.
 void add_rows(RowPiece<const float> from, RowPiece<float> to, int64_t length, int64_t rows);
 void add_rows(RowPiece<const bf16> from, RowPiece<bf16> to, int64_t length, int64_t rows);
 

@@ -1,6 +1,6 @@
-// Numbers of a row, float32 or bf16 in memory, as vectors of float32: of sixteen, or of eight where no more are left.
-// Such a vector is GCC's own where a register of the processor holds it, else a pair of smaller ones: one of GCC's own
-// goes through memory wherever it is cut.
+// Walks rows of float32 or bf16 numbers by vectors of float32: of sixteen, or of eight if no more are left. A vector is
+// GCC's own if a register of the processor holds it, else a pair of smaller ones: GCC passes a vector that it must cut
+// through memory.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ struct Pair {
     ENGINE_INLINE friend Pair& operator+=(Pair& a, const Pair& b) { return a = a + b; }
 };
 
-// Of `count` numbers, where a register holds `most`.
+// The vector of `count` numbers, if a register holds `most`.
 template <int64_t count, int64_t most, bool fits = (count <= most)>
 struct VectorOf : Register<float, count> {};
 template <int64_t count, int64_t most>
@@ -61,7 +61,7 @@ template <typename Vector, typename T>
 ENGINE_INLINE void write(const Vector& values, T* into) {
     if constexpr (std::is_same_v<T, float>) {
         __builtin_memcpy(into, &values, sizeof(values));
-    } else {  // as store() of bf16.h
+    } else {  // rounds as store() of bf16.h does
         using Bits = typename Register<uint32_t, count_in<Vector>>::Type;
         using Halves = typename Register<uint16_t, count_in<Vector>>::Type;
         const Bits bits = Bits(values), rounded = bits + 0x7fff + (bits >> 16 & 1), quiet = bits | 0x400000;
@@ -77,8 +77,8 @@ ENGINE_INLINE void write(const Pair<Half>& values, T* into) {
     write(values.high, into + count_in<Half>);
 }
 
-// A piece of a row: read(from, vector) and write(vector, into) take all numbers of its vector, or of the last piece
-// those that are left.
+// A piece of a row: read(from, vector) and write(vector, into) access all numbers of its vector (Whole), or, in the
+// last piece, those that are left (Part).
 template <typename VectorType>
 struct Whole {
     using Vector = VectorType;
@@ -110,7 +110,7 @@ struct Part {
     }
 };
 
-// With registers of `most` numbers.
+// Does what in_sixteens() does, with registers of `most` numbers.
 template <int64_t most, typename Work>
 ENGINE_INLINE void in_registers(int64_t length, const Work& work) {
     using Sixteen = typename VectorOf<16, most>::Type;
@@ -125,7 +125,7 @@ ENGINE_INLINE void in_registers(int64_t length, const Work& work) {
 }
 
 #if defined(__x86_64__)
-// Work is passed as a copy: what it holds then is no memory that a kernel may write to.
+// Work is passed by value, so that the compiler knows that stores do not change what it holds.
 template <typename Work>
 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))) void in_avx512(int64_t length, Work work) {
     in_registers<16>(length, work);
@@ -136,8 +136,8 @@ __attribute__((target("avx2"))) void in_avx2(int64_t length, Work work) {
 }
 #endif
 
-// work(piece, where it begins) for a row of `length` numbers, compiled for what the processor has: a lambda with
-// ENGINE_BODY, which captures copies.
+// Calls work(piece, where it begins) for all pieces of a row of `length` numbers, compiled for this processor's
+// registers. work: a lambda with ENGINE_BODY that captures by value.
 template <typename Work>
 void in_sixteens(int64_t length, const Work& work) {
 #if defined(__x86_64__)

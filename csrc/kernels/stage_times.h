@@ -1,20 +1,20 @@
-// Where the time goes between the bytes of a picture and what a net reads.
+// Measures where the time goes between the bytes of a picture and what a net reads.
 #pragma once
 
 #include <cstdint>
 
 namespace engine {
 
-// Where the time of this thread's pictures has gone, in nanoseconds, while that is measured (`engine time --data`).
+// The times of this thread's pictures, in nanoseconds, while they are measured (`engine time --data`).
 struct StageTimes {
-    int64_t decoding = 0, resizing = 0, finishing = 0;  // finishing: to floats, or bytes
+    int64_t decoding = 0, resizing = 0, finishing = 0;  // finishing: writing floats, or bytes
 };
 StageTimes& stage_times();
 void measure_stages(bool on);
 
 inline constexpr int64_t no_part = 0;
 
-// Adds what passes until its end to a sum, less what is added to the parts within.
+// Adds the time of its life to a sum, minus what is added to the two parts meanwhile.
 class Stopwatch {
 public:
     explicit Stopwatch(int64_t& sum, const int64_t& part = no_part, const int64_t& other_part = no_part);

@@ -8,7 +8,7 @@
 namespace engine {
 namespace {
 
-constexpr int64_t strip = 256;  // of columns, whose sums stay in the first-level cache
+constexpr int64_t strip = 256;  // columns at a time, whose sums stay in the first-level cache
 
 template <typename Number>
 ENGINE_VECTORISED void sum_block(const Number* values, int64_t rows, int64_t pitch, int64_t length, float* sums) {

@@ -1,4 +1,4 @@
-// For files that are compiled for AVX-512.
+// Transposes 16 x 16 elements, in files that are compiled for AVX-512.
 #pragma once
 
 #include <immintrin.h>
@@ -6,7 +6,7 @@
 namespace engine {
 namespace {
 
-// rows[i][j] becomes rows[j][i], elements of 32 bits.
+// Swaps rows[i][j] and rows[j][i], elements of 32 bits.
 __attribute__((target("avx512f"))) inline void transpose16(__m512i rows[16]) {
     __m512i some[16];
     for (int i = 0; i < 16; i += 2) {

@@ -1,10 +1,10 @@
-// Kernels of our own are compiled once for each vector width; the widest that the processor has is picked when loading.
+// ENGINE_VECTORISED compiles a function once for each vector width; the loader picks the widest that the processor has.
 #pragma once
 
 #include <cmath>
 
 #if defined(__x86_64__)
-// The C library has them for vectors, too, of errors below 4 ulp, which its header tells -ffast-math only.
+// The C library also has these for vectors, with errors below 4 ulp, but its header declares that only for -ffast-math.
 extern "C" {
 __attribute__((simd("notinbranch"), const)) float cosf(float) noexcept;
 __attribute__((simd("notinbranch"), const)) float expf(float) noexcept;
@@ -13,9 +13,9 @@ __attribute__((simd("notinbranch"), const)) float powf(float, float) noexcept;
 }
 #endif
 
-// "x86-64-v4" is AVX-512 with its extensions for words (AVX512BW): without them loops over bf16 have vectors of half
-// the width. GCC 11 cannot pick a clone by it. (The thread sanitizer instruments even what picks the clone, and that
-// runs before the sanitizer is there.)
+// "x86-64-v4" is AVX-512 with its extensions for words (AVX512BW), without which loops over bf16 have vectors of half
+// the width. GCC 11 cannot pick a clone by it. (With the thread sanitizer there are no clones: it instruments even the
+// code that picks one, which runs before the sanitizer is set up.)
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
 #if __GNUC__ >= 12
 #define ENGINE_WIDEST "arch=x86-64-v4"
@@ -27,6 +27,6 @@ __attribute__((simd("notinbranch"), const)) float powf(float, float) noexcept;
 #define ENGINE_VECTORISED
 #endif
 
-// What a clone is to compile for its own vector width.
+// For functions and lambdas that must be compiled as part of a clone, for its vector width.
 #define ENGINE_INLINE inline __attribute__((always_inline))
 #define ENGINE_BODY __attribute__((always_inline))  // of lambdas

@@ -1,4 +1,4 @@
-// The choice among Winograd's transforms that there are.
+// Chooses Winograd's transforms for this processor.
 #include "kernels/winograd_isa.h"
 
 #if defined(__x86_64__)

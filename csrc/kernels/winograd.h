@@ -1,8 +1,8 @@
-// Convolutions of 3 x 3 or 5 x 5 pixels by Winograd's F(4x4, 3x3) and F(4x4, 5x5) (Lavin and Gray 2015, arXiv
-// 1509.09308): tiles of 4 x 4 outputs are transformed, together with the 6 x 6 or 8 x 8 inputs that they see and the
-// weights, to as many points, at which a convolution is a product of matrices; of 36 multiplications where 144 are
-// needed otherwise, or of 64 instead of 400. Rounding errors are about ten times those of a sum of products: against
-// float64, 2 to 3e-6 of the result's norm for ResNet-50's shapes, and 2 to 4e-6 for AlexNet's 5 x 5.
+// The transforms of convolutions of 3 x 3 or 5 x 5 pixels by Winograd's F(4x4, 3x3) and F(4x4, 5x5) (Lavin and Gray
+// 2015, arXiv 1509.09308). Outputs are done in tiles of 4 x 4. A tile sees 6 x 6 or 8 x 8 inputs; these and the weights
+// are transformed to as many points, at each of which the convolution is a product of matrices. That takes 36
+// multiplications in place of 144, or 64 in place of 400. Rounding errors are about ten times those of a sum of
+// products: against float64, 2 to 3e-6 of the result's norm for ResNet-50's shapes, and 2 to 4e-6 for AlexNet's 5 x 5.
 #pragma once
 
 #include <cstdint>
@@ -13,23 +13,23 @@ namespace engine {
 
 constexpr int64_t winograd_tile = 4;  // outputs along an axis
 
-// Pixels that a tile sees along an axis; the points are as many along two.
+// Returns the pixels that a tile sees along an axis; there are as many points along each axis.
 constexpr int64_t winograd_seen(int64_t kernel) { return winograd_tile + kernel - 1; }
 
-// Images in blocks of 8 or 16 channels (nChw8c, nChw16c), of float32 or bf16; whatever they are, sums are taken in
-// float32. A group of a convolution is `blocks` of them from `first_block` on.
+// Images in blocks of 8 or 16 channels (nChw8c, nChw16c), float32 or bf16; sums are float32 for both. A group of a
+// convolution is `blocks` of the blocks, from `first_block` on.
 struct BlockedImages {
     int64_t all_blocks, h, w;
     int64_t first_block, blocks;
 };
 
-// Tiles `first` to `first + count` of those that cover the outputs, image after image, row after row.
+// Tiles [first, first + count) of those that cover the outputs, image after image, row after row.
 struct Tiles {
     int64_t rows, columns;  // of an image
     int64_t first, count;
 };
 
-// At each of the points a matrix with a row of channels for every tile.
+// A matrix at each of the points: of tiles, (tiles, channels), or of weights, (inputs, outputs).
 struct Points {
     float* values;
     int64_t stride;  // between points
@@ -40,29 +40,29 @@ template <typename T>
 struct WinogradKernels {
     int64_t lanes;  // channels of a block
 
-    // What the tiles see of x, which begins `pad` pixels outside of it.
+    // Transforms what the tiles see of x, which begins `pad` pixels outside of it.
     void (*input)(const BlockedImages& images, const T* x, int64_t pad, const Tiles& tiles, const Points& to);
-    // y = activation(the tiles' outputs + bias + added); bias and added may be null.
+    // y = the tiles' outputs + bias + added, with `relu` 0 where that is negative; bias and added may be null.
     void (*output)(const BlockedImages& images, const Points& from, const Tiles& tiles, const float* bias,
                    const T* added, bool relu, T* y);
-    // The gradient of the points from that of the outputs.
+    // Computes the gradient at the points from that of the outputs.
     void (*output_gradient)(const BlockedImages& images, const T* dy, const Tiles& tiles, const Points& to);
-    // Weights (outputs, inputs) of one group in blocks [outputs / lanes][inputs / lanes][kernel][kernel][inputs]
-    // [outputs], at the points as matrices (inputs, outputs). `turned` by half a circle, as the gradient of the input
-    // sees them.
+    // Transforms the weights of one group, in blocks [outputs / lanes][inputs /
+    // lanes][kernel][kernel][inputs][outputs]. turned: whether kernels are turned by half a circle, as the gradient of
+    // the input needs them.
     void (*weights)(const float* weights, int64_t outputs, int64_t inputs, bool turned, const Points& to);
-    // The gradient of the weights from that at the points.
+    // Computes the gradient of the weights from that at the points.
     void (*weights_gradient)(const Points& from, int64_t outputs, int64_t inputs, float* gradient);
-    // Sums over `count` images and all pixels.
+    // Sets the gradient of the bias to the sums over `count` images and all pixels.
     void (*bias_gradient)(const BlockedImages& images, int64_t count, const T* dy, float* gradient);
 };
 
-// Those for this processor and kernels of 3 or 5 pixels along both axes, or null: AVX2 has them for float32, AVX-512
-// for bf16, too.
+// Returns the transforms for this processor and kernels of 3 or 5 pixels along both axes; null if there are none. With
+// AVX2 there are those for float32, with AVX-512 also those for bf16.
 template <typename T>
 const WinogradKernels<T>* winograd_kernels(int64_t kernel);
 
-// Their lanes, for blobs of float32 or bf16; 0 where there are none.
+// Returns their lanes, for float32 or bf16 blobs; 0 if there are none.
 int64_t winograd_lanes(bool of_bf16);
 
 }  // namespace engine

@@ -1,7 +1,7 @@
-// Winograd's transforms behind winograd.h, for one instruction set: each includes this header in a file of its own,
-// which has said what the compiler may use, and defined ENGINE_LANES, the channels of a block: as many as a register
-// has. Nothing of the standard library is called: the linker could take such a function from here for files that must
-// run anywhere.
+// Winograd's transforms behind winograd.h, for one instruction set. Each has a file that includes this header after it
+// has told the compiler what to use, and has defined ENGINE_LANES, the channels of a block, as many as a register
+// holds. Nothing of the standard library is called: the linker might take such a function from here for files that must
+// run on any processor.
 
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 warns of its own intrinsics
 
@@ -25,7 +25,7 @@ inline Lanes load(const bf16* p) {
     return Lanes(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
 
-inline void store(Lanes value, bf16* p) {  // to the nearest, ties to even; NaN stays NaN
+inline void store(Lanes value, bf16* p) {  // rounds to nearest, ties to even; NaN stays NaN
     const __m512i bits = __m512i(value), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
     const __mmask16 nan = _mm512_cmp_ps_mask(__m512(value), __m512(value), _CMP_UNORD_Q);
@@ -36,9 +36,9 @@ inline void store(Lanes value, bf16* p) {  // to the nearest, ties to even; NaN 
 
 #endif
 
-// The transforms in one direction; names as in the paper.
+// The transforms along one axis; the letters are the paper's names of their matrices.
 
-// Of 3 pixels, at the points 0, 1, -1, 2, -2 and infinity.
+// For kernels of 3 pixels, at the points 0, 1, -1, 2, -2 and infinity.
 struct Of3 {
     static constexpr int kernel = 3, seen = winograd_seen(kernel);
 
@@ -105,7 +105,7 @@ struct Of3 {
     };
 };
 
-// Of 5 pixels, at 0, 1, -1, 2, -2, 1/2, -1/2 and infinity.
+// For kernels of 5 pixels, at the points 0, 1, -1, 2, -2, 1/2, -1/2 and infinity.
 struct Of5 {
     static constexpr int kernel = 5, seen = winograd_seen(kernel);
 
@@ -188,7 +188,7 @@ struct Of5 {
     };
 };
 
-// In both directions.
+// Transforms a square along both axes.
 template <typename Transform>
 inline void transform(const Lanes (&in)[Transform::from][Transform::from], Lanes (&out)[Transform::to][Transform::to]) {
     Lanes half[Transform::to][Transform::from];
@@ -201,7 +201,7 @@ inline void transform(const Lanes (&in)[Transform::from][Transform::from], Lanes
     for (int i = 0; i < Transform::to; i++) Transform::apply(half[i], out[i]);
 }
 
-// Where tile t of the batch begins, in outputs.
+// Where tile t begins: its image, row and column of outputs.
 struct Place {
     Place(const Tiles& tiles, int64_t t)
         : image((tiles.first + t) / (tiles.rows * tiles.columns)),
@@ -214,7 +214,7 @@ int64_t plane(const BlockedImages& images, int64_t image, int64_t block) {
     return (image * images.all_blocks + images.first_block + block) * images.h * images.w * lanes;
 }
 
-// A square of pixels from (row, column) on, zero outside of the image.
+// Reads a square of pixels from (row, column) on; they are zero outside of the image.
 template <int size, typename T>
 inline void read_square(const BlockedImages& images, const T* x, int64_t row, int64_t column,
                         Lanes (&square)[size][size]) {
