@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @register("ChannelNorm")
 class ChannelNorm(Layer):
-    """Computes the root of the sum of x^2 over the channels (FlowNet 2's layer). Bottom (N, C, ...); top (N, 1, ...).
-    """
+    """Computes sqrt(sum of x^2), where the sum is over the channels (FlowNet 2's layer). Bottom (N, C, ...); top
+    (N, 1, ...)."""
 
     def infer(self) -> list[Shape]:
         shape = self.shapes[0]
