@@ -40,8 +40,8 @@ public:
     }
 
 private:
-    // Tells whether label i is among the best. A NaN counts as above every score, so that a net that has diverged is
-    // not right.
+    // Tells whether label i is among the best. A score beside a NaN, or a NaN beside a score, counts as no less, so
+    // that a net that has diverged is not right.
     bool is_right(int64_t i) const {
         const float* const scores = input(0)->data() + i / inner_ * classes_ * inner_ + i % inner_;
         const float own = scores[labels_[i] * inner_];

@@ -7,7 +7,7 @@
 // statistics at all; then scale (C) and shift (C) with the attributes of these names. attributes: eps,
 // moving_average_fraction, use_global_stats, sync, scale, shift, relu, ceiling (of the ReLU, if it has one).
 //
-// With `sync`, statistics are those of the batches of all ranks, which have the same size: sums are summed over the
+// With `sync`, statistics are those of the batches of all ranks, which have the same size: totals are summed over the
 // ranks in the middle of forward and of backward (OpSpec::ranks).
 //
 // The kernels are our own because memory limits this op: as separate ops, these layers would read and write activations

@@ -19,7 +19,8 @@ public:
           gamma_(spec_.attributes.real("gamma")),
           add_(spec_.attributes.flag("add")) {}
 
-    // With f(p) the loss, the gradient of a score is f' p (1 - p) for the label's own class, -f' p p_c for class c.
+    // With f(p) the loss, the gradient of a score is f' p (1 - p) for the label's own class, -f' p p_c for another
+    // class c.
     void backward(const dnnl::stream&) override {
         const double scale = gradient_scale();
         strips().each([&](int64_t, int64_t n, int64_t begin, int64_t width) {

@@ -1,4 +1,4 @@
-// What bf16 gains on this processor.
+// Measures what bf16 gains on this processor.
 #pragma once
 
 namespace engine {
