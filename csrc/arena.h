@@ -1,4 +1,5 @@
-// One block of memory, allocated and touched once. Page faults cost PyTorch half of its step here; a plan has none.
+// One block of memory, which is allocated and touched once, so that no step has page faults: they cost PyTorch half of
+// its step.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +8,7 @@ namespace engine {
 
 class Arena {
 public:
-    explicit Arena(size_t bytes);  // zero-filled, huge pages where the kernel gives them; throws std::bad_alloc
+    explicit Arena(size_t bytes);  // zeros, in huge pages if the system gives them; throws std::bad_alloc
     ~Arena();
     Arena(const Arena&) = delete;
 

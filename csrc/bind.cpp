@@ -16,7 +16,7 @@ static std::string onednn_version() {
 
 static std::string onednn_isa() {
 #if defined(__aarch64__)
-    return "AArch64";  // oneDNN has names for x86's alone
+    return "AArch64";  // oneDNN has names only for x86's instruction sets
 #endif
     switch (dnnl::get_effective_cpu_isa()) {
         case dnnl::cpu_isa::sse41:
@@ -45,7 +45,7 @@ static std::string onednn_isa() {
     }
 }
 
-// Kernels of our own keep to what oneDNN may use.
+// Returns the limit for our own kernels: what oneDNN may use.
 static Isa allowed_isa() {
     const auto allows = [isa = int(dnnl::get_effective_cpu_isa())](dnnl::cpu_isa needed) {
         return (isa & int(needed)) == int(needed);

@@ -1,5 +1,5 @@
-// Shared by bind*.cpp, the Python interface: the only files that use pybind11, one per subject.
-// Anything that can block or take long runs without the GIL.
+// Shared by bind*.cpp, the Python interface: they alone use pybind11, one file for each subject. What can block or take
+// long runs without the GIL.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -18,7 +18,9 @@ namespace engine {
 using FloatArray = py::array_t<float, py::array::c_style>;
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 
-// The arrays of a reduction or an update, checked: a kernel writes where it is told to.
+// Returns the elements of an array for a reduction or an update; nullptr for None. Raises ValueError unless it is a
+// writable, contiguous array of T with `least` elements or more: a kernel writes without checking. what: its name, for
+// messages.
 template <typename T>
 T* array_pointer(const std::optional<py::array>& array, py::ssize_t least, const char* what) {
     if (!array) return nullptr;

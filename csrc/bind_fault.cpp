@@ -1,4 +1,4 @@
-// Faults of files that are read.
+// Faults that damaged files cause while they are read.
 #include "bind.h"
 #include "fault.h"
 

@@ -1,4 +1,4 @@
-// Pictures into batches.
+// Decodes, transforms and changes pictures, for batches.
 #include "bind.h"
 #include "jpeg.h"
 #include "kernels/image.h"
@@ -20,7 +20,8 @@ static ImageView<T> view_of(const py::array& pixels) {
             stride(1)};
 }
 
-// values: what keeps the mean's numbers alive.
+// Returns a mean from None or an array. values: receives the array, which must live as long as the Mean. Raises
+// ValueError if the mean does not fit.
 static Mean mean_of(const py::object& mean, py::ssize_t channels, py::ssize_t height, py::ssize_t width,
                     FloatArray& values) {
     if (mean.is_none()) return {Mean::Kind::none, nullptr};
@@ -32,7 +33,7 @@ static Mean mean_of(const py::object& mean, py::ssize_t channels, py::ssize_t he
     return {image ? Mean::Kind::image : Mean::Kind::channel, values.data()};
 }
 
-// One image into one slot of a batch. pixels: (H, W, C) of uint8 or float32 with any strides; out: (C, crop_h, crop_w),
+// Transforms one image into its place in a batch. pixels: (H, W, C) of T, with any strides; out: (C, crop_h, crop_w),
 // dense.
 template <typename T>
 static void transform_pixels(const py::array& pixels, const CropWindow& window, const Mean& mean, float scale,
@@ -67,7 +68,7 @@ using Box = std::tuple<double, double, double, double>;
 using Size = std::tuple<int, int>;
 using Window = std::tuple<int, int, int, int, bool>;
 
-// What becomes of a picture of width x height. values: what keeps the mean's numbers alive.
+// What to make of a picture of width x height. values: the array of target.mean.
 struct Task {
     int width, height;
     Resizing resizing;
@@ -78,6 +79,7 @@ struct Task {
 
 }  // namespace
 
+// Returns the task that the arguments describe. Raises ValueError for those that do not fit together.
 static Task task_of(int width, int height, const Box& box, const Size& size, int filter, const Window& window,
                     const py::object& mean, float scale, py::array& out) {
     Task task{width, height, {}, {}, {}, {}};
@@ -96,7 +98,7 @@ static Task task_of(int width, int height, const Box& box, const Size& size, int
     if (!(floats || out.dtype().is(py::dtype::of<uint8_t>())) || out.ndim() != 3 || !out.writeable() ||
         !(out.flags() & py::array::c_style))
         throw py::value_error("out must be float32 or uint8, of three axes, dense and writable");
-    const int axis = floats ? 1 : 0;  // of the rows
+    const int axis = floats ? 1 : 0;  // the axis of rows
     const py::ssize_t channels = out.shape(floats ? 0 : 2);
     if (out.shape(axis) != rows || out.shape(axis + 1) != columns || (channels != 1 && channels != 3))
         throw py::value_error("out must have the window's size and 1 or 3 channels");
@@ -111,7 +113,7 @@ static Task task_of(int width, int height, const Box& box, const Size& size, int
     return task;
 }
 
-// A picture in memory, (H, W, 1 or 3) of uint8 with any strides, resized, cropped and so on into out.
+// Makes `out` of a picture in memory, (H, W, 1 or 3) of uint8 with any strides: resizes, crops, mirrors it and so on.
 static void fill_from_pixels(const py::array& pixels, const Box& box, const Size& size, int filter,
                              const Window& window, const py::object& mean, float scale, py::array out, bool plain) {
     if (pixels.ndim() != 3 || !pixels.dtype().is(py::dtype::of<uint8_t>()) ||
@@ -125,7 +127,7 @@ static void fill_from_pixels(const py::array& pixels, const Box& box, const Size
     read_pixels(view, resampler.part(), resampler);
 }
 
-// The same of a JPEG, which is decoded as far as it is needed. Returns false where it is damaged.
+// Does the same with a JPEG, which is decoded as far as it is needed. Returns false if it is damaged.
 static bool fill_from_jpeg(const py::bytes& data, const Header& found, const Box& box, const Size& size, int filter,
                            const Window& window, const py::object& mean, float scale, py::array out, bool plain) {
     const auto [width, height, channels, scans] = found;
@@ -144,7 +146,7 @@ static bool fill_from_jpeg(const py::bytes& data, const Header& found, const Box
                      resampler);
 }
 
-// changes: (n, 7), what is done and its numbers.
+// Changes a picture in place. changes: (n, 7), the kind of each change and its numbers.
 static void change_pixels(py::array pixels,
                           const py::array_t<double, py::array::c_style | py::array::forcecast>& changes) {
     if (pixels.ndim() != 3 || !pixels.dtype().is(py::dtype::of<uint8_t>()) || !pixels.writeable() ||
@@ -167,7 +169,7 @@ static void change_pixels(py::array pixels,
 
 using PortionOf = std::tuple<float, int, int, int, int>;
 
-// (C, H, W) of float32 both.
+// Mixes two pictures in place, both (C, H, W) of float32.
 static void mix_pair(FloatArray first, FloatArray second, const PortionOf& of_first, const PortionOf& of_second) {
     if (first.ndim() != 3 || second.ndim() != 3 || !std::equal(first.shape(), first.shape() + 3, second.shape()))
         throw py::value_error("two pictures of one shape (channels, height, width) are mixed");

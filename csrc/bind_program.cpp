@@ -1,4 +1,4 @@
-// The program: Python adds ops and plans memory, then runs it.
+// The program, to which Python adds ops, plans their memory, and runs them.
 #include <cstring>
 
 #include "bind.h"
@@ -6,6 +6,7 @@
 
 namespace engine {
 
+// Wraps a Python function for ops, which call it, and drop it, in threads without the GIL.
 static Attributes::Callback callback_from(py::object function) {
     const auto release = [](py::object* object) {
         py::gil_scoped_acquire gil;
@@ -77,7 +78,7 @@ static void set_queue(Program& program, const std::shared_ptr<ReadyQueue>& queue
     program.set_queue(queue, std::move(typed));
 }
 
-// `sum` takes a float64 array and adds it up over the ranks in place; what it raises reaches the caller of forward().
+// sum: takes a float64 array and sums it over the ranks, in place; what it raises reaches the caller of forward().
 static void set_ranks(Program& program, int64_t count, const py::function& sum) {
     program.set_ranks({count, [sum](double* values, int64_t size) {
                            py::gil_scoped_acquire acquire;

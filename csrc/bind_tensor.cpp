@@ -1,4 +1,4 @@
-// Arenas and tensors, whose values Python reads and writes.
+// Arenas, and tensors whose values Python reads and writes.
 #include <algorithm>
 #include <set>
 
@@ -24,7 +24,7 @@ static Array get(const Tensor& tensor) {
     return values;
 }
 
-// The bytes themselves as an array that keeps them alive; None where they are laid out for a kernel.
+// Returns a tensor's own memory as an array that keeps it alive; None if its layout is a kernel's.
 static std::optional<py::array_t<float>> view(const Tensor& tensor) {
     if (!tensor.dense()) return std::nullopt;
     using Keeper = std::shared_ptr<void>;
@@ -61,8 +61,8 @@ static void place(Tensor& tensor, const std::shared_ptr<Arena>& arena, size_t of
     tensor.buffer->place(arena->data() + offset, arena);
 }
 
-// Blobs and gradients of a net take the memory of those of another in exchange for their own, where both are laid out
-// alike, and else their values. Several tensors may look into one buffer.
+// Gives blobs and gradients of a net the values of another net's. If both have memory of their own and one layout, they
+// exchange that; else values are copied. Several tensors may share a buffer, which is exchanged once.
 static void take_over(const std::vector<TensorPtr>& tensors, const std::vector<TensorPtr>& others) {
     const auto fixed = [](const Buffer& each) { return each.home() == Home::owned || each.home() == Home::gradient; };
     std::set<std::pair<Buffer*, Buffer*>> alike;
@@ -78,7 +78,7 @@ static void take_over(const std::vector<TensorPtr>& tensors, const std::vector<T
     for (const auto& [to, from] : alike) to->swap_memory(*from);
 }
 
-// Into the layout and the precision of a tensor of the same shape.
+// Copies values to a tensor of the same shape, in its layout and precision.
 static void convert(const Tensor& from, Tensor& to) {
     dnnl::memory source = from.memory, target = to.memory;
     if (!source.get_data_handle() || !target.get_data_handle())

@@ -1,11 +1,12 @@
-// From gradients that are ready to parameters that are updated: the queue of buckets, and the rules.
+// The queue of buckets whose gradients are ready, and the rules that update parameters.
 #include "bind.h"
 #include "ready_queue.h"
 #include "update.h"
 
 namespace engine {
 
-// No conversion: an update of a copy would be lost.
+// Returns an array's memory. Raises ValueError instead of converting an array, because an update of a copy would be
+// lost.
 static FloatArena float_arena(const py::array& array, const char* what) {
     if (!FloatArray::check_(array) || array.ndim() != 1 || !array.writeable())
         throw py::value_error(std::string(what) + ": expected a writable float32 array of one dimension");

@@ -1,10 +1,10 @@
-// Gradients as they travel, and their sums.
+// Packs and sums gradients as they travel between ranks.
 #include "bind.h"
 #include "wire.h"
 
 namespace engine {
 
-// rows: (row_count, stride), of which `count` are added up.
+// Raises ValueError unless rows is (row_count, stride) with `count` numbers or more in each row, and `own` one of them.
 static void check_rows(const py::array& rows, int own, py::ssize_t count) {
     if (rows.ndim() != 2 || count > rows.shape(1) || own < 0 || own >= rows.shape(0))
         throw py::value_error("rows must be (row_count, stride), stride at least the size of the sum, own one of them");

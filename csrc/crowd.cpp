@@ -19,18 +19,18 @@ namespace {
 constexpr int64_t between_looks = 250000000;  // nanoseconds
 constexpr int64_t nothing = -1;
 
-// OpenMP threads that sleep, for as long as this lives.
+// OpenMP threads that sleep while this object lives.
 class Sleepers {
 public:
     explicit Sleepers(int count) : until_(std::make_shared<Until>()) {
         std::thread([count, until = until_] {
 #pragma omp parallel num_threads(count + 1)
             {
-#pragma omp barrier  // or the compiler would leave out a region that does nothing
+#pragma omp barrier  // without it the compiler would leave out the region, which does nothing
             }
             std::unique_lock lock(until->mutex);
             until->changed.wait(lock, [&] { return until->over; });
-        }).detach();  // the end of the process does not wait for it
+        }).detach();  // so that the end of the process does not wait for it
     }
     ~Sleepers() {
         const std::lock_guard lock(until_->mutex);
@@ -52,7 +52,7 @@ struct CoreTime {
     int64_t ran, waited;
 };
 
-// What the calling thread has had since it began; `nothing` where the system does not tell.
+// Returns the times of the calling thread since it began; `nothing` if the system does not tell.
 CoreTime core_time() {
     const int file = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
     if (file < 0) return {nothing, nothing};
@@ -66,7 +66,7 @@ CoreTime core_time() {
     return {ran, std::strtoll(rest, nullptr, 10)};
 }
 
-// The same since the last call in this thread: nothing in the first.
+// Returns those since the last call in this thread; 0 for the first call, and if the system does not tell.
 CoreTime core_time_since() {
     static thread_local CoreTime before{nothing, nothing};
     const CoreTime now = core_time(), last = before;
@@ -87,13 +87,13 @@ bool Crowd::is_there(int64_t ran, int64_t waited) {
     const double share = double(waited) / std::max(1.0, double(ran) + double(waited));
     crowded_looks_ = share > 0.1 ? crowded_looks_ + 1 : 0;
     quiet_looks_ = share < 0.02 ? quiet_looks_ + 1 : 0;
-    if (crowded_looks_ == 2) there_ = true;  // one may be of a process that has just begun or ended
+    if (crowded_looks_ == 2) there_ = true;  // a single one may come from a process that has just begun or ended
     if (quiet_looks_ == 8) there_ = false;
     return there_;
 }
 
 void make_way(bool wanted) {
-    static auto& sleepers = *new std::unique_ptr<Sleepers>;  // which outlives whatever ends before the process does
+    static auto& sleepers = *new std::unique_ptr<Sleepers>;  // never destroyed, so that it outlives all static objects
     if (wanted == bool(sleepers)) return;
     const int enough = std::max(1, omp_get_num_procs() + 1 - omp_get_max_threads());  // beside the caller's team
     sleepers = wanted ? std::make_unique<Sleepers>(enough) : nullptr;
@@ -105,7 +105,7 @@ void make_way_for_others() {
     static std::mutex mutex;
     static int64_t last_look = 0, last_total = 0;
     static Crowd crowd;
-    const std::unique_lock lock(mutex, std::try_to_lock);  // a look of another thread's will do
+    const std::unique_lock lock(mutex, std::try_to_lock);  // if another thread is looking, that is enough
     const int64_t now = nanoseconds(CLOCK_MONOTONIC);
     if (!lock || now - last_look < between_looks) return;
     last_look = now;
@@ -118,7 +118,7 @@ void make_way_for_others() {
     }
     const int64_t total = nanoseconds(CLOCK_PROCESS_CPUTIME_ID), of_helpers = total - last_total - ran;
     last_total = total;
-    make_way(crowd.is_there(ran, std::max<int64_t>(0, waited - of_helpers)));  // these may have been waited for
+    make_way(crowd.is_there(ran, std::max<int64_t>(0, waited - of_helpers)));  // the team may have waited for helpers
 }
 
 }  // namespace engine

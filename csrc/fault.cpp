@@ -17,8 +17,8 @@
 namespace engine {
 namespace {
 
-// Cut off, on a page that points outside of the file, in its header, found by an assertion of the library itself, never
-// at an end.
+// The signals of a file that is cut off; of a page that points outside of it; of a damaged header; of an assertion of
+// the library itself; and of a library that never ends.
 constexpr int signals[] = {SIGBUS, SIGSEGV, SIGFPE, SIGABRT, SIGXCPU};
 struct sigaction former[std::size(signals)];
 
@@ -29,7 +29,7 @@ struct Place {
     size_t file_size, key_size;
 };
 
-// What the handler looks at: in the thread's own block, for the handler must not allocate.
+// What the handler reads. It is in the thread's static block, because the handler must not allocate.
 [[gnu::tls_model("initial-exec")]] thread_local const Place* current = nullptr;
 
 char own_name[32];
@@ -37,7 +37,7 @@ size_t own_name_size = 0;
 std::atomic<int> spokesman{-1}, watchdog{-1};  // a pipe, a socket
 std::atomic<bool> is_ending{false};
 
-// Only functions that a signal handler may call.
+// A line that is written by functions that a signal handler may call.
 class Line {
 public:
     void add(const char* text, size_t size) {
@@ -48,7 +48,7 @@ public:
 
     void add(const char* text) { add(text, std::strlen(text)); }
 
-    // Bytes of a file: what is no plain character is escaped.
+    // Adds bytes of a file; those that are no plain characters are escaped.
     void add_escaped(const char* text, size_t size) {
         for (size_t i = 0; i < size; ++i) {
             const auto byte = static_cast<unsigned char>(text[i]);
@@ -73,6 +73,7 @@ private:
 
 constexpr int answer_milliseconds = 1000;
 
+// Asks the watchdog, and tells whether another process has told what is wrong.
 bool is_late() {
     constexpr char question[] = "fail\n", late[] = "late";
     char answer[sizeof(late)] = {};
@@ -83,9 +84,9 @@ bool is_late() {
 }
 
 [[noreturn]] void end(const Place& place) {
-    while (is_ending.exchange(true)) pause();  // another thread has met it, too
+    while (is_ending.exchange(true)) pause();  // another thread has had a fault and ends the process
     Line line;
-    if (isatty(STDERR_FILENO)) line.add("\r\x1b[K");  // a bar may stand there
+    if (isatty(STDERR_FILENO)) line.add("\r\x1b[K");  // clears a progress bar
     line.add("engine: ");
     line.add(own_name, own_name_size);
     line.add(place.file, place.file_size);
@@ -100,18 +101,18 @@ bool is_late() {
         sleep(1);
     }
     if (is_late())
-        sleep(1);  // the launcher ends all when this one has ended: the first may not have written its line yet
+        sleep(1);  // the launcher ends all once this process has ended, and the first may not have written its line yet
     else
         line.write_to(STDERR_FILENO);
     _exit(1);
 }
 
-// As if this handler were not there.
+// Does what would happen without this handler.
 void pass_on(int number, siginfo_t* info, void* context) {
     size_t i = 0;
     while (signals[i] != number) ++i;
     const struct sigaction& action = former[i];
-    const bool was_sent = info->si_code <= 0;  // by kill(), raise() or abort(); else the instruction fails again
+    const bool was_sent = info->si_code <= 0;  // by kill(), raise() or abort(); else the instruction will fail again
     if (action.sa_flags & SA_SIGINFO) {
         action.sa_sigaction(number, info, context);
     } else if (action.sa_handler == SIG_IGN && was_sent) {
@@ -140,7 +141,7 @@ void install() {
     for (size_t i = 0; i < std::size(signals); ++i) sigaction(signals[i], &action, &former[i]);
 }
 
-// Sends SIGXCPU to the thread that made it, by the processor's time that it has taken.
+// Sends SIGXCPU to the thread that made it, after some of the processor's time.
 class Timer {
 public:
     Timer() {
@@ -156,7 +157,7 @@ public:
     Timer(const Timer&) = delete;
     Timer& operator=(const Timer&) = delete;
 
-    // 0: not at all.
+    // seconds: of the thread's processor time; 0: stops the timer.
     void set(int seconds) const {
         const itimerspec when{{0, 0}, {seconds, 0}};
         if (is_there_) timer_settime(timer_, 0, &when, nullptr);
@@ -167,7 +168,7 @@ private:
     bool is_there_;
 };
 
-// A child that was forked has none of its parent's timers, but its memory: it makes its own.
+// The timer of a thread. A forked child has its parent's memory but none of its timers, so it makes its own.
 struct OwnTimer {
     std::unique_ptr<Timer> timer;
     pid_t owner = 0;

@@ -13,9 +13,9 @@
 namespace engine {
 namespace {
 
-// The library's interface, as far as it is used here: what every libjpeg since version 6b has in common. Its versions
-// differ further behind only, and in the size of the whole, which they check. (No package has headers that fit the
-// library with which Pillow comes.)
+// The library's interface, as far as it is used here. All versions of libjpeg since 6b have this in common: structures
+// differ only behind these fields, and in their whole size, which the library checks. (No package has headers that fit
+// the library that comes with Pillow.)
 
 struct Decoder;
 
@@ -47,7 +47,7 @@ struct Source {
 
 using Allocate = void* (*)(Decoder*, int pool, std::size_t bytes);
 struct Memory {
-    Allocate allocate;  // and others
+    Allocate allocate;  // other functions follow
 };
 
 struct Decoder {
@@ -68,13 +68,13 @@ struct Decoder {
     unsigned out_row;
     unsigned of_scans[4];
     void* of_progression;
-    void* tables[12];  // for quantisation, for the Huffman codes of DC and of AC: four each
+    void* tables[12];  // four each for quantisation, for Huffman codes of DC, and for those of AC
     char rest[2048];
 };
 
-constexpr int blue_green_red_padded = 9;  // libjpeg-turbo's colour space of four bytes a pixel
+constexpr int blue_green_red_padded = 9;  // libjpeg-turbo's colour space of four bytes for each pixel
 constexpr int header_read = 1;
-constexpr int permanent = 0;  // the pool of what stays from picture to picture
+constexpr int permanent = 0;  // the pool of memory that is kept from picture to picture
 constexpr std::size_t vector_bytes = 64;
 
 struct Version {
@@ -99,7 +99,7 @@ struct Library {
 };
 Library library{};
 
-// What one thread decodes with, from picture to picture.
+// The decoder that a thread keeps from picture to picture.
 class Reader {
 public:
     Reader() = default;
@@ -117,9 +117,9 @@ private:
     static Reader& of(Decoder* decoder) { return *static_cast<Reader*>(decoder->client); }
     static void* allocate(Decoder* decoder, int pool, std::size_t bytes);
 
-    // The tables of one picture. The library keeps them for the next one, which would be decoded with them where it
-    // lacks its own. (A new decoder for each would have none, either, but making one takes 12 us on a virtual machine:
-    // the library asks the processor what it can do.)
+    // The tables of one picture. The library would keep them, and decode the next picture by them if it lacks its own.
+    // (Nor would a new decoder for each picture have any, but to make one takes 12 us on a virtual machine, because the
+    // library asks the processor what it can do.)
     struct alignas(vector_bytes) Table {
         uint8_t bytes[320];
     };
@@ -131,7 +131,7 @@ private:
     ErrorManager errors_{};
     Source source_{};
     std::jmp_buf failed_;
-    std::vector<uint8_t> rows_;  // the last ones
+    std::vector<uint8_t> rows_;  // the last rows_kept rows
     bool created_ = false;
 };
 
@@ -146,7 +146,7 @@ bool Reader::create(const Version& version) {
     library.create(&decoder_, version.number, version.size);
     decoder_.source = &source_;
     source_.init = source_.term = [](Decoder*) {};
-    source_.fill = [](Decoder* decoder) -> int { std::longjmp(of(decoder).failed_, 1); };  // it is cut off
+    source_.fill = [](Decoder* decoder) -> int { std::longjmp(of(decoder).failed_, 1); };  // the file is cut off
     source_.skip = [](Decoder* decoder, long bytes) {
         Source& source = *decoder->source;
         const std::size_t count = bytes > 0 ? std::min(source.left, std::size_t(bytes)) : 0;
@@ -158,7 +158,8 @@ bool Reader::create(const Version& version) {
     return created_ = true;
 }
 
-// Nothing but tables is permanent once the decoder is made.
+// Allocates tables in tables_, and other memory by the library's function. Once the decoder is made, only tables are
+// permanent.
 void* Reader::allocate(Decoder* decoder, int pool, std::size_t bytes) {
     Reader& reader = of(decoder);
     const bool is_table =
@@ -166,7 +167,7 @@ void* Reader::allocate(Decoder* decoder, int pool, std::size_t bytes) {
     return is_table ? &reader.tables_[reader.tables_taken_++] : reader.allocate_(decoder, pool, bytes);
 }
 
-// (Nothing that is made after setjmp() may need a destructor: longjmp() calls none.)
+// (After setjmp() no object with a destructor may be made, because longjmp() calls none.)
 bool Reader::read(const uint8_t* data, std::size_t size, const JpegHeader& header, int shrink, const Part& part,
                   RowSink& sink) {
     source_.next = data;
@@ -190,12 +191,13 @@ bool Reader::read(const uint8_t* data, std::size_t size, const JpegHeader& heade
         library.abort(&decoder_);
         return false;
     }
-    // Upsampled colours depend on their neighbours, and the library knows none beyond the columns that it is asked for.
+    // Upsampled colours depend on their neighbours, and the library reads none beyond the columns that it decodes.
     constexpr int margin = 2;
     unsigned left = unsigned(std::max(0, part.left - margin));
     unsigned columns = unsigned(std::min(width, part.left + part.width + margin)) - left;
     if (int(columns) < width) library.crop_row(&decoder_, &left, &columns);
-    // Rows that begin where vectors do are written past the caches, and read back from memory; these do not.
+    // The library writes rows that begin at whole vectors past the caches, from which they would have to be read again
+    // from memory: these rows begin 4 bytes later.
     const std::size_t row_bytes =
         (std::size_t(columns) * 4 + row_slack + vector_bytes - 1) / vector_bytes * vector_bytes;
     rows_.resize(std::max(rows_.size(), rows_kept * row_bytes + 2 * vector_bytes));
@@ -208,18 +210,18 @@ bool Reader::read(const uint8_t* data, std::size_t size, const JpegHeader& heade
         library.read_rows(&decoder_, &row, 1);
         sink.row(row + 4 * (part.left - int(left)));
     }
-    // A file that does not end as it should is looked at whole: what lies behind the part may be missing.
+    // A file without an end marker is decoded to its end, because the rows behind the part may be missing.
     const bool ends = size >= 2 && data[size - 2] == 0xFF && data[size - 1] == 0xD9;
     const int rest = height - part.top - part.height;
     if (!ends)
         for (int y = 0; y < rest; ++y) library.read_rows(&decoder_, &row, 1);
-    if (rest == 0) library.finish(&decoder_);  // which looks at the end of the file
+    if (rest == 0) library.finish(&decoder_);  // it checks the end of the file
     library.abort(&decoder_);
     return errors_.warnings == 0;
 }
 
 Reader& own_reader() {
-    thread_local const auto reader = std::make_unique<Reader>();  // a pointer: threads have little room of their own
+    thread_local const auto reader = std::make_unique<Reader>();  // a pointer, because thread-local memory is small
     return *reader;
 }
 
@@ -235,7 +237,7 @@ int big_endian(const uint8_t* two) { return two[0] << 8 | two[1]; }
 }  // namespace
 
 std::string load_jpeg_library(const char* path) {
-    void* handle = dlopen(path, RTLD_LAZY | RTLD_LOCAL);  // stays: decoding threads may call it until the end
+    void* handle = dlopen(path, RTLD_LAZY | RTLD_LOCAL);  // never closed: decoding threads may call it until the end
     if (!handle) return dlerror();
     std::string missing;
     Library found{};
@@ -269,9 +271,9 @@ int64_t jpeg_scans(const uint8_t* data, std::size_t size) {
         if (!found) break;
         at = std::size_t(static_cast<const uint8_t*>(found) - data) + 1;
         const int marker = data[at];
-        if (marker == 0xD9) break;  // the end
+        if (marker == 0xD9) break;  // the end of the picture
         const bool has_length = marker >= 0xC0 && (marker < 0xD0 || marker > 0xD8) && marker != 0xFF;
-        if (!has_length) continue;  // among pixels
+        if (!has_length) continue;  // a byte or marker among pixels
         scans += marker == 0xDA;
         ++at;
         if (at + 2 <= size) at += std::max(std::size_t(2), std::size_t(big_endian(data + at)));
@@ -284,7 +286,7 @@ std::optional<JpegHeader> jpeg_header(const uint8_t* data, std::size_t size) {
     std::size_t at = 2;
     while (at + 4 <= size && data[at] == 0xFF) {
         const int marker = data[at + 1];
-        if (marker == 0xFF) {  // fills up
+        if (marker == 0xFF) {  // a fill byte
             ++at;
             continue;
         }

@@ -7,7 +7,7 @@
 
 namespace engine {
 
-static constexpr int64_t most_values = INT64_MAX / sizeof(double);  // of a tensor, so that bytes can be counted, too
+static constexpr int64_t most_values = INT64_MAX / sizeof(double);  // of a tensor, so that its bytes can be counted
 
 const dnnl::engine& cpu() {
     static const dnnl::engine instance(dnnl::engine::kind::cpu, 0);
@@ -85,7 +85,7 @@ std::string layout_name(const Layout& layout) {
     return name;
 }
 
-// The graph checks what a text asks for and names its line; this is for what gets past it.
+// The graph checks shapes first, with messages that name the prototxt's line; this catches what gets past it.
 Tensor::Tensor(std::string called, Dims dims, Home place)
     : name(std::move(called)), shape(std::move(dims)), home(place) {
     const bool empty = std::any_of(shape.begin(), shape.end(), [](int64_t dim) { return dim < 1; });
@@ -121,7 +121,7 @@ void Tensor::decide(const Layout& wanted, const BufferPtr& shared) {
 
 dnnl::memory Tensor::as(const Layout& other) const { return buffer->view(other); }
 
-// Row-major on both sides is a plain copy; anything else is a reorder that oneDNN compiles for the pair.
+// Copies a memory to another: the bytes, if both have one layout, else by one of oneDNN's reorders.
 static void copy(const dnnl::memory& from, const dnnl::memory& to) {
     if (from.get_desc() == to.get_desc()) {
         std::memcpy(to.get_data_handle(), from.get_data_handle(), to.get_desc().get_size());
@@ -133,7 +133,7 @@ static void copy(const dnnl::memory& from, const dnnl::memory& to) {
     stream.wait();
 }
 
-// How files and Python see the values.
+// Returns the layout in which files and Python see the values. Throws std::runtime_error if there is no memory yet.
 static Layout outside(const Tensor& tensor) {
     if (!tensor.buffer || !tensor.buffer->address())
         throw std::runtime_error("tensor '" + tensor.name + "' has no memory yet");

@@ -1,4 +1,4 @@
-// A tensor is a view of a buffer: Caffe's shape, oneDNN's layout, and, where one is needed, its gradient (`diff`).
+// A tensor is a view of a buffer: it has Caffe's shape, oneDNN's layout and, if it needs one, a gradient (`diff`).
 #pragma once
 
 #include <cstdint>
@@ -14,28 +14,29 @@ using Layout = dnnl::memory::desc;
 
 const dnnl::engine& cpu();
 
-// Where the bytes of a buffer live, and so who places it.
+// Where the bytes of a buffer are, which tells who places it.
 enum class Home {
-    activation,  // the memory plan; dead once its last reader has run
-    parameter,   // the parameter arena
-    gradient,    // the gradient arena, in the order in which backward finishes
-    external,    // the caller's own memory, set before each step (data batches)
-    owned,       // this buffer alone; lives as long as its program (outputs that Python reads)
+    activation,  // where the memory plan says; not valid after its last reader has run
+    parameter,   // in the parameter arena
+    gradient,    // in the gradient arena, in the order in which backward finishes
+    external,    // in the caller's memory, set before each step (data batches)
+    owned,       // in memory of this buffer alone, as long as its program lives (outputs that Python reads)
 };
 
-// A range of bytes. Every dnnl::memory that looks into it moves along when the buffer is placed. Buffers can be joined:
-// they are then one range with several names (views, sums whose gradients are all the same, results written over their
-// inputs).
+// A range of bytes. Placing a buffer moves every dnnl::memory that view() has made of it. Joined buffers are one range
+// with several names (views, sums whose gradients are all the same, results written over their inputs).
 class Buffer : public std::enable_shared_from_this<Buffer> {
 public:
     Buffer(size_t bytes, Home home) : bytes_(bytes), home_(home) {}
     Buffer(const Buffer&) = delete;
 
-    // keeper: what has the memory, and lives at least as long as this buffer points there.
+    // keeper: the owner of the memory, which is kept as long as this buffer points there.
     void place(void* address, std::shared_ptr<void> keeper);
     void swap_memory(Buffer& other);
-    dnnl::memory view(const Layout& layout);          // the same one each time, so that there are no more than layouts
-    void join(const std::shared_ptr<Buffer>& other);  // this one's home wins over an activation's
+    // Returns a memory over these bytes, the same one for the same layout.
+    dnnl::memory view(const Layout& layout);
+    // Makes two buffers one. Its home is that of the one that is no activation. Throws std::logic_error if neither is.
+    void join(const std::shared_ptr<Buffer>& other);
     const Buffer* root() const { return joined_ ? joined_->root() : this; }
     Buffer* root() { return joined_ ? joined_->root() : this; }
 
@@ -62,29 +63,31 @@ struct Tensor;
 using TensorPtr = std::shared_ptr<Tensor>;
 
 struct Tensor {
-    // Throws std::length_error for a shape that no blob has: an axis of nothing, or more bytes than can be counted.
+    // Throws std::length_error for a shape that no blob can have: with an empty axis, or more bytes than can be
+    // counted.
     Tensor(std::string called, Dims dims, Home place);
 
-    // Parameters take the layout that their first reader asks for; everything else is decided where it is made.
+    // A tensor is decided once it has a layout and a buffer. The first reader of a parameter decides its layout; all
+    // others are decided when they are made.
     bool decided() const { return bool(buffer); }
     void decide(const Layout& wanted);
     void decide(const Layout& wanted, const BufferPtr& shared);
 
-    // The same values without the gradient, for readers that send none.
+    // Returns a view of the same values without the gradient, for readers that send none.
     TensorPtr without_diff() const;
-    // The same values with a gradient of its own, which is to be placed.
+    // Returns a view of the same values with a gradient of its own, which is to be placed.
     static TensorPtr with_own_diff(const TensorPtr& tensor);
 
-    // The same bytes described differently; the caller vouches that the layouts agree.
+    // Returns the same bytes in another layout; the caller must know that the layouts agree.
     dnnl::memory as(const Layout& other) const;
 
     float* data() const { return static_cast<float*>(buffer->address()); }
     int64_t count() const;
     bool is_bf16() const { return layout.get_data_type() == dnnl::memory::data_type::bf16; }
 
-    // Whether the bytes are what read() gives: Python can then look at them in place.
+    // Tells whether the bytes are what read() copies: Python can then read them in place.
     bool dense() const;
-    // Copies to and from a dense row-major float32 array of `shape`.
+    // Copy the values to and from a dense row-major float32 array of `shape`.
     void read(float* plain) const;
     void write(const float* plain);
     uint64_t writes() const { return buffer->writes(); }  // how often write() has been called, for any view of them
@@ -98,11 +101,11 @@ struct Tensor {
     BufferPtr buffer;
     dnnl::memory memory;
     TensorPtr diff;
-    TensorPtr origin;         // of with_own_diff(): the first tensor that had these values
-    bool accumulate = false;  // of a parameter's diff: writers add to it (iter_size, shared parameters)
+    TensorPtr origin;         // after with_own_diff(): the first tensor that had these values
+    bool accumulate = false;  // whether writers add to this parameter's diff (iter_size, shared parameters)
 };
 
-// Where a memory's or a tensor's elements are.
+// Return the elements of a memory or a tensor.
 template <typename T>
 T* address(const dnnl::memory& memory) {
     return static_cast<T*>(memory.get_data_handle());
@@ -115,8 +118,8 @@ T* address(const TensorPtr& tensor) {
 Dims dense_dims(const Dims& shape);  // oneDNN has no scalars: () becomes (1)
 Layout plain_layout(const Dims& shape, dnnl::memory::data_type type = dnnl::memory::data_type::f32);
 bool is_plain(const Layout& layout);
-std::string layout_name(const Layout& layout);  // such as aBcd16b; letters in the order of memory
-// Throws std::length_error where no integer holds it.
+std::string layout_name(const Layout& layout);  // such as aBcd16b, with letters in the order of memory
+// Returns the number of elements. Throws std::length_error if no integer holds it.
 int64_t count_of(const Dims& shape);
 
 }  // namespace engine

@@ -19,13 +19,13 @@ namespace engine {
 
 namespace {
 
-// Of the calling thread, unless it has one already (faulthandler's).
+// A stack for the signals of the calling thread, unless it has one already (faulthandler's).
 class SignalStack {
 public:
     SignalStack() {
         stack_t present{};
         if (sigaltstack(nullptr, &present) != 0 || !(present.ss_flags & SS_DISABLE)) return;
-        const std::size_t size = (64 << 10) + getauxval(AT_MINSIGSTKSZ);  // the latter: registers, 11 KB with AMX
+        const std::size_t size = (64 << 10) + getauxval(AT_MINSIGSTKSZ);  // the latter is for registers: 11 KB with AMX
         memory_.reset(new char[size]);
         stack_t own{};
         own.ss_sp = memory_.get();

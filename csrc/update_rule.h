@@ -1,4 +1,4 @@
-// What an update rule is written with: the arrays and numbers that it sees, a loop over them, and its registration.
+// What an update rule uses: the arrays and numbers that it gets, a loop over the arrays, and its registration.
 #pragma once
 
 #include <cmath>
@@ -10,9 +10,8 @@
 
 #include "kernels/vectorised.h"
 
-// Without contraction to FMA every vector width gives the same bits, so that ranks on different processors stay equal;
-// the passes are bound by memory, it costs nothing. (GCC forgets such options inside clones when they come from a
-// pragma.)
+// Without contraction to FMA every vector width gives the same bits, so that ranks on different processors stay equal.
+// It costs nothing, because memory limits these passes. (GCC forgets such options inside clones if a pragma sets them.)
 #if !defined(__NO_MATH_ERRNO__)
 #error "update rules need -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math: square roots vectorise only so"
 #endif
@@ -32,9 +31,9 @@ struct Arrays {
 // One step's numbers. The regularised gradient is scale * gradient + l2 * w + l1 * sign(w).
 struct Factors {
     float scale, l2, l1;
-    float rate;                 // of these arrays
-    float momentum_correction;  // multiplies a history that is a momentum before anything else
-    double updates;             // so far, with this one
+    float rate;                 // the learning rate of these arrays
+    float momentum_correction;  // the factor of a history that is a momentum, applied before anything else
+    double updates;             // how many there have been, with this one
     const std::map<std::string, float>* constants;
 
     // A constant that the rule declares. Throws std::invalid_argument for any other.
@@ -46,8 +45,8 @@ inline ENGINE_BODY float regularised(float gradient, float weight, const Factors
     return f.scale * gradient + f.l2 * weight + f.l1 * sign;
 }
 
-// Calls element(i) for every index, in vectors: it touches floats of that index only. Memory is asked for ahead, for at
-// the end of each page the processor's own guesses stop, and the arrays are in no cache.
+// Calls element(i) for every index, in vectors: element() may access only floats of that index. Memory is prefetched,
+// because the arrays are in no cache and the processor's own prefetching stops at the end of each page.
 template <typename Element>
 inline ENGINE_BODY void each(const Arrays& a, const Element& element) {
     constexpr int64_t line = 16, ahead = 512;  // floats
@@ -69,10 +68,10 @@ struct Constant {
     double least, below;
 };
 
-// The least value of what is divided by: denormals count as zero.
+// The least value of a divisor: denormals count as zero.
 constexpr double above_zero = std::numeric_limits<float>::min();
 
-// What a rule is, said once: the solver, its checks, snapshots, Caffe's solver classes and the messages go by it.
+// All that a rule declares. The solver, its checks, snapshots, Caffe's solver classes and messages read it here.
 struct UpdateRule {
     std::string name;
     // Solver files ask for the rule by these two fields.
