@@ -21,3 +21,8 @@ _dnnl.check_version(onednn_version())
 _openmp = ctypes.CDLL(_ext.__file__)
 if hasattr(_openmp, "omp_pause_resource_all"):
     os.register_at_fork(before=lambda: _openmp.omp_pause_resource_all(1))
+
+
+def set_threads(count: int) -> None:
+    """Gives the calling thread's OpenMP team so many threads, where OMP_NUM_THREADS was set after libgomp read it."""
+    _openmp.omp_set_num_threads(count)

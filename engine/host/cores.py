@@ -6,6 +6,7 @@ import functools
 import math
 import os
 import platform
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -46,13 +47,16 @@ def share_cores(everyone: list[tuple[str, tuple[int, ...]]]) -> None:
     """Sets OMP_NUM_THREADS so that the ranks of a host do not compute on the same cores; also GOMP_SPINCOUNT, if they
     and their communication servers still have more threads than cores. Leaves what the user has set.
 
-    Call it before the extension is loaded: libgomp, which comes with it, reads both variables once.
+    Call it before the extension is loaded where that is possible: libgomp, which comes with it, reads both variables
+    once. In a script that has loaded it already, the calling thread's team gets its number of threads all the same.
 
     Args:
         everyone: the host and the cores of each rank, as from all_hosts_and_cores().
     """
     mine = host_and_cores()
     fitting = threads_for(mine, everyone, cores_at_once())
+    if "OMP_NUM_THREADS" not in os.environ and "engine.host._core" in sys.modules:
+        sys.modules["engine.host._core"].set_threads(fitting)
     given = os.environ.setdefault("OMP_NUM_THREADS", str(fitting)).split(",")[0].strip()
     threads = int(given) if given.isdecimal() else len(mine[1])
     threads += len(everyone) > 1  # with other ranks, there is a communication server at least
