@@ -27,6 +27,7 @@ class Affine(Layer):
 
     @property
     def axis(self) -> int:
+        """The first axis of x that the coefficients have; 0 if the second bottom has no axes."""
         if len(self.shapes) == 2 and not self.shapes[1]:
             return 0
         return self.canonical_axis(self.param.axis, len(self.shapes[0]))
@@ -55,7 +56,7 @@ class Affine(Layer):
 
     def lower(self, builder: Builder) -> None:
         x, *coefficients = (builder.tensor(blob) for blob in self.bottoms)
-        # The kernels find channels in every layout, other axes in row-major blobs only.
+        # The kernels find axis 1, the channels, in any layout, and other axes in row-major blobs only.
         end = self.axis + len(self.coefficient_shape)
         if end != 2 or not self.coefficient_shape:
             x = builder.plain(self, x)

@@ -66,6 +66,7 @@ class BatchNorm(Layer):
 
     @property
     def use_global_stats(self) -> bool:
+        """Whether the running statistics normalise, not the batch's."""
         param = self.message.batch_norm_param
         return param.use_global_stats if param.HasField("use_global_stats") else not self.training
 
@@ -83,6 +84,7 @@ class BatchNorm(Layer):
 
     @property
     def sync(self) -> bool:
+        """Whether the statistics are those of the batches of all ranks."""
         asked = self.message.batch_norm_param.sync or self.net.bn_sync
         return asked and self.training and not self.use_global_stats
 
@@ -115,6 +117,7 @@ class BatchNorm(Layer):
         }
 
     def limits(self) -> Attributes:
+        """Returns the attribute for an absorbed ReLU6, if there is one."""
         return {} if self.ceiling is None else {"ceiling": self.ceiling}
 
     def absorb(self, following: Layer) -> bool:

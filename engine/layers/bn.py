@@ -41,6 +41,7 @@ class BN(BatchNorm):
 
     @property
     def is_segnets(self) -> bool:
+        """Whether the text has fields of SegNet's form."""
         return any(self.param.HasField(name) for name in ("scale_filler", "shift_filler", "bn_mode"))
 
     @property

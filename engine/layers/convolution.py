@@ -229,6 +229,8 @@ class Convolution(Weighted):
             self._lower_one(builder, [builder.tensor(blob) for blob in blobs], top)
 
     def _lower_one(self, builder: Builder, inputs: list[Tensor], top: Blob) -> None:
+        """Adds the op that makes a top, and the ReLU of Intel's field `relu`. inputs: the bottom and, if a sum was
+        absorbed, its other term."""
         attributes, seen = {**self.attributes(), **self.kernels_by_rule(inputs[0].dtype)}, top.shape
         if not self._is_direct:
             spatial = (1,) if len(self.seen) == 2 else ()

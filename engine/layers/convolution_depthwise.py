@@ -16,7 +16,7 @@ class ConvolutionDepthwise(Convolution):
 
     def infer(self) -> list[Shape]:
         if len(self.shapes[0]) > 1:
-            own = proto.LayerParameter()  # for the config's may be built again, with other channels
+            own = proto.LayerParameter()  # a copy, as the config may be built again with other channels
             own.CopyFrom(self.message)
             self.message = own
             param, channels = self.param, self.seen[1]

@@ -50,7 +50,7 @@ class Crop(Layer):
 
     def lower(self, builder: Builder) -> None:
         x = builder.tensor(self.bottoms[0])
-        if self.shapes[0][1:2] != self.tops[0].shape[1:2]:  # channels may lie in blocks, which cannot be cut
+        if self.shapes[0][1:2] != self.tops[0].shape[1:2]:  # channels may lie in blocks, within which Crop cannot cut
             x = builder.plain(self, x)
         builder.op("Crop", self, [x], {"offsets": self.offsets})
 

@@ -81,6 +81,7 @@ class DummyData(Layer):
 
     @cached_property
     def _values(self) -> dict[Blob, np.ndarray]:
+        """The values of each top, kept from step to step."""
         return {}
 
     def lower(self, builder: Builder) -> None:

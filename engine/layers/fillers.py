@@ -135,8 +135,8 @@ def _holds_diagonal(shape: Shape, message: proto.FillerParameter) -> bool:
 
 @filler("diagonal", "at least 2 axes, the first two no shorter than diag_val", _holds_diagonal)
 def diagonal(shape: Shape, message: proto.FillerParameter, generator: np.random.Generator) -> np.ndarray:
-    """FlowNet 2's: the matrix of the outputs, shape[0], by the inputs, shape[1], has diag_val[i] at (i, i), or the last
-    of them, or 1, at every place of a kernel."""
+    """Sets the matrix of outputs, shape[0], by inputs, shape[1], to a diagonal one at every place of a kernel, as
+    FlowNet 2 does. Value i of the diagonal is diag_val[i], or the last that there is; 1 without diag_val."""
     values, given = np.zeros(shape, np.float32), list(message.diag_val) or [1.0]
     for i in range(min(shape[:2])):
         values[i, i] = given[min(i, len(given) - 1)]
@@ -145,7 +145,7 @@ def diagonal(shape: Shape, message: proto.FillerParameter, generator: np.random.
 
 @filler("file")
 def file(shape: Shape, message: proto.FillerParameter, generator: np.random.Generator) -> np.ndarray:
-    """The numbers of a text, of the Spatial Transformer's fork, whose nets begin with a map that copies so."""
+    """Reads the numbers of a text, as the Spatial Transformer's fork does: its nets begin with a map that copies."""
     if not message.file:
         raise ValueError("expected the name of a text of numbers in 'file'")
     words, count = read_text(message.file, ConfigError, expected="numbers").split(), math.prod(shape)

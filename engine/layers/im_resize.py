@@ -75,7 +75,7 @@ class ImResize(Layer):
         if param.factor:
             with np.errstate(over="ignore"):
                 sides = np.asarray(shape[2:], np.float32) * np.float32(param.factor)
-            size = tuple(int(side) for side in np.clip(sides, 0, 2**31))  # no blob has as many
+            size = tuple(int(side) for side in np.clip(sides, 0, 2**31))  # no blob may be as large
         else:
             size = (param.target_spatial_height, param.target_spatial_width)
         if min(size) < 1:

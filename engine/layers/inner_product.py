@@ -12,7 +12,7 @@ from engine.layers.weighted import Weighted
 if TYPE_CHECKING:
     from engine.layers.builder import Builder
 
-MAX_KERNEL_AXES = 5  # of oneDNN's inner product
+MAX_KERNEL_AXES = 5  # most axes of a bottom of oneDNN's inner product
 
 
 @register("InnerProduct")
