@@ -1,7 +1,8 @@
 """AlexNet (Krizhevsky, Sutskever, Hinton, 2012): five convolutions, three of them in two groups, three classifiers.
 
-Of the paper's two towers, as one net: 60,965,224 parameters. As in Caffe, normalisation comes before pooling, there is
-no colour augmentation, and biases that do not start at 0 start at 0.1. Layers have the names of Caffe's weights.
+The paper's two towers are one net here, with 60,965,224 parameters. As in Caffe, normalisation comes before pooling,
+there is no colour augmentation, and biases that do not start at 0 start at 0.1. Layers have the names of those in
+Caffe's weights.
 
     python nets/alexnet.py > nets/alexnet.prototxt
 """

@@ -1,6 +1,7 @@
 """DenseNet-121 (Huang et al., 2016): table 1 of "Densely connected convolutional networks", 7,978,856 parameters.
 
-Bottleneck layers, growth rate 32, transitions that halve the channels. Norm and ReLU come before each convolution.
+It has bottleneck layers, a growth rate of 32, and transitions that halve the channels. Norm and ReLU come before each
+convolution.
 
     python nets/densenet121.py > nets/densenet121.prototxt
 """
@@ -13,14 +14,14 @@ BOTTLENECK = 4 * GROWTH
 
 
 def dense_layer(net, name, bottom):
-    """The bottom, followed by GROWTH more channels."""
+    """Adds a layer of a dense block. Its top has the bottom's channels and GROWTH more."""
     x = net.norm(f"{name}/x1", bottom, top=f"{name}/x1")
     x = net.conv_norm(f"{name}/conv1", x, BOTTLENECK, 1)
     return net.concat(name, [bottom, net.linear(f"{name}/conv2", x, GROWTH, 3)])
 
 
 def body():
-    """All but the scores. Returns the net, and the blob that they are computed from."""
+    """Returns the net without its scores, and the blob from which they are computed."""
     net = writer.Net("DenseNet-121", 224)
     channels = 64
     x = net.max_pool("pool1", net.conv_norm("conv1", "data", channels, 7, stride=2), 3, 2)

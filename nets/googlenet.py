@@ -1,14 +1,15 @@
 """GoogLeNet (Szegedy et al., 2014): table 1 of "Going deeper with convolutions", with its two auxiliary classifiers.
 
-13,378,280 parameters, of which the auxiliary classifiers, which serve in training only, are 6,379,728. Layers have the
-names of Caffe's weights, and pictures are cropped and mirrored as for these, without the paper's changes of shape.
+It has 13,378,280 parameters, of which 6,379,728 belong to the auxiliary classifiers, which serve in training only.
+Layers have the names of those in Caffe's weights, and pictures are cropped and mirrored as for these, without the
+paper's changes of shape.
 
     python nets/googlenet.py > nets/googlenet.prototxt
 """
 
 import writer
 
-# 1x1, 3x3 reduce, 3x3, 5x5 reduce, 5x5, pool projection
+# Block -> channels of its convolutions: 1x1, 3x3 reduce, 3x3, 5x5 reduce, 5x5, pool projection.
 INCEPTION = {
     "3a": (64, 96, 128, 16, 32, 32),
     "3b": (128, 128, 192, 32, 96, 64),
@@ -27,8 +28,8 @@ def inception(net, block, bottom):
     name = f"inception_{block}"
     single, reduce3, wide3, reduce5, wide5, projection = INCEPTION[block]
 
-    def convolution(part, source, channels, kernel):
-        return net.convolution(f"{name}/{part}", source, channels, kernel, bias=BIAS)
+    def convolution(suffix, source, channels, kernel):
+        return net.convolution(f"{name}/{suffix}", source, channels, kernel, bias=BIAS)
 
     tops = [
         convolution("1x1", bottom, single, 1),

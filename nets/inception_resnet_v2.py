@@ -1,7 +1,7 @@
 """Inception-ResNet-v2 (Szegedy et al., 2016), as the authors released it: 55,843,464 parameters.
 
-The release has the stem of Inception-v3 and one block of it where the paper has the stem of Inception-v4, and no bias
-but in the convolutions that end a block.
+Where the paper has the stem of Inception-v4, the release has the stem of Inception-v3 and one of its blocks. Only the
+convolutions that end a block have biases.
 
     python nets/inception_resnet_v2.py > nets/inception_resnet_v2.prototxt
 """
@@ -9,18 +9,21 @@ but in the convolutions that end a block.
 import writer
 from inception_v3 import chain, stem
 
-# Branches of a block, as (channels, kernel) in a row.
+# The branches of a block. Each is a list of convolutions, (channels, kernel).
 BLOCK_35 = [[(32, 1)], [(32, 1), (32, 3)], [(32, 1), (48, 3), (64, 3)]]
 BLOCK_17 = [[(192, 1)], [(128, 1), (160, (1, 7)), (192, (7, 1))]]
 BLOCK_8 = [[(192, 1)], [(192, 1), (224, (1, 3)), (256, (3, 1))]]
 
 
 def branches(net, name, x, rows):
+    """Adds branches on the blob x, and returns their tops."""
     return [chain(net, f"{name}/branch{number}", x, steps) for number, steps in enumerate(rows)]
 
 
 def residual(net, name, x, channels, rows, scale, relu=True):
-    """x + scale * (the branches, put back into `channels` channels by a linear 1 x 1 convolution)."""
+    """Adds a residual block: x + scale * branches, to which a linear 1 x 1 convolution gives the `channels` of x.
+
+    rows: the branches. relu: whether a ReLU ends the block."""
     mixed = net.concat(f"{name}/mixed", branches(net, name, x, rows))
     up = net.linear(f"{name}/up", mixed, channels, 1, bias=True)
     x = net.add(name, "Eltwise", f"{x} {up}", f"eltwise_param {{ coeff: 1 coeff: {scale:g} }}")
@@ -28,6 +31,7 @@ def residual(net, name, x, channels, rows, scale, relu=True):
 
 
 def reduction(net, name, x, rows):
+    """Adds a block that halves the sides: branches beside a max-pooling."""
     return net.concat(name, [*branches(net, name, x, rows), net.max_pool(f"{name}/pool", x, 3, 2)])
 
 

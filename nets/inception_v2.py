@@ -1,14 +1,16 @@
 """Inception-v2, or BN-Inception (Ioffe and Szegedy, 2015): figure 5 of "Batch Normalization", with auxiliary losses.
 
-16,075,832 parameters, of which the auxiliary classifiers, which serve in training only, are 4,880,848. Where the
-figure's columns do not add up to its output sizes (4c, 4d), the sizes count. Layers have the names of Caffe's weights.
+It has 16,075,832 parameters, of which 4,880,848 belong to the auxiliary classifiers, which serve in training only.
+Where the figure's columns do not add up to its output sizes (4c, 4d), the sizes count. Layers have the names of those
+in Caffe's weights.
 
     python nets/inception_v2.py > nets/inception_v2.prototxt
 """
 
 import writer
 
-# 1x1, 3x3 reduce, 3x3, double 3x3 reduce, double 3x3, pool projection; (0, ..., 0): stride 2, pooling passes through
+# Block -> channels of its convolutions: 1x1, 3x3 reduce, 3x3, double 3x3 reduce, double 3x3, pool projection. Blocks
+# with 0 for the first and the last have stride 2, and their pooling has no projection.
 INCEPTION = {
     "3a": (64, 64, 64, 64, 96, 32),
     "3b": (64, 64, 96, 64, 96, 64),

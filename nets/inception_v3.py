@@ -1,7 +1,7 @@
 """Inception-v3 (Szegedy et al., 2015): "Rethinking the Inception architecture", with its auxiliary classifier.
 
-Stem and widths are those of the authors' released net, which differ from the paper's table 1: 27,161,264 parameters, of
-which the auxiliary classifier, which serves in training only, is 3,326,696.
+Stem and widths are those of the net that the authors released, which differ from the paper's table 1. It has 27,161,264
+parameters, of which 3,326,696 belong to the auxiliary classifier, which serves in training only.
 
     python nets/inception_v3.py > nets/inception_v3.prototxt
 """
@@ -10,7 +10,7 @@ import writer
 
 
 def chain(net, name, bottom, steps):
-    """Convolutions in a row; steps: (channels, kernel) or (channels, kernel, stride), unpadded where strided."""
+    """Adds convolutions in a row. steps: (channels, kernel), padded, or (channels, kernel, stride), without padding."""
     for number, (channels, kernel, *stride) in enumerate(steps):
         pad = 0 if stride else None
         bottom = net.conv_norm(f"{name}_{number}", bottom, channels, kernel, *(stride or [1]), pad=pad)
@@ -18,13 +18,15 @@ def chain(net, name, bottom, steps):
 
 
 def stem(net):
-    """299 x 299 pictures to 192 channels of 35 x 35. Shared with Inception-ResNet-v2."""
+    """Adds the layers that turn pictures of 299 x 299 into 192 channels of 35 x 35. Inception-ResNet-v2 has them,
+    too."""
     x = chain(net, "stem_a", "data", [(32, 3, 2), (32, 3, 1), (64, 3)])
     x = chain(net, "stem_b", net.max_pool("pool1", x, 3, 2), [(80, 1), (192, 3, 1)])
     return net.max_pool("pool2", x, 3, 2)
 
 
 def figure_5(net, name, x, projection):
+    """Adds a block of the paper's figure 5. projection: channels behind the pooling."""
     tops = [
         chain(net, f"{name}/1x1", x, [(64, 1)]),
         chain(net, f"{name}/5x5", x, [(48, 1), (64, 5)]),
@@ -35,6 +37,7 @@ def figure_5(net, name, x, projection):
 
 
 def figure_6(net, name, x, width):
+    """Adds a block of the paper's figure 6. width: channels of the inner convolutions."""
     row, column = (1, 7), (7, 1)
     tops = [
         chain(net, f"{name}/1x1", x, [(192, 1)]),
@@ -51,11 +54,12 @@ def figure_6(net, name, x, width):
 
 
 def figure_7(net, name, x):
+    """Adds a block of the paper's figure 7."""
     middle = chain(net, f"{name}/3x3", x, [(384, 1)])
     double = chain(net, f"{name}/double3x3", x, [(448, 1), (384, 3)])
     tops = [chain(net, f"{name}/1x1", x, [(320, 1)])]
-    for part, source in (("3x3", middle), ("double3x3", double)):
-        tops += [net.conv_norm(f"{name}/{part}_{h}x{w}", source, 384, (h, w)) for h, w in ((1, 3), (3, 1))]
+    for branch, source in (("3x3", middle), ("double3x3", double)):
+        tops += [net.conv_norm(f"{name}/{branch}_{h}x{w}", source, 384, (h, w)) for h, w in ((1, 3), (3, 1))]
     tops.append(chain(net, f"{name}/proj", net.ave_pool(f"{name}/pool", x, 3, 1, pad=1), [(192, 1)]))
     return net.concat(name, tops)
 

@@ -1,8 +1,9 @@
-"""VGG-16, ResNet-50 or DenseNet-121 with a sigmoid for each of several labels, such as the 14 of ChestX-ray14.
+"""Writes VGG-16, ResNet-50 or DenseNet-121 with a sigmoid for each of several labels, as for the 14 of ChestX-ray14.
 
-The folder of --data holds train_lmdb, val_lmdb, labels.txt (a name a line) and, for --weighted, loss_param.prototxt, as
-`engine convert_chestxray14` and `convert_imageset` write them. All layers but the last have the names of nets/vgg16.py,
-resnet50.py and densenet121.py, whose weights they can start from; the last, `scores`, starts anew and learns faster.
+The folder of --data holds train_lmdb, val_lmdb, labels.txt (a name on each line) and, for --weighted,
+loss_param.prototxt, as `engine convert_chestxray14` and `convert_imageset` write them. All layers but the last have the
+names that they have in nets/vgg16.py, resnet50.py and densenet121.py, so that they can start from the weights of these
+nets. The last layer, `scores`, starts anew and learns faster.
 
     python nets/multi_label.py densenet121 --data chestxray14 > chestxray14/densenet121.prototxt
 """
@@ -15,7 +16,7 @@ import resnet50
 import vgg16
 import writer
 
-FASTER = 10  # by so much the new layer learns faster than those that are trained already
+FASTER = 10  # the rate of the new layer, as a multiple of that of layers that are trained already
 
 
 def resnet50_body():
@@ -26,7 +27,8 @@ def body_of(net, bottom):
     return net.layers(), bottom
 
 
-# Name of the net, scale of its pixels, what gives its layers and the blob that scores are computed from.
+# Name -> (the net's name, the scale of its pixels, a function that returns the text of its layers and the blob from
+# which scores are computed).
 NETS = {
     "vgg16": ("VGG-16", "", lambda: body_of(*vgg16.body())),
     "resnet50": ("ResNet-50", 0.0078125, resnet50_body),
@@ -35,7 +37,8 @@ NETS = {
 
 
 def head(bottom, count, loss_param):
-    """A score for each label, and their loss. loss_param: text, or ""."""
+    """Yields the layers of the scores, one for each of `count` labels, and of their loss. loss_param: its text, or
+    ""."""
     parameters = f"""\
 param {{ lr_mult: {FASTER} decay_mult: 1 }}
 param {{ lr_mult: {2 * FASTER} decay_mult: 0 }}
@@ -48,7 +51,7 @@ inner_product_param {{
 
 
 def data(folder, batch, scale):
-    """Grey pictures become three equal channels, as nets for ImageNet expect."""
+    """Yields the Data layers. Grey pictures become three equal channels, as nets for ImageNet expect them."""
     cut = f"force_color: true\n{writer.short_side(256)}"
     shuffled = "  # per rank\n    shuffle: true"
     yield writer.data("phase: TRAIN", f"{folder}/train_lmdb", batch, 224, f"{writer.MIRROR}\n{cut}", scale, shuffled)

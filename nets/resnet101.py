@@ -1,4 +1,4 @@
-"""Writes nets/resnet101.prototxt: ResNet-101 (He et al., 2015), of the blocks of nets/resnet50.py.
+"""Writes nets/resnet101.prototxt: ResNet-101 (He et al., 2015), with the blocks of nets/resnet50.py.
 
 Published top-1 accuracy, one centre crop: 76.4%.
 

@@ -1,4 +1,4 @@
-"""Writes nets/resnet152.prototxt: ResNet-152 (He et al., 2015), of the blocks of nets/resnet50.py.
+"""Writes nets/resnet152.prototxt: ResNet-152 (He et al., 2015), with the blocks of nets/resnet50.py.
 
 Published top-1 accuracy, one centre crop: 77.0%: what the paper's collapsed ensembles are measured by.
 

@@ -1,8 +1,8 @@
 """Writes nets/resnet50.prototxt: ResNet-50 (He et al., 2015) as the large-batch runs of solvers/ train it.
 
-The stride of a group's first block is in its 3 x 3 convolution; batch statistics move with a fraction of 0.95; the last
-scale of each block starts at 0, so that a block starts as its shortcut; scales and biases are not decayed. Layers have
-the names of He's own nets. resnet101.py, resnet152.py and wide_resnet50.py are made of the same blocks.
+The first block of a group has its stride in the 3 x 3 convolution. BatchNorm has a moving_average_fraction of 0.95. The
+last scale of each block starts at 0, so that a block starts as its shortcut. Scales and biases are not decayed. Layers
+have the names of those in He's own nets. resnet101.py, resnet152.py and wide_resnet50.py consist of the same blocks.
 
     python nets/resnet50.py > nets/resnet50.prototxt
 """
@@ -12,14 +12,14 @@ from pathlib import Path
 from writer import CLASSES, MIRROR, SYNTHETIC, WIDE_ASPECT, data, layer, options, short_side, synthetic
 
 WIDTHS = (64, 128, 256, 512)  # channels of the 3 x 3 convolutions of a group
-EXPANSION = 4  # channels that leave a block, over those
-LETTERS = 6  # blocks that He's own nets call a, b, ...; those of longer groups a, b1, b2, ...
+EXPANSION = 4  # channels of a block's top, as a multiple of its width
+LETTERS = 6  # He's own nets call blocks a, b, c, ...; with more blocks in any group, a, b1, b2, ...
 CROP = 224
 BATCH = 16  # per rank
 
 
 def all_data(batch, folder):
-    """Training with augmentation, training without it (stage "collapse"), and testing."""
+    """Yields the data layers: training with augmentation, training without it (stage "collapse"), and testing."""
     if folder == SYNTHETIC:
         yield synthetic(batch, CROP)
         return
@@ -36,7 +36,10 @@ def all_data(batch, folder):
 
 
 def convolution(name, suffix, bottom, channels, kernel, stride=1, relu=True, gamma=1, fan=""):
-    """Convolution, BatchNorm, Scale and ReLU, in place after the convolution; suffix is "2a_branch1", for example."""
+    """Yields a Convolution, and BatchNorm, Scale and ReLU in place behind it.
+
+    suffix: of the names of BatchNorm and Scale, such as "2a_branch1". gamma: the first value of the scale. fan: further
+    fields of the weight filler."""
     yield layer(
         name,
         "Convolution",
@@ -61,12 +64,13 @@ convolution_param {{
 
 
 def block(name, bottom, width, wider, stride, projection):
-    """A bottleneck of three convolutions beside a shortcut, which a 1 x 1 convolution widens where shapes change.
+    """Yields a bottleneck of three convolutions beside a shortcut.
 
-    wider: by so much the inner convolutions are wider than `width`, of which what leaves the block is four times."""
+    width: a quarter of the channels of the block's top. wider: the channels of the inner convolutions, as a multiple of
+    width. projection: whether the shortcut is a 1 x 1 convolution, because shapes change."""
 
-    def branch(part, source, *args, **kwargs):
-        return convolution(f"res{name}_branch{part}", f"{name}_branch{part}", source, *args, **kwargs)
+    def branch(suffix, source, *args, **kwargs):
+        return convolution(f"res{name}_branch{suffix}", f"{name}_branch{suffix}", source, *args, **kwargs)
 
     wide, channels = EXPANSION * width, wider * width
     shortcut = bottom
@@ -110,7 +114,8 @@ inner_product_param {{
 
 
 def write(file, description, name, blocks, wider=1, batch=BATCH):
-    """Prints the net as the command line asks for it. file: of the generator. blocks: of each group."""
+    """Prints a net, as the command line asks for it. file: the path of the generator. blocks: their number in each
+    group."""
     chosen = options(description, batch)
     print(f"# {name}. Written by nets/{Path(file).name}: change that, not this.")
     print(f'name: "{name}"')

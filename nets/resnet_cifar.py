@@ -1,8 +1,8 @@
-"""Writes a ResNet for CIFAR-10 (He et al., 2015, section 4.2): 6n + 2 layers, of blocks of two 3 x 3 convolutions.
+"""Writes a ResNet for CIFAR-10 (He et al., 2015, section 4.2): 6n + 2 layers, in blocks of two 3 x 3 convolutions.
 
-Shortcuts have no parameters: where a group halves the sides and doubles the channels, every other pixel is taken, and
-channels of zeros are added. Training takes random 32 x 32 crops of pictures with four black pixels around them, and
-mirrors half of them; with stage "collapse" it only mirrors them. Means are in the order B, G, R.
+Shortcuts have no parameters: where a group halves the sides and doubles the channels, they take every other pixel and
+add channels of zeros. Training takes random 32 x 32 crops of pictures with four black pixels around them, and mirrors
+half of them; with stage "collapse" it mirrors them only. Means are in the order B, G, R.
 
     python nets/resnet_cifar.py --depth 20 > nets/resnet20.prototxt
 """
@@ -23,11 +23,12 @@ SCALE = 0.015625
 
 
 def all_data(batch, folder, test_batch=100):
-    """Training with augmentation, training without the crops (stage "collapse"), and testing."""
+    """Yields the data layers: training with augmentation, training without random crops (stage "collapse"), and
+    testing."""
     if folder == SYNTHETIC:
         yield synthetic(batch, SIDE, CLASSES, std=1)
         return
-    train, test = (f"{folder}/cifar10_{part}_lmdb" for part in ("train", "test"))
+    train, test = (f"{folder}/cifar10_{name}_lmdb" for name in ("train", "test"))
     shuffled = "  # per rank\n    shuffle: true"
     crops = f"crop_size: {SIDE}\n    pad: {PAD}\n    mirror: true"
     yield data('phase: TRAIN not_stage: "collapse"', train, batch, crops, shuffled)
@@ -53,7 +54,7 @@ data_param {{
 
 
 def convolution(name, bottom, channels, stride=1, relu=True):
-    """3 x 3, with BatchNorm, Scale and ReLU in place after it."""
+    """Yields a Convolution of 3 x 3, and BatchNorm, Scale and ReLU in place behind it."""
     body = f"""\
 convolution_param {{
     num_output: {channels}
@@ -71,7 +72,8 @@ convolution_param {{
 
 
 def block(name, bottom, channels, first):
-    """Two convolutions beside a shortcut. first: of a group that halves the sides."""
+    """Yields two convolutions beside a shortcut. first: whether the block is the first of a group that halves the
+    sides."""
     yield from convolution(f"{name}_conv1", bottom, channels, 2 if first else 1)
     yield from convolution(f"{name}_conv2", f"{name}_conv1", channels, relu=False)
     shortcut = bottom

@@ -1,18 +1,18 @@
 """VGG-16 (Simonyan and Zisserman, 2014): configuration D of the paper's table 1, 138,357,544 parameters.
 
-The paper starts from the trained configuration A; here weights start as He et al. (2015) propose, which needs no such
-start. Layers have the names of the authors' weights.
+The paper starts from the trained configuration A. Here weights start as He et al. (2015) propose, so that no trained
+net is needed. Layers have the names of those in the authors' weights.
 
     python nets/vgg16.py > nets/vgg16.prototxt
 """
 
 import writer
 
-GROUPS = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # (channels, convolutions), each group ends in pooling
+GROUPS = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # (channels, convolutions); each group ends with a pooling
 
 
 def body():
-    """All but the scores. Returns the net, and the blob that they are computed from."""
+    """Returns the net without its scores, and the blob from which they are computed."""
     net = writer.Net("VGG-16", 224, augmentation=writer.MIRROR, scale="")
     x = "data"
     for group, (channels, count) in enumerate(GROUPS, start=1):

@@ -1,6 +1,6 @@
 """Writes nets/wide_resnet50.prototxt: the ResNet-50 of nets/resnet50.py with inner convolutions twice as wide.
 
-Zagoruyko and Komodakis 2016, arXiv 1605.07146, table 8, WRN-50-2-bottleneck: 78.1% top-1, one centre crop.
+It is WRN-50-2-bottleneck of Zagoruyko and Komodakis 2016, arXiv 1605.07146, table 8: 78.1% top-1, one centre crop.
 
     python nets/wide_resnet50.py > nets/wide_resnet50.prototxt
 """

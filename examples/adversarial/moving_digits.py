@@ -1,8 +1,8 @@
 """Makes clips of digits that bounce within 16 x 16 pixels: python examples/adversarial/moving_digits.py FOLDER
 
-Digits of the training set fill FOLDER/train, those of the test set FOLDER/test: a folder of image_0001.png, ... for
-each clip, and FOLDER/train.txt, FOLDER/test.txt, the lists that VideoData reads. `engine convert_video` makes such
-folders and lists of a camera's clips.
+FOLDER/train gets clips of digits of the training set, FOLDER/test of the test set: for each clip a folder of
+image_0001.png, ... FOLDER/train.txt and FOLDER/test.txt are the lists of clips that VideoData reads. `engine
+convert_video` makes such folders and lists from video files.
 """
 
 import argparse
@@ -20,14 +20,14 @@ DIGITS = Path(__file__).resolve().parent.parent / "digits"
 
 
 def digits(name: str) -> list[np.ndarray]:
-    """The pictures of an LMDB, 8 x 8, from 0 to 255."""
+    """Returns the pictures of an LMDB: 8 x 8 pixels with values 0 to 255."""
     with lmdb.open(str(DIGITS / name), readonly=True, lock=False) as environment, environment.begin() as values:
         found = [np.frombuffer(proto.Datum.FromString(value).data, np.uint8) for _, value in values.cursor()]
     return [np.minimum(16 * each.reshape(DIGIT, DIGIT).astype(int), 255).astype(np.uint8) for each in found]
 
 
 def clip(digit: np.ndarray, generator: np.random.Generator) -> list[np.ndarray]:
-    """Frames in which the digit moves by one or two pixels, and turns at the border."""
+    """Returns frames in which the digit moves by one or two pixels at a time, and turns round at the border."""
     room = SIDE - DIGIT
     place, step = generator.integers(0, room + 1, 2), generator.choice([-2, -1, 1, 2], 2)
     frames = []
@@ -41,16 +41,16 @@ def clip(digit: np.ndarray, generator: np.random.Generator) -> list[np.ndarray]:
     return frames
 
 
-def write(folder: Path, part: str, count: int, generator: np.random.Generator) -> None:
-    """So many clips of a part, and their list."""
-    pictures, lines = digits(f"digits_{part}_lmdb"), []
+def write(folder: Path, subset: str, count: int, generator: np.random.Generator) -> None:
+    """Writes `count` clips, and their list. subset: "train" or "test"."""
+    pictures, lines = digits(f"digits_{subset}_lmdb"), []
     for number in range(count):
-        frames = folder / part / f"{number:04}"
+        frames = folder / subset / f"{number:04}"
         frames.mkdir(parents=True, exist_ok=True)
         for frame, pixels in enumerate(clip(pictures[number % len(pictures)], generator), start=1):
             Image.fromarray(pixels).save(frames / f"image_{frame:04}.png")
         lines.append(f"{frames.absolute()} {FRAMES} 0\n")
-    (folder / f"{part}.txt").write_text("".join(lines))
+    (folder / f"{subset}.txt").write_text("".join(lines))
 
 
 def main() -> None:

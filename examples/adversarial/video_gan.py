@@ -1,15 +1,15 @@
-"""Writes two nets that predict a clip's next six frames, of 3-D convolutions and deconvolutions:
+"""Writes two nets of 3-D convolutions and deconvolutions that learn to predict the next six frames of a clip:
 
     python examples/adversarial/video_gan.py --size small --source FOLDER
     python examples/adversarial/video_gan.py --size colour --source FOLDER --test_list val.txt
     python examples/adversarial/video_gan.py --size full --source FOLDER --test_list val.txt
 
-small: 16 x 16 grey. colour: 32 x 32, cut out of larger frames, each time at another place. full: 128 x 128 in colour,
-generator and discriminator of the PRACE guide's size (section 6.1). FOLDER has train.txt and test.txt, lists for
-VideoData, or, of engine convert_video, train.txt and val.txt.
+small: 16 x 16 pixels, grey. colour: 32 x 32 in colour, cut out of larger frames at random places. full: 128 x 128 in
+colour, with a generator and a discriminator of the size that the PRACE guide has (section 6.1). FOLDER holds train.txt
+and test.txt, lists for VideoData; engine convert_video writes train.txt and val.txt.
 
 The generator halves the sides in each of its convolutions, mixes the frames in `middle`, doubles the sides again, and
-adds what it finds to the last frame that it has seen. The discriminator gives all twelve frames a score.
+adds the result to the last frame that it has seen. The discriminator gives all twelve frames one score.
 """
 
 import argparse
@@ -25,9 +25,13 @@ FRAMES = 6
 
 @dataclass(frozen=True)
 class Size:
-    """widths: channels after each convolution that halves the sides. middle: of the generator's convolutions between
-    those and the deconvolutions, the frames of the kernel and the channels. behind: channels of the convolutions that
-    the discriminator has after its own. cropped: whether frames are cut to the side, instead of resized.
+    """The numbers that make a net small or large.
+
+    side: of the frames, in pixels. channels: of the frames. batch: per rank.
+    widths: channels after each convolution that halves the sides.
+    middle: (frames of the kernel, channels) of the generator's convolutions between those and the deconvolutions.
+    behind: channels of the discriminator's convolutions after those that halve the sides.
+    cropped: whether frames are cropped to the side, instead of resized.
     """
 
     side: int
@@ -47,6 +51,7 @@ SIZES = {
 
 
 def sides(name: str, values: tuple[int, int, int]) -> str:
+    """Returns a field that is given for all three axes."""
     return " ".join(f"{name}: {value}" for value in values)
 
 
@@ -66,7 +71,7 @@ def relu(name: str) -> str:
 
 
 def halving(prefix: str, bottom: str, widths: tuple[int, ...]) -> tuple[str, str]:
-    """Returns the layers and the last blob."""
+    """Returns (text of convolutions that halve the sides, their last top). prefix: of the layers' names."""
     text = ""
     for number, width in enumerate(widths, start=1):
         name = f"{prefix}{number}"
@@ -76,7 +81,10 @@ def halving(prefix: str, bottom: str, widths: tuple[int, ...]) -> tuple[str, str
 
 
 def data(size: Size, lists: dict[str, str]) -> str:
-    """Clips of twelve frames, N x channels x 12 x side x side, cut into past and future; the last frame, six times."""
+    """Returns the data layers of the generator. lists: by phase.
+
+    They read clips (n, channels, 12, side, side), cut them into the blobs past and future, and copy the last frame of
+    past six times."""
     text = ""
     for phase, source in lists.items():
         grey = "\n    grayscale: true" if size.channels == 1 else ""
@@ -107,7 +115,8 @@ video_data_param {{
 
 
 def tests() -> str:
-    """Errors of the next frame: of the one that is made, and of a copy of the last one."""
+    """Returns layers that compare the next frame, in phase TEST, with the one that is made and with a copy of the last
+    one."""
     text, cut = "", "include { phase: TEST } slice_param { axis: 2 slice_point: 1 }"
     for blob in ("made", "future"):
         text += layer(f"{blob}_next", "Slice", blob, f"{blob}_next {blob}_rest", cut)

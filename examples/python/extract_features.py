@@ -1,4 +1,4 @@
-"""Feature extraction: the output of a hidden layer for every picture, and the nearest neighbours in that space.
+"""Feature extraction: computes a hidden layer's blob for every picture, and finds nearest neighbours by these features.
 
 python examples/python/train_net.py && python examples/python/extract_features.py [FOLDER]
 """
@@ -13,7 +13,7 @@ import engine.caffe as caffe
 
 
 def nearest_is_same(features, labels):
-    """The fraction of samples whose nearest neighbour has the same label."""
+    """Returns the fraction of samples whose nearest neighbour has the same label."""
     squares = (features**2).sum(1)
     distances = squares[:, None] - 2 * features @ features.T + squares
     np.fill_diagonal(distances, np.inf)

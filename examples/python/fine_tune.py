@@ -1,8 +1,8 @@
-"""Fine-tuning: a net that knows digits learns to tell odd from even, from few pictures; only its last layer is new.
+"""Fine-tuning: a net that knows digits learns from few pictures to tell odd ones from even ones.
 
     python examples/python/train_net.py && python examples/python/fine_tune.py [FOLDER]
 
-The last layer has another name, so that copy_from() leaves it alone, and a higher rate; the others keep what they know.
+Only the last layer is new. It has another name, so that copy_from() does not load weights into it, and a higher rate.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Net surgery: the weights of a net for 8 x 8 pixels, in a fully convolutional net that reads a strip of any width.
+"""Net surgery: moves the weights of a net for 8 x 8 pixels to a fully convolutional net, for strips of any width.
 
     python examples/python/train_net.py && python examples/python/net_surgery.py [FOLDER]
 
@@ -17,7 +17,8 @@ from engine.caffe.proto import caffe_pb2
 
 
 def full_convolution(message):
-    """The net with every InnerProduct as a Convolution under another name, so that no weights are loaded into it."""
+    """Returns the net with a Convolution in place of every InnerProduct. It has another name, so that no weights are
+    loaded into it."""
     result, kernel = caffe_pb2.NetParameter(), 4
     result.CopyFrom(message)
     for layer in result.layer:
@@ -26,7 +27,7 @@ def full_convolution(message):
             layer.convolution_param.num_output = layer.inner_product_param.num_output
             layer.convolution_param.kernel_size.append(kernel)
             layer.ClearField("inner_product_param")
-            kernel = 1  # of the second: its map has one pixel
+            kernel = 1  # for the next one, whose map has one pixel
     return result
 
 
@@ -50,7 +51,7 @@ def main(folder=OUT):
     )
     print(f"one digit: the same probabilities: {same}")
 
-    # Five digits in a row: one probability for each class at every second pixel, a digit is 8 pixels wide.
+    # Five digits in a row, each 8 pixels wide: the net gives probabilities of the classes at every second pixel.
     strip = np.concatenate(images[:5], axis=2)[np.newaxis]
     full.blobs["data"].reshape(*strip.shape)
     found = full.forward(data=strip)["prob"].argmax(1)[0, 0]

@@ -1,4 +1,4 @@
-"""A loss written in Python, as a layer of a net: the softmax loss with smoothed labels (Szegedy et al., 2016).
+"""A loss layer written in Python: the softmax loss with smoothed labels (Szegedy et al., 2016).
 
     python examples/python/python_loss.py [FOLDER]
 
@@ -20,8 +20,8 @@ from engine.caffe import params as P
 
 
 class SmoothedSoftmaxLoss(caffe.Layer):
-    """Bottoms: scores (n, classes), labels (n,). Top: the mean of -sum_k q_k log p_k, where q is 1 - param_str at the
-    label, and param_str is divided evenly among all classes."""
+    """Bottoms: scores (n, classes), labels (n,). Top: the mean over the samples of -sum_k q_k log p_k. Of q, the label
+    gets 1 - param_str; param_str is divided evenly among all classes."""
 
     def setup(self, bottom, top):
         self.smoothing = float(self.param_str)

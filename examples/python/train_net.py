@@ -1,4 +1,4 @@
-"""A net written in Python (NetSpec) and trained step by step, with a look at its weights and scores in between.
+"""Writes a net in Python (NetSpec) and trains it step by step, with a look at its weights and accuracy in between.
 
     python examples/python/train_net.py [FOLDER]
 
@@ -22,7 +22,8 @@ ITERATIONS = 300
 
 
 def scores(n, top, **last):
-    """Two convolutions and two inner products on n.data; the last layer is called `top`."""
+    """Adds two convolutions and two inner products on n.data. The last layer has the name `top`, and parameters
+    `last`."""
     learn = dict(weight_filler=dict(type="msra"))
     n.conv1 = L.Convolution(n.data, num_output=16, kernel_size=3, pad=1, **learn)
     n.relu1 = L.ReLU(n.conv1, in_place=True)
@@ -35,13 +36,13 @@ def scores(n, top, **last):
     return n[top]
 
 
-def train_net(part, batch_size):
+def train_net(subset, batch_size):
     n = caffe.NetSpec()
     n.data, n.label = L.Data(
-        source=str(DIGITS / f"digits_{part}_lmdb"),
+        source=str(DIGITS / f"digits_{subset}_lmdb"),
         backend=P.Data.LMDB,
         batch_size=batch_size,
-        shuffle=part == "train",
+        shuffle=subset == "train",
         transform_param=dict(scale=1 / 16),
         ntop=2,
     )
@@ -58,7 +59,7 @@ def deploy_net():
 
 
 def write_solver(folder, net, test_net=None, **settings):
-    """solver.prototxt in a folder; net and test_net: files."""
+    """Writes solver.prototxt to a folder, and returns its path. net, test_net: files. settings: further fields."""
     solver = caffe_pb2.SolverParameter(
         train_net=str(net), base_lr=0.05, lr_policy="poly", power=1, momentum=0.9, weight_decay=0.0005, random_seed=1
     )
@@ -80,7 +81,8 @@ def test_accuracy(net, batches=6):
 
 
 def trained(folder):
-    """For the other scripts: the folder in which this one has left a net and its weights, as a Path."""
+    """Returns the folder, as a Path, if this script has written weights to it; ends with a message if not. The other
+    scripts call it."""
     if not (Path(folder) / "digits.caffemodel").exists():
         sys.exit(f"{folder}: no digits.caffemodel in it: run train_net.py first, with the same folder")
     return Path(folder)

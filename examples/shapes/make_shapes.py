@@ -1,10 +1,10 @@
-"""Pictures of known truth: discs, squares and triangles, pasted onto noise.
+"""Makes annotated pictures: discs, squares and triangles, pasted onto noise.
 
     python examples/shapes/make_shapes.py shapes
 
-writes the folder shapes as Pascal VOC has it (JPEGImages, Annotations, SegmentationClass with borders of 255,
-ImageSets), with labelmap.prototxt, and says the same of the same pictures as COCO does, in instances_train.json and
-instances_test.json, with masks as runs.
+writes the folder shapes in the form of Pascal VOC (JPEGImages, Annotations, SegmentationClass with borders of 255,
+ImageSets), and labelmap.prototxt. instances_train.json and instances_test.json describe the same pictures in the form
+of COCO, with masks as runs.
 """
 
 import argparse
@@ -18,14 +18,15 @@ from PIL import Image
 
 SIDE = 64
 CLASSES = {"disc": 1, "square": 2, "triangle": 3}
-COCO_IDS = {"disc": 1, "square": 4, "triangle": 9}  # with gaps, as COCO's
+COCO_IDS = {"disc": 1, "square": 4, "triangle": 9}  # with gaps, as COCO's have them
 IGNORED = 255
-PALETTE = [0, 0, 0, 220, 60, 60, 60, 180, 75, 60, 100, 230]  # colours of a mask's values, and of 255
+PALETTE = [0, 0, 0, 220, 60, 60, 60, 180, 75, 60, 100, 230]  # colours of a mask's values 0 to 3; below, that of 255
 PALETTE += [0] * (3 * IGNORED - len(PALETTE)) + [224, 224, 192]
 
 
 def shape(name, size, x, y):
-    """(SIDE, SIDE), whether each pixel belongs to a shape in the square of this size whose corner is x, y."""
+    """Returns (SIDE, SIDE), whether each pixel belongs to a shape. The shape fills the square of this size whose upper
+    left corner is x, y."""
     down, right = np.mgrid[:SIDE, :SIDE]
     right, down = (right - x + 0.5) / size, (down - y + 0.5) / size
     inside = (right > 0) & (right < 1) & (down > 0) & (down < 1)
@@ -37,7 +38,8 @@ def shape(name, size, x, y):
 
 
 def scene(draw):
-    """(picture, mask, objects): objects are (name, whether each pixel is the object's), all of them seen whole."""
+    """Returns (picture, mask, objects). An object is (name, whether each pixel is the object's); none covers
+    another."""
     ground = draw.uniform(60, 190, 3) + draw.normal(0, 25, (SIDE, SIDE, 3))
     objects, taken = [], np.zeros((SIDE, SIDE), bool)
     mask = np.zeros((SIDE, SIDE), np.uint8)
@@ -56,13 +58,14 @@ def scene(draw):
 
 
 def corners(inside):
-    """x1, y1, x2, y2 around an object; the last two are just outside."""
+    """Returns x1, y1, x2, y2 around an object; x2 and y2 are just outside."""
     rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
     return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
 
 
 def runs(inside):
-    """COCO's: lengths of runs of nothing and of the object in turns, column by column."""
+    """Returns COCO's runs: how many pixels do not belong to the object, how many do, and so on in turns, column by
+    column."""
     pixels = inside.T.ravel()
     ends = np.flatnonzero(np.diff(pixels)) + 1
     lengths = np.diff([0, *ends, pixels.size]).tolist()
@@ -70,7 +73,7 @@ def runs(inside):
 
 
 def voc(name, objects):
-    """The picture's XML. VOC counts pixels from 1, and the last ones belong to the box."""
+    """Returns the picture's XML. VOC counts pixels from 1, and xmax and ymax belong to the box."""
     lines = [f"<annotation><filename>{escape(name)}.png</filename>"]
     lines.append(f"<size><width>{SIDE}</width><height>{SIDE}</height><depth>3</depth></size>")
     for kind, inside in objects:
@@ -80,9 +83,9 @@ def voc(name, objects):
     return "\n".join([*lines, "</annotation>", ""])
 
 
-def write(folder, part, count, draw):
-    """So many pictures of a part, and what both formats say of them."""
-    names, images, annotations = [f"{part}_{number:04d}" for number in range(count)], [], []
+def write(folder, subset, count, draw):
+    """Writes `count` pictures, with the annotations of both forms. subset: "train" or "test"."""
+    names, images, annotations = [f"{subset}_{number:04d}" for number in range(count)], [], []
     for number, name in enumerate(names, 1):
         pixels, mask, objects = scene(draw)
         Image.fromarray(pixels).save(folder / f"JPEGImages/{name}.png")
@@ -105,11 +108,11 @@ def write(folder, part, count, draw):
                 }
             )
     for kind in ("Main", "Segmentation"):
-        (folder / f"ImageSets/{kind}/{part}.txt").write_text("\n".join([*names, ""]))
+        (folder / f"ImageSets/{kind}/{subset}.txt").write_text("\n".join([*names, ""]))
     categories = [{"id": number, "name": name} for name, number in COCO_IDS.items()]
     content = {"images": images, "categories": categories, "annotations": annotations}
-    (folder / f"instances_{part}.json").write_text(json.dumps(content))
-    print(f"{count} pictures with {len(annotations)} objects in {folder}: {part}")
+    (folder / f"instances_{subset}.json").write_text(json.dumps(content))
+    print(f"{count} pictures with {len(annotations)} objects in {folder}: {subset}")
 
 
 def main():
@@ -124,11 +127,11 @@ def main():
     items = [f'item {{ name: "{name}" label: {label} display_name: "{name}" }}\n' for name, label in labels.items()]
     draw = np.random.default_rng(1)
     try:
-        for part in ("JPEGImages", "Annotations", "SegmentationClass", "ImageSets/Main", "ImageSets/Segmentation"):
-            (options.folder / part).mkdir(parents=True, exist_ok=True)
+        for inner in ("JPEGImages", "Annotations", "SegmentationClass", "ImageSets/Main", "ImageSets/Segmentation"):
+            (options.folder / inner).mkdir(parents=True, exist_ok=True)
         (options.folder / "labelmap.prototxt").write_text("".join(items))
-        for part, count in (("train", options.train), ("test", options.test)):
-            write(options.folder, part, count, draw)
+        for subset, count in (("train", options.train), ("test", options.test)):
+            write(options.folder, subset, count, draw)
     except OSError as error:
         sys.exit(f"{options.folder}: cannot be written: {error}")
 

@@ -1,9 +1,10 @@
-"""A table to imitate: the pressure of a gas by van der Waals' equation in reduced units, p = 8 T / (3 v - 1) - 3 / v^2.
+"""Prints a table that a net can learn: the pressure of a gas by van der Waals' equation in reduced units,
+p = 8 T / (3 v - 1) - 3 / v^2.
 
     python examples/table/make_table.py > gas.csv
 
-prints 60 temperatures x 80 volumes, a line `temperature,volume,pressure` each. It stands for any table that is costly
-to compute and is looked up millions of times: equations of state, opacities, cross sections.
+The table has a line `temperature,volume,pressure` for each of 60 temperatures x 80 volumes. It stands for any table
+that is costly to compute and is looked up millions of times: equations of state, opacities, cross sections.
 """
 
 import numpy as np

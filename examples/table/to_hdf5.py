@@ -1,10 +1,11 @@
-"""Makes HDF5 files for HDF5Data of a table in CSV: a line of names, then numbers; the last column is to be predicted.
+"""Makes HDF5 files for HDF5Data from a table in CSV: a line of names, then numbers. The last column is the one to
+predict.
 
     python examples/table/to_hdf5.py gas.csv table
 
 writes table/train.h5 and test.h5, with datasets `inputs` (rows, columns - 1) and `target` (rows, 1), the lists
-train.txt and test.txt, and scales.json: every column is scaled to mean 0 and deviation 1 over the training rows, and
-scales.json has what undoes it. A tenth of the rows, chosen at random, is for testing.
+train.txt and test.txt, and scales.json. Every column is scaled to mean 0 and deviation 1 over the training rows;
+scales.json has the mean and the deviation that it had. A tenth of the rows, chosen at random, is for testing.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import numpy as np
 
 
 def read(path):
-    """(names, rows). Ends with a message for a file that is no table of numbers."""
+    """Returns (names, rows). Ends with a message if the file is no table of numbers."""
     try:
         lines = Path(path).read_text().splitlines()
         names = lines[0].split(",")
@@ -38,17 +39,17 @@ def main():
     options = parser.parse_args()
     names, rows = read(options.table)
     order = np.random.default_rng(1).permutation(len(rows))
-    parts = {"test": rows[order[: len(rows) // 10]], "train": rows[order[len(rows) // 10 :]]}
-    mean, deviation = parts["train"].mean(0), parts["train"].std(0)
+    subsets = {"test": rows[order[: len(rows) // 10]], "train": rows[order[len(rows) // 10 :]]}
+    mean, deviation = subsets["train"].mean(0), subsets["train"].std(0)
     if not deviation.all():
         sys.exit(f"{options.table}: column '{names[int(deviation.argmin())]}' is the same in all rows; take it out")
     options.folder.mkdir(parents=True, exist_ok=True)
-    for part, values in parts.items():
-        path = options.folder / f"{part}.h5"
+    for subset, values in subsets.items():
+        path = options.folder / f"{subset}.h5"
         scaled = ((values - mean) / deviation).astype(np.float32)
         with h5py.File(path, "w") as file:
             file["inputs"], file["target"] = scaled[:, :-1], scaled[:, -1:]
-        (options.folder / f"{part}.txt").write_text(f"{path}\n")
+        (options.folder / f"{subset}.txt").write_text(f"{path}\n")
         print(f"{len(values)} rows in {path}")
     scales = {name: {"mean": a, "deviation": b} for name, a, b in zip(names, mean.tolist(), deviation.tolist())}
     (options.folder / "scales.json").write_text(json.dumps(scales, indent=1))

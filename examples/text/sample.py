@@ -1,4 +1,4 @@
-"""Writes text as a trained net of deploy.prototxt would go on: a byte at a time, each drawn by its probability.
+"""Writes text with a trained net of deploy.prototxt: a byte at a time, each drawn by its probability.
 
 python examples/text/sample.py text_iter_3000.caffemodel --start "The net "
 """
@@ -16,7 +16,8 @@ HERE = Path(__file__).resolve().parent
 
 
 def sample(net, start, length, temperature, draw):
-    """The start and `length` bytes more. The LSTM keeps its state from one forward to the next; cont 0 clears it."""
+    """Returns `start` and `length` bytes more. The LSTM keeps its state from one forward to the next, until cont is
+    0."""
     text = bytearray(start)
     for step in range(len(start) + length - 1):
         net.blobs["text"].data[...] = text[step]

@@ -1,13 +1,15 @@
-"""Makes HDF5 files for HDF5Data of a text, for the nets of this folder.
+"""Makes HDF5 files for HDF5Data from a text, for the nets of this folder.
 
     python examples/text/to_hdf5.py examples/text/book.txt text
     python examples/text/to_hdf5.py examples/text/book.txt blanks --blanks
 
-A row is a piece of `--steps` bytes: `text`, `cont`, which is 0 where a stream begins and else 1, and what is to be
-predicted. That is `next`, the byte that follows each. The text is cut into `--streams` streams, and batch b holds piece
-b of every stream, so that the states of an LSTM go on from batch to batch: streams must be the global batch, ranks x
-batch_size, and the rows must not be shuffled. With --blanks, blanks and line ends are taken out; `blank` is 1 for a
-byte that one followed, and every row is a stream of its own. The last tenth of the text is for testing.
+A row is a piece of `--steps` bytes of the text. It has `text`, the bytes; `cont`, which is 0 where a stream begins and
+1 elsewhere; and `next`, the byte that follows each, which is to be predicted. The text is cut into `--streams` streams,
+and batch b holds piece b of every stream, so that the states of an LSTM go on from batch to batch. So `--streams` must
+be the global batch, ranks x batch_size, and the rows must not be shuffled.
+
+With --blanks, blanks and line ends are taken out of the text, and every row is a stream of its own. `blank`, in place
+of `next`, is 1 for a byte that a blank followed. The last tenth of the text is for testing.
 """
 
 import argparse
@@ -19,7 +21,7 @@ import numpy as np
 
 
 def following(text, streams, steps):
-    """Datasets of (pieces x streams, steps)."""
+    """Returns the datasets text, cont and next, each (pieces x streams, steps)."""
     pieces = (len(text) - 1) // (streams * steps)
     length = pieces * steps
 
@@ -32,7 +34,7 @@ def following(text, streams, steps):
 
 
 def blanks(text, streams, steps):
-    """Datasets of (pieces, steps), a multiple of streams."""
+    """Returns the datasets text, cont and blank, each (pieces, steps); pieces is a multiple of streams."""
     is_blank = np.isin(text, list(b" \n\t\r"))
     kept = np.flatnonzero(~is_blank[:-1])
     pieces = len(kept) // (streams * steps) * streams
@@ -57,17 +59,17 @@ def main():
     except OSError as error:
         sys.exit(f"{options.text}: cannot be read: {error.strerror}")
     cut = len(text) - len(text) // 10
-    for part, piece in (("train", text[:cut]), ("test", text[cut:])):
-        datasets = (blanks if options.blanks else following)(piece, options.streams, options.steps)
+    for subset, content in (("train", text[:cut]), ("test", text[cut:])):
+        datasets = (blanks if options.blanks else following)(content, options.streams, options.steps)
         if not len(datasets["text"]):
             wanted = options.streams * options.steps
-            sys.exit(f"{options.text}: is too short: its part for {part} has no {wanted} bytes; give fewer --streams")
+            sys.exit(f"{options.text}: is too short: its part for {subset} has no {wanted} bytes; give fewer --streams")
         options.folder.mkdir(parents=True, exist_ok=True)
-        path = options.folder / f"{part}.h5"
+        path = options.folder / f"{subset}.h5"
         with h5py.File(path, "w") as file:
             for name, rows in datasets.items():
                 file[name] = rows.astype(np.float32)
-        (options.folder / f"{part}.txt").write_text(f"{path}\n")
+        (options.folder / f"{subset}.txt").write_text(f"{path}\n")
         print(f"{len(datasets['text'])} rows of {options.steps} bytes in {path}")
 
 

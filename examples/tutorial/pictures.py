@@ -14,11 +14,11 @@ from PIL import Image
 SIDE = 32
 CHANNEL = SIDE * SIDE
 RECORD = 1 + 3 * CHANNEL
-NAMES = "batches.meta.txt"  # of the classes
+NAMES = "batches.meta.txt"  # the file of the classes' names
 
 
 def read(archive: str) -> Iterator[tuple[str, bytes]]:
-    """Yields the name and content of each file."""
+    """Yields the name and the content of each file."""
     with tarfile.open(archive) as files:
         for member in files:
             file = files.extractfile(member)
@@ -27,7 +27,8 @@ def read(archive: str) -> Iterator[tuple[str, bytes]]:
 
 
 def write(records: bytes, names: list[str], folder: Path, written: Counter[Path]) -> int:
-    """Writes each record as folder/CLASS/NUMBER.png, from 0 in each class; returns how many records there are."""
+    """Writes each record as folder/CLASS/NUMBER.png, and returns how many there are. written: the number of pictures
+    that each folder of a class has already."""
     starts = range(0, len(records), RECORD)
     for start in starts:
         target = folder / names[records[start]]
@@ -57,9 +58,9 @@ def main() -> None:
     names = files[NAMES].decode().split()
     written: Counter[Path] = Counter()  # pictures in each folder
     for name in records:
-        part = "test" if name == "test_batch.bin" else "train"
-        count = write(files[name], names, options.folder / part, written)
-        print(f"{name}: {count} pictures in {options.folder / part}")
+        subset = "test" if name == "test_batch.bin" else "train"
+        count = write(files[name], names, options.folder / subset, written)
+        print(f"{name}: {count} pictures in {options.folder / subset}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Volumes of known truth: a ball, a shell or both in noise, and what every voxel belongs to.
+"""Makes volumes of noise with a ball, a shell or both in them, and a label for every voxel.
 
     python examples/volumes/make_volumes.py volumes
 
-writes volumes/train.h5 and test.h5, with datasets `volume` (n, 1, 16, 16, 16) and `label` (n, 16, 16, 16): 0 nothing, 1
-ball, 2 shell; and train.txt and test.txt, the lists of files that HDF5Data reads.
+writes volumes/train.h5 and test.h5, with datasets `volume` (n, 1, 16, 16, 16) and `label` (n, 16, 16, 16), which is 0
+for nothing, 1 for a ball and 2 for a shell; and train.txt and test.txt, the lists of files that HDF5Data reads.
 """
 
 import argparse
@@ -17,7 +17,8 @@ SIDE = 16
 
 
 def volumes(count, draw):
-    """(volumes, labels). The shell, whose inside is empty, lies in front where both are in the same place."""
+    """Returns (volumes, labels). The inside of a shell is empty. Where ball and shell meet, a voxel belongs to the
+    shell."""
     axes = np.stack(np.meshgrid(*[np.arange(SIDE)] * 3, indexing="ij"))  # (3, SIDE, SIDE, SIDE)
     labels = np.zeros((count, SIDE, SIDE, SIDE), np.float32)
     for label in labels:
@@ -44,11 +45,11 @@ def main():
     draw = np.random.default_rng(1)
     try:
         options.folder.mkdir(parents=True, exist_ok=True)
-        for part, count in (("train", options.train), ("test", options.test)):
-            path = options.folder / f"{part}.h5"
+        for subset, count in (("train", options.train), ("test", options.test)):
+            path = options.folder / f"{subset}.h5"
             with h5py.File(path, "w") as file:
                 file["volume"], file["label"] = volumes(count, draw)
-            (options.folder / f"{part}.txt").write_text(f"{path}\n")
+            (options.folder / f"{subset}.txt").write_text(f"{path}\n")
             print(f"{count} volumes in {path}")
     except OSError as error:
         sys.exit(f"{options.folder}: cannot be written: {error}")
