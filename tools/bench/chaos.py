@@ -68,7 +68,7 @@ def disturb(run: Run, name: str, moment: float) -> Seen | None:
     happening = EVENTS[name]
     run.start()
     time.sleep(moment)
-    phase, faults = run.phase(), []
+    phase = run.phase()
     try:
         if run.process.poll() is not None:
             raise ProcessLookupError
@@ -87,6 +87,16 @@ def disturb(run: Run, name: str, moment: float) -> Seen | None:
         subprocess.run(["ip", "link", "set", "nlv2", "up"], check=True)
         run.end(20)
     (run.folder / "filler").unlink(missing_ok=True)
+    message, faults = judge(run, name, did, seconds, limit)
+    return Seen(name, f"{run.ranks} x {run.style}", phase, seconds, did, message, faults)
+
+
+def judge(run: Run, name: str, did: str, seconds: float | None, limit: float) -> tuple[str, list[str]]:
+    """Judges a run after an event. Returns (message, faults) for Seen.
+
+    seconds: until the run had ended; None if it has not. limit: how many they may be."""
+    happening, faults = EVENTS[name], []
+    restarts = run.style == "--max_restarts"
     left, status = run.left_behind(), run.process.returncode
     text = run.own_text()  # read last, because a sentinel may speak after its rank has ended
     heads = [line for line in text.splitlines() if line.startswith("engine: ")]
@@ -113,8 +123,7 @@ def disturb(run: Run, name: str, moment: float) -> Seen | None:
     if status != 0 and not told and name not in ("close_terminal", "kill_launcher"):
         faults.append(f"nobody told (status {status})")
     faults += damaged(run.folder)
-    message = messages[0] if messages else "(the launcher's)" if launcher else f"(none; status {status})"
-    return Seen(name, f"{run.ranks} x {run.style}", phase, seconds, did, message, faults)
+    return messages[0] if messages else "(the launcher's)" if launcher else f"(none; status {status})", faults
 
 
 def damaged(folder: Path) -> list[str]:
