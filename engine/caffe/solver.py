@@ -434,6 +434,8 @@ def _class_of(kind: str) -> type[Solver]:
 def __getattr__(name: str) -> type[Solver]:
     """Returns the class of a solver type, SGDSolver and so on, which is made when a script first asks for it."""
     kind = name.removesuffix("Solver")
+    if kind != name:
+        ranks()  # divides the cores before the extension, which knows the types, brings libgomp
     if kind == name or kind.startswith("_") or kind not in solver_types():
         raise AttributeError(f"module 'caffe' has no attribute '{name}'", name=name)
     return _class_of(kind)
@@ -445,6 +447,7 @@ def __dir__() -> list[str]:
 
 def get_solver(solver_file: str | os.PathLike) -> Solver:
     """Returns a solver of the file's `type`. Raises ConfigError for an unknown type."""
+    ranks()  # as in __getattr__()
     config: SolverConfig = read_solver(solver_file)
     kind = config.message.type
     if wrong := unknown_type(kind):

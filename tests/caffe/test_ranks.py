@@ -29,19 +29,23 @@ def script(folder, deed: str) -> str:
     return SCRIPT.format(solver=path, deed="".join(f"    {line}\n" for line in deed.splitlines()))
 
 
-def test_ranks_divide_the_cores(tmp_path):
-    """Though the class of a solver, whose rule the extension knows, is asked for before there are ranks."""
+@pytest.mark.parametrize("first", ["", "dir(caffe)"], ids=["", "dir"])
+@pytest.mark.parametrize("make", ["SGDSolver", "get_solver"])
+def test_ranks_divide_the_cores(make, first, tmp_path):
+    """Though the extension, with which libgomp reads OMP_NUM_THREADS, knows the types of solvers: dir(caffe) loads it
+    before there are ranks."""
     program = """
 import os
 del os.environ["OMP_NUM_THREADS"]
 import engine.caffe as caffe
-solver = caffe.SGDSolver("{solver}")
+{first}
+solver = caffe.{make}("{solver}")
 from engine.host import _core
 assert _core.threads() == max(1, len(os.sched_getaffinity(0)) // 2), _core.threads()
 print("fine", flush=True)
 """
     script(tmp_path, "")
-    all_fine(2, program.format(solver=tmp_path / "solver.prototxt"))
+    all_fine(2, program.format(make=make, first=first, solver=tmp_path / "solver.prototxt"))
 
 
 @pytest.mark.parametrize(
