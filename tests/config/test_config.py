@@ -90,7 +90,7 @@ def test_text_as_protobuf_reads_it(text):
 
 
 def test_a_sign_apart_from_its_number():
-    """protobuf's reader in C++, which Caffe uses, takes it; that in Python does not."""
+    """The engine reads it as Caffe does, whose protobuf is in C++. protobuf's reader in Python refuses it."""
     message = parse_net(
         "layer { name: 'a' loss_weight: - 1.5 loss_weight: [- .5f, -\n2] } state { level: - 1 }"
     ).message
@@ -175,7 +175,7 @@ def test_values_that_do_not_fit(fields, expected):
     "field", ["phase", "loss_weight", "convolution_param { num_output", "input_param { shape { dim"]
 )
 def test_numbers_of_any_length(field, digits):
-    """Python reads 4,300 digits at most, and takes long for them."""
+    """Python's int() refuses more than 4,300 digits, and its time grows with the square of their number."""
     (error,) = errors_of(parse_net, f"layer {{ name: 'a'\n{field}: {digits} {'}' * field.count('{')} }}")
     assert error.startswith("x.prototxt:2:") and len(error) <= 600
 
@@ -198,7 +198,7 @@ def test_escapes_are_those_of_protobuf():
             return str(error)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python warns of escapes that are none, and keeps them
+        warnings.simplefilter("ignore")  # Python warns of invalid escapes, and keeps them as they are
         for text in map("".join, itertools.product(pieces, repeat=4)):
             assert result(unescaped, text) == result(text_encoding.CUnescape, text), text
 
@@ -302,11 +302,11 @@ OLD_TRANSFORM = 'scale: 0.5 mean_file: "m" crop_size: 9 mirror: true'
     [
         ("Data", "DATA", "data_param", ""),
         ("ImageData", "IMAGE_DATA", "image_data_param", ""),
-        ("WindowData", "WINDOW_DATA", "window_data_param", " scale: 0.5"),  # and in no other place
+        ("WindowData", "WINDOW_DATA", "window_data_param", " scale: 0.5"),  # WindowData has kept its own `scale`
     ],
 )
 def test_the_transform_within_data_param_counts_in_v1_layers_only(type, old_type, param, read):
-    """As in Caffe."""
+    """As in Caffe. The current format ignores these fields with a note."""
     fields = f'{param} {{ source: "s" {OLD_TRANSFORM} }}'
     old = parse_net(f'layers {{ name: "d" type: {old_type} top: "d" {fields} }}')
     transform = old.message.layer[0].transform_param
@@ -339,7 +339,8 @@ def test_the_scale_of_windows_in_older_layers(text):
 
 
 def test_window_data_has_few_transforms():
-    """As in Caffe, which ignores the others without a word: such nets are read."""
+    """Caffe reads nets with the other transforms and ignores them silently, so they are no error here: a note names
+    them."""
     others = "pad: 1 resize_param { height: 9 width: 9 } distort_param { } erase_ratio: 0.5 force_gray: false"
     text = f'layer {{ name: "d" type: "WindowData" top: "d" transform_param {{ crop_size: 8 mirror: true {others} }} }}'
     config = parse_net(text, "net")
@@ -351,7 +352,7 @@ def test_window_data_has_few_transforms():
 
 @pytest.mark.parametrize(("size", "told"), [("", True), ("crop_width: 8 crop_height: 8", False)])
 def test_augmentation_without_a_crop(size, told):
-    """FlowNet 2's layer changes only pictures that it crops."""
+    """FlowNet 2's layer transforms only pictures that it also crops."""
     config = parse_net(
         'layer { name: "a" type: "DataAugmentation" bottom: "x" top: "y" augmentation_param { mean: 3 '
         f'mirror {{ rand_type: "bernoulli" prob: 1 }} rotate {{ spread: 0.3 }} {size} }} }}',
@@ -384,7 +385,7 @@ def test_every_v1_type_has_a_name_of_today():
     text = "\n".join(f"layers {{ type: {name} {needed.get(name, '')} }}" for name in names)
     types = {layer.type for layer in parse_net(text).message.layer}
     assert {"AbsVal", "BNLL", "HDF5Data", "Im2col", "LRN", "MVN", "ReLU", "TanH", "SigmoidCrossEntropyLoss"} <= types
-    assert len(types) == len(names) - 5  # ROIPOOLING has two names, as C3D's three layers have; MAT_WRITE is left out
+    assert len(types) == len(names) - 5  # two names each: ROIPOOLING, C3D's three layers; MAT_WRITE is left out
 
 
 def test_v0_layers_and_padding():
@@ -446,12 +447,13 @@ def test_fields_with_new_names():
     _, concat, loss, norm = config.message.layer
     assert concat.concat_param.axis == 0 and not concat.concat_param.HasField("concat_dim")
     assert loss.loss_param.normalization == loss.loss_param.BATCH_SIZE and not loss.loss_param.HasField("normalize")
-    assert [param.lr_mult for param in norm.param] == [0, 0, 0, 2]  # the fourth is a scale (Intel's BatchNorm)
+    assert [param.lr_mult for param in norm.param] == [0, 0, 0, 2]  # the fourth is that of a scale (Intel's BatchNorm)
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_no_solver_updates_statistics(count):
-    """Caffe refuses a rate for them, except where a net of an older form names all three."""
+    """As in Caffe, an lr_mult other than 0 is refused. Only in layers of an older form, which name all three params, it
+    is set to 0 instead."""
     net = f'layer {{ name: "n" type: "BatchNorm" {count * "param { lr_mult: 0 } "} }}'
     assert [param.lr_mult for param in parse_net(net).message.layer[0].param] == count * [0]
     for given in ("lr_mult: 2", ""):
@@ -521,7 +523,7 @@ def test_override_of_layers():
 
 
 def test_override_of_the_scale_of_windows():
-    """It is the one of its older fields that WindowData has kept."""
+    """Of its own older transform fields WindowData still reads only `scale`."""
     text = 'layer { name: "d" type: "WindowData" top: "d" }'
     config = parse_net(text, overrides=["layer[d].window_data_param.scale=0.5"])
     assert config.message.layer[0].window_data_param.scale == 0.5 and config.notes == []
@@ -597,7 +599,7 @@ def test_override_of_a_field_that_nobody_has():
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """root/nets/tiny.prototxt and the solver root/solvers/solver.prototxt; the current folder is elsewhere."""
+    """Makes root/nets/tiny.prototxt and an empty root/solvers, and returns root; the current folder is another."""
     for name in ("root/nets", "root/solvers", "elsewhere"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "root/nets/tiny.prototxt").write_text(NET)
@@ -632,7 +634,7 @@ def test_nets_in_files_of_their_own(folder):
     nets = nets_of_solver(solver_in(folder, text, ["layer[other].top=z", "layer[data@TRAIN].data_param.source=/t"]))
     assert layers(nets.tests[0])["other"].top == ["z"]
     assert nets.train.message.layer[0].data_param.source == "/t"
-    assert nets.tests[0].message.layer[0].data_param.source == "train_db"  # this file is for tests only
+    assert nets.tests[0].message.layer[0].data_param.source == "train_db"  # this file is read for tests only
     with pytest.raises(ConfigError, match="no layer 'othr'; did you mean 'other'"):
         nets_of_solver(solver_in(folder, text, ["layer[othr].top=z"]))
 
@@ -674,7 +676,7 @@ def test_overrides_for_tests_go_to_nets_that_are_tested(folder):
     ],
 )
 def test_the_engine_of_a_solver_is_that_of_its_nets(folder, text, overrides, scale):
-    """As in Intel's Caffe: it tells whether BatchNorms have a scale and a shift."""
+    """As in Intel's Caffe, where this `engine` decides whether BatchNorms have a scale and a shift."""
     (folder / "nets/norm.prototxt").write_text("layer { name: 'b' type: 'BatchNorm' bottom: 'x' top: 'y' }")
     solver = solver_in(folder, f"net: 'nets/norm.prototxt' test_iter: 1 {text}", overrides)
     for phase in (proto.TRAIN, proto.TEST):
@@ -697,7 +699,7 @@ def test_a_net_within_the_solver_that_is_given_twice(folder):
 
 
 def test_a_net_within_the_solver_that_is_replaced(folder):
-    """Nobody knows the places of its layers then."""
+    """The layers come from an override, so errors name the file without a line."""
     text = "test_net_param { layer { name: 'a' } } train_net: 'nets/tiny.prototxt' test_iter: 1"
     two = "{ layer { name: 'b' } layer { name: 'c' } }"
     net = net_of_solver(solver_in(folder, text, [f"test_net_param[0]={two}"]), proto.TEST)

@@ -1,4 +1,4 @@
-"""Fields of other forks: every row of the table, read from texts of this file's own."""
+"""Fields of other forks. Each row of the table is tried on a text made for it here."""
 
 import re
 
@@ -24,7 +24,8 @@ def fields_of(message):
 
 
 def paths():
-    """Message -> its place in a net or a solver, as the fields from the top: ["layer", "dropout_param"]."""
+    """Returns the place of each message in a net or a solver, as field names from the top: ["layer",
+    "dropout_param"]."""
     found = {"NetParameter": [], "SolverParameter": [], "LayerParameter": ["layer"]}
     todo = list(found)
     while todo:
@@ -41,7 +42,7 @@ PATHS = paths()
 
 
 def value_of(field):
-    """A value that is not the field's default, as text."""
+    """Returns a value of the field as text, other than its default."""
     if field.message_type is not None:
         needed = " ".join(f'{each}: "x"' for each in proto.REQUIRED.get(field.message_type.name, ()))
         return f"{{ {needed} }}"
@@ -55,7 +56,7 @@ def value_of(field):
 
 
 def read(row, value, times=1):
-    """The net or solver whose text has the field with that value in so many layers."""
+    """Returns the net whose text has the row's field with this value; in so many layers, if it is a field of layers."""
     path = PATHS[row.message]
     inner = f"{row.field}: {value}"
     for name in proto.REQUIRED.get(row.message, ()):
@@ -74,7 +75,7 @@ def read(row, value, times=1):
 
 
 def parents(message):
-    """The rows of the fields in which a message is."""
+    """Returns the rows of the fields that are of this message type."""
     found, current = [], "NetParameter" if message != "SolverParameter" else message
     for name in PATHS[message]:
         found.append(rows().get((current, name)))
@@ -83,7 +84,7 @@ def parents(message):
 
 
 def those(disposition):
-    """Rows of that disposition, in messages that have none themselves."""
+    """Returns the rows of a disposition, but for those in messages whose own rows have one."""
     chosen = [row for row in fields() if row.disposition == disposition and row.message in PATHS]
     free = [row for row in chosen if not any(row and row.disposition == disposition for row in parents(row.message))]
     return [pytest.param(row, id=f"{row.message}.{row.field}") for row in free]
@@ -180,7 +181,7 @@ def refused_lines(text):
 
 
 def test_an_unknown_type_comes_before_its_own_fields():
-    """Which are left out: nobody here could read them."""
+    """The unknown type is told first, and the layer's own fields are not: they cannot be known either."""
     own = 'layer { name: "l" type: "Xyzzy" xyzzy_param { x: 1 } pooling_param { strange: 2 } }'
     assert refused_lines(own) == ["n:1:19: layer 'l': unknown layer type 'Xyzzy'"]
     wrong = 'layer { name: "w" type: "ReLU" relo_param { } }'
@@ -190,7 +191,7 @@ def test_an_unknown_type_comes_before_its_own_fields():
         "n:3:19: layer 'v': unknown layer type 'Quuxes'",
         "n:1:32: layer 'w': unknown field 'relo_param' in LayerParameter; did you mean 'relu_param'?",
     ]
-    assert parse_net(plain, "n").message.layer[0].type == "Quuxes"  # who builds the net tells
+    assert parse_net(plain, "n").message.layer[0].type == "Quuxes"  # the type is refused when the net is built
 
 
 @pytest.mark.parametrize(
@@ -242,7 +243,7 @@ def test_sizes_by_their_older_names():
 
 
 def test_inner_products_with_given_weights():
-    """happynear's: their weights are the second bottom."""
+    """In happynear's fork, the weights of such a layer are its second bottom."""
     text = 'type: "InnerProduct" bottom: "x" bottom: "w" top: "y" inner_product_param {{ bias_term: {} axis: 2 }}'
     layer = net(text.format("false"))
     assert (layer.type, layer.inner_distance_param.distance_type, layer.inner_distance_param.axis) == (
@@ -390,13 +391,13 @@ def test_a_field_given_twice_has_its_last_value():
 
 
 def pooling(text):
-    """Its pooling_param, and notes."""
+    """Returns its pooling_param and the notes."""
     config = parse_net(f'layer {{ name: "a" type: "Pooling" pooling_param {{\n{text} }} }}', "n")
     return config.message.layer[0].pooling_param, config.notes
 
 
 def test_a_pooling_with_a_number_for_each_side():
-    """As in BVLC's opencl branch, whose three fields are repeated."""
+    """In BVLC's opencl branch kernel_size, stride and pad are repeated fields."""
     param, notes = pooling("kernel_size: 3 kernel_size: 2 stride: 2 stride: 2 pad: 1 pad: 0")
     assert (param.kernel_h, param.kernel_w, param.stride, param.pad_h, param.pad_w) == (3, 2, 2, 1, 0)
     assert not any(map(param.HasField, ("kernel_size", "stride_h", "pad")))
@@ -434,7 +435,7 @@ def test_a_volume_pooled_by_sides():
 
 
 def test_windows_that_are_shapes():
-    """video-caffe's layers of any number of axes."""
+    """video-caffe has layers for any number of axes."""
     conv = net(
         'type: "NdConvolution" convolution_param { num_output: 4 kernel_shape { dim: [1, 3, 3] } '
         "stride_shape { dim: [1, 2, 2] } pad_shape { dim: [0, 1, 1] } }"
@@ -505,7 +506,8 @@ C3D_TODAY = """
 
 
 def test_layers_of_c3d():
-    """Of its first version, in the older format and with inputs of five axes, and of its second."""
+    """Layers of C3D's first version, in the older format and with inputs of five axes, and of its second version,
+    become the same layers."""
     old, today = parse_net(C3D, "n"), parse_net(C3D_TODAY, "n")
     assert old.message == today.message
     assert [note for note in old.notes if "filter_group is ignored (C3D's): how many filters" in note]
@@ -633,7 +635,8 @@ def test_types_of_c3d_that_are_not_here(type_, instead):
 
 
 def test_clips_of_c3d():
-    """VIDEO_DATA of its first version and VideoData of its second; others are those of temporal segment networks."""
+    """VIDEO_DATA of the first version and VideoData of the second are read. VideoData of temporal segment networks
+    differs."""
     old = parse_net(
         """layers { name: "d" type: VIDEO_DATA top: "d" image_data_param { source: "l" use_image: true batch_size: 3
         mean_file: "m" mean_value: 7 crop_size: 5 mirror: true scale: 2 new_height: 8 new_width: 9 new_length: 4
@@ -664,7 +667,7 @@ UNPOOLING = 'type: "Unpooling" bottom: "x" bottom: "mask" top: "y" unpooling_par
 
 
 def test_unpooling_with_a_mask_is_upsample():
-    """DeconvNet's, whose texts say the size that comes out."""
+    """DeconvNet's nets state the size of the top."""
     layer = net(UNPOOLING % "unpool: MAX kernel_size: 2 stride: 2 unpool_size: 224")
     assert (layer.type, layer.upsample_param.upsample_h, layer.upsample_param.upsample_w) == ("Upsample", 224, 224)
     assert not layer.HasField("unpooling_param")

@@ -11,7 +11,7 @@ from tests.shared import SHARED, needs_shared
 
 TABLE = "reference/caffe-schema.tsv"
 DIALECTS = "reference/dialects.tsv"
-# (message, field): number here; BVLC's meaning of the old number stands.
+# (message, field): its number here. The old number keeps the meaning that it has in BVLC's Caffe.
 RENUMBERED = {
     ("SolverParameter", "eval_type"): 53,
     ("SolverParameter", "ap_version"): 54,
@@ -29,7 +29,7 @@ def schema_file():
 
 
 def table():
-    """Rows of fields as dicts, and (enum, value, number) of the second table."""
+    """Returns the rows of fields as dicts, and (enum, value, number) of the second table."""
     lines = (SHARED / TABLE).read_text().split("\n")
     end = lines.index("")
     fields = list(csv.DictReader(lines[:end], delimiter="\t", restval=""))
@@ -37,7 +37,7 @@ def table():
 
 
 def dialects():
-    """Rows of the forks' fields as dicts, and (enum, value, number) of their enumerations."""
+    """Returns the rows of the forks' fields as dicts, and (enum, value, number) of their enumerations."""
     lines = (SHARED / DIALECTS).read_text().splitlines()
     fields = csv.DictReader([line for line in lines if not line.startswith("enum ")], delimiter="\t", restval="")
     enums = [line[5:].split("\t") for line in lines if line.startswith("enum ")]
@@ -95,7 +95,7 @@ def test_every_field_of_the_forks():
         for field in nested.field
     }
     missing = {(row["message"], row["field"]) for row in dialects()[0]} - ours
-    assert {message for message, _ in missing} == {"C2TensorProto", "C2TensorProtos"}  # files of Caffe2
+    assert {message for message, _ in missing} == {"C2TensorProto", "C2TensorProtos"}  # messages in files of Caffe2
 
 
 @needs_shared(TABLE)

@@ -1,4 +1,4 @@
-"""Nets of py-faster-rcnn without its modules."""
+"""Nets of py-faster-rcnn run without its Python modules: layers of the engine stand in for them."""
 
 import numpy as np
 import pytest
@@ -73,7 +73,7 @@ def test_other_python_layers_stay():
 
 @pytest.mark.parametrize("more", ['bottom: "size" top', 'top: "labels" top: "assigned" top'])
 def test_a_stranger_s_layer_of_the_same_name(more):
-    """Which has other bottoms or tops than py-faster-rcnn's: it is told as code that is not there."""
+    """Its bottoms or tops are not those of py-faster-rcnn's layer, so it stays a Python layer."""
     config = parse_net((NET % RFCN).replace('top: "rois"', f'{more}: "rois"'), "net.prototxt")
     assert config.message.layer[1].type == "Python" and config.notes == []
 
@@ -121,7 +121,7 @@ layer { name: "rois" type: "Python" bottom: "proposals" bottom: "gt_boxes"
 
 
 def test_a_training_net():
-    """Of nothing but built-in layers, and what it computes for one image is finite."""
+    """It has built-in layers only, and what it computes for one image is finite."""
     config = parse_net(TRAINING, "net.prototxt")
     assert [layer.type for layer in config.message.layer if layer.name in ("data", "anchors", "proposal", "rois")] == [
         "Input",
@@ -141,7 +141,7 @@ def test_a_training_net():
     net.forward()
     net.backward()
     assert set(net.blobs["labels"].data.ravel()) == {-1, 0, 1}
-    assert {1, 2} <= set(net.blobs["classes"].data) <= {0, 1, 2}  # the true boxes are regions, too
+    assert {1, 2} <= set(net.blobs["classes"].data) <= {0, 1, 2}  # the true boxes are among the regions
     assert all(np.isfinite(net.blobs[name].data).all() for name in ("loss", "boxes", "rois", "box_targets"))
     assert all(np.isfinite(each.diff.get()).all() for layer in ("score", "offset") for each in net.params[layer])
 

@@ -1,4 +1,4 @@
-"""Words of other frameworks, met where Caffe's are expected."""
+"""Suggestions for words of other frameworks, where Caffe's are expected."""
 
 import numpy as np
 import pytest
@@ -74,7 +74,7 @@ def test_losses_are_not_alike_because_they_are_losses(name):
 
 @pytest.mark.parametrize("name, found", [("loss", "loss1"), ("cls_loss", "cls_loss2"), ("loss", "Loss")])
 def test_what_is_called_a_loss_may_be_near_what_is_not(name, found):
-    """As tops are called, and outputs."""
+    """Tops and outputs are often called so."""
     assert suggestion(name, [found, "accuracy"]) == f"; did you mean '{found}'?"
 
 
@@ -85,7 +85,7 @@ def test_the_nearest_of_very_many_is_not_looked_for():
 
 
 def test_a_swish_is_near_a_gelu():
-    """As the hint says."""
+    """The hint says how near, and this is the measure."""
     from math import erf, sqrt
 
     x = np.linspace(-8, 8, 20001)

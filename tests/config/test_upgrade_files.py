@@ -1,4 +1,4 @@
-"""Old nets, weights and solvers say the same in the current format, and stay as they are when upgraded again."""
+"""Upgraded nets, weights and solvers say the same as the old ones, and a second upgrade changes nothing."""
 
 import re
 import subprocess
@@ -38,7 +38,7 @@ def test_a_net_in_text(tmp_path):
 
 
 def test_layers_that_are_others_here_stay(tmp_path):
-    """Caffe, which is to read the net, has no Proposal, and may have what writes files."""
+    """The upgraded net is for Caffe, which has no Proposal and may have layers that write files."""
     old, new = tmp_path / "old", tmp_path / "new"
     python = 'type: "Python" python_param { module: "rpn.proposal_layer" layer: "ProposalLayer" }'
     old.write_text(f'layer {{ name: "p" {python} }} layer {{ name: "w" type: "MatWrite" bottom: "x" }}')
@@ -85,7 +85,7 @@ def test_weights_that_cannot_be_upgraded_are_named(tmp_path):
 
 
 def test_weights_of_c3d_stay_as_they_are(tmp_path):
-    """Whose numbers of layers and fields are others: its Convolution3D is an ArgMax here."""
+    """C3D numbers layer types and fields differently: its Convolution3D would be read as an ArgMax."""
     old = tmp_path / "old.caffemodel"
     blob = bytes([8, 1, 16, 1, 24, 1, 32, 1, 40, 1, 50, 4, 0, 0, 0, 0])
     layer = bytes([34, 1, ord("c"), 40, 30, 50, len(blob)]) + blob
@@ -103,7 +103,7 @@ def test_nets_and_solvers_of_the_zoo(tmp_path):
         try:
             before = read(path).message
         except EngineError:
-            continue  # other tests say which files are wrong
+            continue  # other tests name the files that are wrong
         upgrade(str(path), str(tmp_path / "new"))
         assert read(tmp_path / "new").message == before, path
         seen += 1
@@ -127,7 +127,7 @@ def test_what_is_read_is_not_written_over(verb, tmp_path, capsys):
     ],
 )
 def test_an_unknown_type_is_named(tmp_path, verb, text):
-    """In a process that has built no net before."""
+    """It needs a process that has not yet built a net."""
     path = tmp_path / "a.prototxt"
     path.write_text(text % 'layer { name: "l" type: "Xyzzy" foo: 1 }')
     command = [sys.executable, "-m", "engine", verb, str(path), str(tmp_path / "b.prototxt")]

@@ -1,4 +1,4 @@
-"""Video files with known pictures, made by PyAV."""
+"""Writes video files with known pictures, by PyAV."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 HEIGHT, WIDTH = 48, 64
-# By the extension: FFmpeg's name of the encoder, and of the form of its pixels.
+# By file extension: FFmpeg's name of the encoder, and its pixel format.
 KINDS = {
     "mp4": ("libx264", "yuv420p"),
     "avi": ("mpeg4", "yuv420p"),
-    "mkv": ("ffv1", "bgr0"),  # which loses nothing
+    "mkv": ("ffv1", "bgr0"),  # lossless
     "webm": ("libvpx-vp9", "yuv420p"),
     "mov": ("mjpeg", "yuvj420p"),
     "mpg": ("mpeg2video", "yuv420p"),
@@ -26,7 +26,8 @@ RATE = 25  # frames a second
 
 
 def moving_squares(count: int, height: int = HEIGHT, width: int = WIDTH) -> list[np.ndarray]:
-    """(height, width, 3) bytes R, G, B: a square moves to the right, another one down; their places tell the frame."""
+    """Returns frames of (height, width, 3) bytes R, G, B. One square moves to the right and one down, so that their
+    places tell the number of a frame."""
     frames = []
     for number in range(count):
         frame = np.full((height, width, 3), 40, np.uint8)
@@ -38,7 +39,7 @@ def moving_squares(count: int, height: int = HEIGHT, width: int = WIDTH) -> list
 
 
 def greys(count: int, height: int = 16, width: int = 16) -> list[np.ndarray]:
-    """Frames of one colour: frame f is 5 * f everywhere."""
+    """Returns frames of one colour: all values of frame f are 5 * f."""
     return [np.full((height, width, 3), 5 * number, np.uint8) for number in range(count)]
 
 
@@ -49,8 +50,13 @@ def write_clip(
     container: dict[str, str] | None = None,
     encoder: tuple[str, str] | None = None,
 ) -> Path:
-    """times: seconds of each frame, else they follow each other at RATE. container: options of the file's format.
-    encoder: another than that of KINDS."""
+    """Writes frames as a video file, and returns its path.
+
+    Args:
+        times: seconds at which each frame is shown; without them frames follow each other at RATE.
+        container: options of the file format.
+        encoder: one to use instead of that of KINDS.
+    """
     av = pytest.importorskip("av", reason="PyAV is not installed: pip install 'prototxt-engine[video]'")
     codec, form = encoder or KINDS[path.suffix[1:]]
     with av.open(str(path), "w", container_options=container or {}) as file:
@@ -68,7 +74,7 @@ def write_clip(
 
 
 def write_sound(path: Path) -> Path:
-    """A file with a second of silence, and no pictures."""
+    """Writes a file with a second of silence and no pictures, and returns its path."""
     av = pytest.importorskip("av")
     with av.open(str(path), "w") as file:
         stream = file.add_stream("pcm_s16le", rate=8000)

@@ -18,7 +18,7 @@ from tests.data.pictures import random_pixels
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's cache folder: empty in each test."""
+    """Returns the user's cache folder, which is empty at the beginning of each test."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("ENGINE_CACHE", str(folder))
     return folder
@@ -26,7 +26,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def image_folder(tmp_path: Path) -> Path:
-    """Three classes of 4 PNG images of 3 x 12 x 16, and what is in them: random_pixels(10 * label + number)."""
+    """Makes three classes of 4 PNG images of 3 x 12 x 16. An image's pixels are random_pixels(10 * label + number)."""
     root = tmp_path / "images"
     for label, name in enumerate(["ant", "bee", "cat"]):
         (root / name).mkdir(parents=True)
@@ -37,7 +37,7 @@ def image_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make_lmdb(tmp_path: Path) -> Callable[[dict[str, bytes]], Path]:
-    """Writes {key: serialised Datum} as an LMDB."""
+    """Returns a function that writes {key: serialised Datum} as an LMDB, and returns its path."""
 
     def make(items: dict[str, bytes], name: str = "lmdb") -> Path:
         with lmdb.open(str(tmp_path / name), map_size=1 << 28, lock=False) as environment:
@@ -51,7 +51,8 @@ def make_lmdb(tmp_path: Path) -> Callable[[dict[str, bytes]], Path]:
 
 @pytest.fixture
 def open_layer() -> Callable[..., DataSource]:
-    """Opens a Data layer given its source, the rest of data_param and transform_param as text."""
+    """Returns a function that opens a Data layer, given its source, and the rest of data_param and transform_param as
+    text."""
 
     def opened(
         source: object, transform: str = "", data: str = "", phase: int = proto.TEST, **options: object

@@ -1,4 +1,4 @@
-"""Pictures with known pixels, as arrays and as Datums."""
+"""Makes pictures with known pixels, as arrays and as Datums."""
 
 import io
 import struct
@@ -11,7 +11,7 @@ from engine import proto
 
 
 def random_pixels(seed: int, height: int = 12, width: int = 16, channels: int = 3) -> np.ndarray:
-    """(height, width, channels) uint8 in the order R, G, B; smooth enough for JPEG to keep it nearly."""
+    """Returns (height, width, channels) uint8 in the order R, G, B, so smooth that JPEG hardly changes them."""
     coarse = np.random.RandomState(seed).randint(0, 256, (3, 4, channels)).astype(np.uint8)
     bands = [
         Image.fromarray(coarse[:, :, c]).resize((width, height), Image.Resampling.BICUBIC) for c in range(channels)
@@ -20,7 +20,7 @@ def random_pixels(seed: int, height: int = 12, width: int = 16, channels: int = 
 
 
 def raw_datum(pixels: np.ndarray, label: int = 0) -> bytes:
-    """A Datum of (h, w, c) R, G, B bytes, stored as Caffe does: B, G, R, channel by channel."""
+    """Serialises a Datum of (h, w, c) bytes R, G, B as Caffe stores it: channel by channel, in the order B, G, R."""
     planes = pixels[:, :, ::-1].transpose(2, 0, 1)
     channels, height, width = planes.shape
     return proto.Datum(
@@ -29,14 +29,14 @@ def raw_datum(pixels: np.ndarray, label: int = 0) -> bytes:
 
 
 def image_bytes(pixels: np.ndarray, kind: str = "PNG") -> bytes:
-    """An image file of (h, w, c) R, G, B or grey bytes."""
+    """Returns the bytes of an image file of (h, w, c) bytes, R, G, B or grey."""
     file = io.BytesIO()
     Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0]).save(file, kind)
     return file.getvalue()
 
 
 def png(width: int, height: int, data: bytes = b"", bits: int = 8) -> bytes:
-    """A grey PNG that says to have this size; its pixels begin with `data`."""
+    """Returns a grey PNG whose header states this size, whatever its pixels; those begin with `data`."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
@@ -46,10 +46,10 @@ def png(width: int, height: int, data: bytes = b"", bits: int = 8) -> bytes:
 
 
 def encoded_datum(pixels: np.ndarray, kind: str = "PNG", label: int = 0) -> bytes:
-    """A Datum that holds an image file."""
+    """Serialises a Datum that holds an image file."""
     return proto.Datum(data=image_bytes(pixels, kind), encoded=True, label=label).SerializeToString()
 
 
 def bgr(pixels: np.ndarray) -> np.ndarray:
-    """(h, w, c) bytes R, G, B -> what a net reads: (c, h, w) float32 B, G, R."""
+    """Turns (h, w, c) bytes R, G, B into what a net reads: (c, h, w) float32 in the order B, G, R."""
     return pixels[:, :, ::-1].transpose(2, 0, 1).astype(np.float32)

@@ -1,4 +1,4 @@
-"""AnnotatedData: pictures and boxes, through SSD's augmentations."""
+"""AnnotatedData: SSD's augmentations, of pictures together with their boxes."""
 
 import math
 
@@ -31,7 +31,7 @@ BOXES = BOXES.astype(np.float32)
 
 
 def annotated(seed: int, boxes: np.ndarray) -> bytes:
-    """An AnnotatedDatum of random_pixels(seed)."""
+    """Serialises an AnnotatedDatum of random_pixels(seed) with these boxes."""
     datum = proto.Datum.FromString(raw_datum(random_pixels(seed)))
     message = proto.AnnotatedDatum(datum=datum, type=proto.AnnotatedDatum.BBOX)
     for row in boxes.tolist():
@@ -45,7 +45,7 @@ def annotated(seed: int, boxes: np.ndarray) -> bytes:
 
 @pytest.fixture
 def database(make_lmdb):
-    """Three pictures with three, no and one box."""
+    """Makes an LMDB of three pictures: one with three boxes, one with none, one with one."""
     return make_lmdb({f"{i}": annotated(i, BOXES[:count]) for i, count in enumerate((3, 0, 1))})
 
 
@@ -91,7 +91,7 @@ def test_mirrored_pictures_have_mirrored_boxes(database):
 
 
 def test_a_crop_cuts_boxes(database):
-    _, label = batch_of(layer_of(database, RESIZE + " crop_h: 6 crop_w: 8"), proto.TEST)  # the middle
+    _, label = batch_of(layer_of(database, RESIZE + " crop_h: 6 crop_w: 8"), proto.TEST)  # phase TEST crops the middle
     np.testing.assert_allclose(label[0, 0, 0], [0, 3, 0, 0, 0, 0.5, 1, 0], atol=1e-6)
     np.testing.assert_allclose(label[0, 0, 1, 3:7], [0, 0, 1, 1])
     assert label[0, 0, 2, 0] == 2  # the box in the corner is gone
@@ -113,7 +113,8 @@ def test_difficult_boxes_of_yolo(database):
 
 
 def test_patches_of_yolo():
-    """Shorter than the picture by up to yolo_data_jitter, independently, and anywhere in it."""
+    """Each side is shorter than the picture's by up to yolo_data_jitter, independently of the other; patches lie
+    anywhere in it."""
     param = proto.AnnotatedDataParameter(yolo_data_type=1, yolo_data_jitter=0.4)
     cut = make_patches(param, proto.TransformationParameter())
     image, whole = Image.fromarray(np.zeros((1000, 500, 3), np.uint8)), BOXES[1:2]
@@ -269,7 +270,7 @@ def test_patches_satisfy_their_constraint():
         if image.size == (60, 40):
             continue  # no patch was found
         area = np.prod(boxes[:, 4:6] - boxes[:, 2:4], axis=1)
-        assert len(boxes) == 1 and area[0] >= 0.4 - 0.05  # pixels are whole
+        assert len(boxes) == 1 and area[0] >= 0.4 - 0.05  # patches have whole pixels
         ratio = image.width / 60 / (image.height / 40)
         assert 0.45 < ratio < 2.2
     assert len(sizes) > 10
@@ -302,7 +303,7 @@ def test_what_no_canvas_could_hold_is_shrunk(size):
     param = text_format.Parse("expand_param { max_expand_ratio: 16 }", proto.TransformationParameter())
     image, boxes = make_expand(param, None)(Image.new("L", size, 9), BOXES[1:2], KeyedRandom(4, 0, 0))
     assert fits(*image.size) and (image.width > 65000 or image.width * image.height > 0.99 * MAX_PIXELS)
-    x1, y1, x2, y2 = boxes[0, 2:6] * np.tile(image.size, 2)  # all of the picture
+    x1, y1, x2, y2 = boxes[0, 2:6] * np.tile(image.size, 2)  # the box of the whole picture
     assert image.getbbox() == (round(x1), round(y1), round(x2), round(y2))
 
 

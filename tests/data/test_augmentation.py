@@ -1,4 +1,5 @@
-"""What is drawn for each picture: colours, noise, lighting, RandAugment, mixup, CutMix; by seed, epoch and sample."""
+"""Augmentations drawn for each picture: colours, noise, lighting, RandAugment, mixup, CutMix. What is drawn depends on
+seed, epoch and sample only."""
 
 import numpy as np
 import pytest
@@ -61,7 +62,7 @@ def source(request, make_lmdb, open_layer):
 
 
 def test_the_same_bits_on_any_number_of_ranks_and_threads_and_after_a_resume(source):
-    whole = batches(source, 6, 8, threads=1)  # beyond the end of an epoch
+    whole = batches(source, 6, 8, threads=1)  # goes on beyond the end of an epoch
     for ranks, size in ((2, 4), (4, 2)):
         parts = [batches(source, 6, size, rank, ranks, threads=3) for rank in range(ranks)]
         for step, wanted in enumerate(whole):
@@ -103,13 +104,13 @@ def test_a_changed_crop_is_mirrored_and_keeps_its_mean_file(pixels, tmp_path):
     text = f'crop_size: 9 mirror: true mean_file: "{tmp_path}/mean"'
     for index in range(10):
         plain = apply(text, pixels, index)
-        # 255 - p - mean, of p - mean
+        # 255 - p - mean, where plain is p - mean
         turned = apply(f"{text} noise_param {{ inverse: true }}", pixels, index)
         assert np.abs(plain + turned - (255 - 2 * cut(mean, text, plain, pixels))).max() < 1e-3
 
 
 def cut(mean, text, plain, pixels):
-    """The part of the mean that was subtracted in `plain`."""
+    """Returns the window of the mean that was subtracted in `plain`."""
     whole = pixels.transpose(2, 0, 1) - mean
     for y in range(16):
         for x in range(22):
@@ -139,7 +140,7 @@ def test_expansion_of_a_plain_picture(pixels):
 
 def test_lighting_moves_all_pixels_along_the_components(pixels):
     draw = make_lighting(text_format.Parse("deviation: 0.5", proto.LightingParameter()), None)
-    moved = np.array([draw(KeyedRandom(1, 0, n)) for n in range(4000)])[:, ::-1] / 0.5  # red, green, blue
+    moved = np.array([draw(KeyedRandom(1, 0, n)) for n in range(4000)])[:, ::-1] / 0.5  # in the order red, green, blue
     vectors = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]])
     wanted = vectors @ np.diag(np.array([55.46, 4.794, 1.148]) ** 2) @ vectors.T
     assert np.abs(np.cov(moved.T) / wanted - 1).max() < 0.1 and np.abs(moved.mean(axis=0)).max() < 3
@@ -149,7 +150,7 @@ def test_lighting_moves_all_pixels_along_the_components(pixels):
         assert np.ptp(shift, axis=(1, 2)).max() < 1e-4 and np.abs(shift).min() > 0
     own = "lighting_param { deviation: 1 eigenvalue: [9, 0, 0] eigenvector: [0, 0, 1, 0, 1, 0, 1, 0, 0] }"
     shift = (apply(own, pixels) - plain)[:, 0, 0]
-    assert shift[0] != 0 and not shift[1:].any()  # the third of red, green, blue is blue
+    assert shift[0] != 0 and not shift[1:].any()  # the component is blue, which comes first in B, G, R
     grey = pixels[:, :, :1]
     assert np.array_equal(apply("lighting_param { }", grey)[0], grey[:, :, 0])
     with pytest.raises(ImageError, match="lighting_param moves the colours of 1 or 3 channels, got 9"):
@@ -159,7 +160,7 @@ def test_lighting_moves_all_pixels_along_the_components(pixels):
 def test_rand_augment_draws_all_of_its_list():
     draw = make_rand_augment(proto.RandAugmentParameter(operations=3, magnitude=15), None)
     drawn = [draw(KeyedRandom(1, 0, n), 20, 40) for n in range(600)]
-    assert {len(each) for each in drawn} == {0, 1, 2, 3}  # one of the list does nothing
+    assert {len(each) for each in drawn} == {0, 1, 2, 3}  # one change of the list does nothing
     kinds = [change for each in drawn for change in each]
     affine = {change[1:] for change in kinds if change[0] == 15}
     assert len({change[0] for change in kinds}) == 9 and len(affine) == 10  # five ways to move, both directions

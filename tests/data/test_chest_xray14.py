@@ -1,4 +1,5 @@
-"""convert_chestxray14: from the NIH's files to lists, divided by patient; what may be wrong with them."""
+"""convert_chestxray14: turns the files of the NIH into lists that are divided by patient, and names what is wrong with
+the files."""
 
 import os
 import shutil
@@ -14,10 +15,11 @@ from engine.data.image_tree import read_list
 from engine.errors import ConfigError, DataError
 from tests.data.pictures import png
 
-HEADER = "Image Index,Finding Labels,Follow-up #,Patient ID,Patient Age,OriginalImage[Width,Height],"  # as it is
+# as the NIH's file has it, with the comma at the end
+HEADER = "Image Index,Finding Labels,Follow-up #,Patient ID,Patient Age,OriginalImage[Width,Height],"
 FINDINGS = ["No Finding", "Hernia", "Atelectasis|Effusion", "No Finding", "Pleural_Thickening|Effusion"]
-PATIENTS, PICTURES = 12, 3  # of each patient
-TESTED = (10, 11, 12)  # patients
+PATIENTS, PICTURES = 12, 3  # pictures of each patient
+TESTED = (10, 11, 12)  # patients of the test list
 
 
 def name(patient, number):
@@ -26,7 +28,7 @@ def name(patient, number):
 
 @pytest.fixture
 def nih(tmp_path):
-    """A folder as it is distributed: the pictures in two folders, the table, the lists."""
+    """Makes a folder as the NIH distributes it: the pictures in two folders, the table, the lists."""
     root, rows = tmp_path / "CXR8", []
     lists = {"train_val_list": [], "test_list": []}
     for patient in range(1, PATIENTS + 1):
@@ -62,7 +64,7 @@ def test_lists_are_divided_by_patient(nih, tmp_path, capfd):
 
 
 def test_work_of_another_process_stays(nih, tmp_path):
-    """In another container, which has a process of the same number."""
+    """The partial folder belongs to a process in another container that has the same number as this one."""
     other = tmp_path / f".out.{os.getpid()}.partial"
     other.mkdir()
     assert main(["convert_chestxray14", str(nih), str(tmp_path / "out")]) == 0

@@ -1,5 +1,5 @@
-"""convert_annotations: what VOC and COCO say of pictures becomes boxes and masks that data layers read; what may be
-wrong with either."""
+"""convert_annotations: turns annotations of VOC and COCO into boxes and masks that data layers read, and names what is
+wrong with them."""
 
 import json
 import os
@@ -42,7 +42,8 @@ def xml(*objects, size=f"<size><width>{WIDTH}</width><height>{HEIGHT}</height></
 
 @pytest.fixture
 def voc(tmp_path):
-    """Pictures b (a cat, two dogs, one of them difficult), a (nothing) and c (a cat), in this order."""
+    """Makes a VOC folder of the pictures b (a cat and two dogs, one of them difficult), a (no object) and c (a cat), in
+    this order."""
     root = tmp_path / "VOC"
     for folder in ("JPEGImages", "Annotations", "SegmentationClass", "ImageSets/Main"):
         (root / folder).mkdir(parents=True)
@@ -61,7 +62,8 @@ def voc(tmp_path):
 
 
 def coco_content():
-    """The same pictures, numbered 7, 3 and 20: two boxes, a crowd; nothing; a box. Categories 18 and 90."""
+    """Returns COCO's annotations of the same pictures, numbered 7, 3 and 20: two boxes and a crowd, none, one box. The
+    categories are 18 and 90."""
     boxes = [
         (7, 90, [0.5, 1, 8, 5.25], 0),
         (20, 18, [2, 2, 3, 4], 0),
@@ -95,7 +97,7 @@ def items(db, message=proto.AnnotatedDatum):
 
 
 def boxes(datum):
-    """(label, instance, corners, difficult) in the order of the message."""
+    """Returns (label, instance, corners, difficult) of each box, in the order of the message."""
     return [
         (
             group.group_label,
@@ -136,7 +138,7 @@ def test_boxes_of_coco(coco, tmp_path):
     db = tmp_path / "db"
     done = convert_annotations(*coco, str(db))
     found = items(db)
-    assert list(found) == ["00000000_3", "00000001_7", "00000002_20"]  # by the pictures' numbers
+    assert list(found) == ["00000000_3", "00000001_7", "00000002_20"]  # in the order of the pictures' numbers
     assert boxes(found["00000001_7"]) == [
         (2, 0, 0.5 / 16, round(1 / 12, 5), 8.5 / 16, round(6.25 / 12, 5), False),
         (1, 0, 0.0, 0.0, 1.0, 1.0, True),  # the crowd
@@ -280,7 +282,7 @@ def thing(segmentation, crowd=False):
 
 def test_smaller_objects_lie_in_front_and_crowds_do_not_count():
     height, width = 4, 6
-    rows = {"size": [height, width], "counts": [0, 8, 16]}  # the first two columns
+    rows = {"size": [height, width], "counts": [0, 8, 16]}  # fills the first two columns
     large = {"size": [height, width], "counts": [0, 16, 8]}
     crowd = {"size": [height, width], "counts": [12, 12]}
     for order in ([(1, thing(rows)), (2, thing(large))], [(2, thing(large)), (1, thing(rows))]):
@@ -302,13 +304,13 @@ def test_runs_and_polygons_are_those_of_pycocotools():
         polygons = [draw.uniform(0, [width, height], (n, 2)).ravel().tolist() for n in (3, 7)]
         theirs = tools.decode(tools.merge(tools.frPyObjects(polygons, height, width)))
         assert np.array_equal(draw_mask([(1, thing(polygons))], height, width), theirs)
-    assert not draw_mask([(1, thing([[1, 1, 9, 9]]))], height, width).any()  # two points
+    assert not draw_mask([(1, thing([[1, 1, 9, 9]]))], height, width).any()  # a polygon of two points
     far = draw_mask([(1, thing([[-1e9, 0, 1e9, 0, 1e9, 1e9, -1e9, 1e9]]))], height, width)
-    assert far.mean() > 0.95  # at once, and in little memory
+    assert far.mean() > 0.95  # drawn at once, and in little memory
 
 
 def test_masks_that_would_take_too_long():
-    """50 KB of a polygon would take 52 GB; many polygons as long as their number squared."""
+    """A polygon of 50 KB would take 52 GB. The time of many polygons grows with the square of their number."""
     pytest.importorskip("pycocotools.mask", reason="pycocotools is not installed")
     zigzag = [value for row in range(20_000) for value in (65_500 * (row % 2), row / 20)]
     with pytest.raises(
@@ -430,7 +432,7 @@ def test_masks_of_voc_that_are_wrong(voc, tmp_path):
 
 
 def changed(key, value):
-    """The content with another value at a key such as images.0.id; None takes it out."""
+    """Returns the content with another value at a key such as images.0.id, or without the key if the value is None."""
     content = coco_content()
     *path, last = [int(word) if word.isdigit() else word for word in key.split(".")]
     at = content
@@ -516,7 +518,8 @@ def test_an_entity_reads_no_other_file(voc, tmp_path):
 
 
 def test_voc_and_coco_say_the_same_of_the_shapes(tmp_path):
-    """Of examples/shapes: boxes but for VOC's first pixel being number 1, masks but for VOC's borders."""
+    """Both say the same of examples/shapes, except that VOC numbers pixels from 1 and draws borders around its
+    masks."""
     shapes = tmp_path / "shapes"
     script = [sys.executable, REPO / "examples/shapes/make_shapes.py", shapes, "--train", "9", "--test", "1"]
     subprocess.run(script, check=True)

@@ -1,4 +1,5 @@
-"""convert_imageset and compute_image_mean: from files to LMDBs and mean images, whole or not at all."""
+"""convert_imageset and compute_image_mean: turn files into LMDBs and mean images, which are written whole or not at
+all."""
 
 import errno
 import io
@@ -222,7 +223,7 @@ def test_only_undecodable_images(image_folder, tmp_path):
 
 
 def test_work_of_another_process_stays(image_folder, tmp_path):
-    """In another container, which has a process of the same number."""
+    """The partial LMDB belongs to a process in another container that has the same number as this one."""
     other = tmp_path / f".db.{os.getpid()}.partial"
     other.mkdir()
     convert_imageset(str(image_folder), None, str(tmp_path / "db"))
@@ -252,7 +253,7 @@ def end(*_):
 
 
 def assert_ended_without_a_trace(folder, number, module, arguments):
-    """A conversion into `folder` that a signal ends."""
+    """Runs a conversion into `folder`, ends it by a signal, and checks that it left nothing."""
     program = ENDED.format(module=f"engine.data.{module}", function=module, number=int(number), arguments=arguments)
     done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (-number, "", "")
@@ -269,7 +270,7 @@ def test_a_signal_that_ends_it_leaves_nothing(image_folder, tmp_path, name, numb
 
 @pytest.mark.parametrize("last", ["x_lmdb", "x_lmdb_val", "x.tar", "x_val.tar"])
 def test_a_failure_at_the_end_leaves_nothing(image_folder, tmp_path, monkeypatch, last):
-    """Neither of the training set nor of what is set aside, whichever of them cannot get its name."""
+    """Neither the training set nor the part set aside stays, whichever of them cannot get its name."""
 
     def unless_last(give_name):
         def give(path, name):
@@ -422,7 +423,7 @@ def test_mean_of_images_that_differ_in_size(make_lmdb, tmp_path):
 
 
 def pictures_of(path):
-    """[(label, labels, mask, pixels)] of a source's items, decoded."""
+    """Returns (label, labels, mask, pixels) of each of a source's items, decoded."""
     source = open_source(str(path))
     found = []
     for number in range(len(source)):

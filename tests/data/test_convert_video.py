@@ -1,4 +1,4 @@
-"""convert_video: from video files to folders of frames and their list, whole or not at all."""
+"""convert_video: turns video files into folders of frames and their list, which are written whole or not at all."""
 
 import errno
 import os
@@ -35,19 +35,19 @@ PNG = Output(encode_type="png")
 
 @pytest.fixture
 def grey(tmp_path):
-    """A clip of which nothing is lost: 20 frames, of the values 0, 5, 10 and so on."""
+    """Makes a lossless clip of 20 frames, whose values are 0, 5, 10 and so on."""
     return write_clip(tmp_path / "grey.mkv", greys(20))
 
 
 def values(folder: Path) -> list[int]:
-    """The grey values of frames in a folder, in the order of their names, which are checked."""
+    """Returns the grey values of the frames in a folder, in the order of their names, and checks the names."""
     names = sorted(path.name for path in folder.iterdir())
     assert names == [f"image_{number:04d}.png" for number in range(1, len(names) + 1)]
     return [int(np.asarray(Image.open(folder / name)).mean()) for name in names]
 
 
 def listed(path: Path) -> list[list[str]]:
-    """The words of a list's lines, folders relative to the list's."""
+    """Returns the words of each line of a list, with folders relative to the list's."""
     lines = [line.rsplit(None, 2) for line in path.read_text().splitlines()]
     return [[os.path.relpath(folder, path.parent), frames, label] for folder, frames, label in lines]
 
@@ -84,7 +84,7 @@ def test_a_net_reads_the_list(grayscale, channels, tmp_path):
         grayscale: {str(grayscale).lower()} }}"""
     stacks, labels = first_batch(text)
     assert stacks.shape == (2, 4 * channels, HEIGHT, WIDTH) and labels.tolist() == [0, 1]
-    begin = (9 - 4 + 1) // 2  # of the snippet in the middle
+    begin = (9 - 4 + 1) // 2  # of the snippet, which lies in the middle of the video
     drawn = moving_squares(9)[begin][:, :, ::-1].transpose(2, 0, 1)
     if not grayscale:
         assert np.abs(stacks[0, :3] - drawn).mean() < 6
@@ -127,7 +127,7 @@ def test_frames_that_follow_each_other_at_different_times(tmp_path):
     times = [0, 0.05, 0.06, 0.07, 0.5, 0.55, 0.95, 1.25, 1.26]
     clip = write_clip(tmp_path / "a.mkv", greys(len(times)), times)
     convert_video([str(clip)], str(tmp_path / "out"), PNG, Taken(fps=5))
-    assert values(tmp_path / "out/a") == [5 * number for number in (0, 4, 6, 7)]  # none is there twice
+    assert values(tmp_path / "out/a") == [5 * number for number in (0, 4, 6, 7)]  # no frame is taken twice
 
 
 def test_frames_without_times():
@@ -178,10 +178,10 @@ def test_sizes_and_channels(tmp_path):
 
 
 def test_a_camera_that_was_held_upright(tmp_path):
-    """Phones write how they were held: the matrix of the track turns what was recorded by a quarter."""
+    """Phones store how they were held in the track's matrix, here a quarter turn, by which frames must be turned."""
     clip = write_clip(tmp_path / "a.mov", moving_squares(1))
     content = bytearray(clip.read_bytes())
-    place = content.index(b"tkhd") + 4 + 40  # version 0: times, numbers and the volume come before the matrix
+    place = content.index(b"tkhd") + 4 + 40  # in version 0, times, numbers and the volume come before the matrix
     assert struct.unpack_from(">9i", content, place) == (1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
     struct.pack_into(">9i", content, place, 0, 1 << 16, 0, -1 << 16, 0, 0, HEIGHT << 16, 0, 1 << 30)
     clip.write_bytes(content)
@@ -193,7 +193,7 @@ def test_a_camera_that_was_held_upright(tmp_path):
 @pytest.mark.parametrize("first", ["sound", "pictures"])
 @pytest.mark.parametrize("codec, form", [LOSSLESS, KINDS["mp4"]])
 def test_sound_beside_the_pictures(first, codec, form, tmp_path):
-    """H.264's last frames come out of the decoder when it is told that there are no more."""
+    """The decoder holds H.264's last frames back until it is told that there are no more."""
     av = pytest.importorskip("av")
     with av.open(str(tmp_path / "a.mkv"), "w") as file:
         if first == "sound":
@@ -230,7 +230,7 @@ def test_a_cover_is_no_clip(tmp_path):
 
 
 def no_clip(path: Path, content: bytes, said: str) -> None:
-    """A file of this content is refused in one line, and nothing is left behind."""
+    """Writes a file of this content, and checks that it is refused in one line and that nothing is left behind."""
     path.write_bytes(content)
     with pytest.raises(BadClip, match=said) as caught:
         convert_video([str(path)], str(path.parent / "out"))
@@ -288,7 +288,8 @@ def test_bad_clips_can_be_left_out(tmp_path, capfd):
     good.unlink()
     with pytest.raises(DataError, match=r"none of 1 clips can be decoded, .*bad\.mp4: it is no video"):
         convert_video(clips[:1], str(tmp_path / "none"), skip_bad_clips=True)
-    with pytest.raises(DataError, match=r"good\.mkv: cannot be read: No such file"):  # which is a mistake
+    # a missing file is a mistake of the caller
+    with pytest.raises(DataError, match=r"good\.mkv: cannot be read: No such file"):
         convert_video(clips, str(tmp_path / "none"), skip_bad_clips=True)
     assert not (tmp_path / "none").exists()
 
@@ -330,7 +331,7 @@ def test_a_list_of_other_files_is_refused(name, renamed, tmp_path):
 
 @pytest.mark.parametrize("name", ["x.m3u8", "x.ffconcat"])
 def test_a_format_that_names_another_file_does_not_get_it(name, tmp_path, monkeypatch):
-    """The second lock, behind the list of formats."""
+    """This is the second safeguard, for a format that the list of formats wrongly allows."""
     monkeypatch.setattr(video_file, "FORMATS", (*video_file.FORMATS, "hls", "concat"))
     clip = write_clip(tmp_path / "clip.ts" if name == "x.m3u8" else tmp_path / "clip.mp4", moving_squares(3))
     no_clip(tmp_path / name, LISTS[name].format(clip=clip.name).encode(), "it is no video that can be decoded: ")
@@ -339,9 +340,11 @@ def test_a_format_that_names_another_file_does_not_get_it(name, tmp_path, monkey
 def test_frames_that_are_too_large(tmp_path, monkeypatch):
     clip = write_clip(tmp_path / "a.avi", moving_squares(2), encoder=LOSSLESS)
     content = bytearray(clip.read_bytes())
-    struct.pack_into("<ii", content, content.index(b"strf") + 8 + 4, 70_000, 20)  # of BITMAPINFOHEADER
+    # the width and height of BITMAPINFOHEADER
+    struct.pack_into("<ii", content, content.index(b"strf") + 8 + 4, 70_000, 20)
     no_clip(tmp_path / "x.avi", content, "its frames have 70000 x 20 pixels; at most 65500 on a side")
-    monkeypatch.setattr(video_file, "MAX_PIXELS", HEIGHT * WIDTH - 1)  # of the decoder, where no header says it
+    # the limit for decoded frames, whose size no header states
+    monkeypatch.setattr(video_file, "MAX_PIXELS", HEIGHT * WIDTH - 1)
     no_clip(tmp_path / "x.avi", clip.read_bytes(), "it is no video that can be decoded")
 
 
@@ -448,7 +451,7 @@ def test_a_signal_that_ends_it_leaves_nothing(grey, tmp_path):
 
 
 def test_work_of_another_process_stays(grey, tmp_path):
-    """In another container, which has a process of the same number."""
+    """The partial folder belongs to a process in another container that has the same number as this one."""
     other = tmp_path / f".out.{os.getpid()}.partial"
     other.mkdir()
     convert_video([str(grey)], str(tmp_path / "out"))

@@ -1,4 +1,4 @@
-"""open_data(): from the text of a Data layer to batches."""
+"""open_data(): opens a Data layer, given as text, and makes batches."""
 
 import os
 import subprocess
@@ -21,13 +21,14 @@ AUGMENTED = "mirror: true crop_size: 10 mean_value: 3 scale: 0.5"
 
 @pytest.fixture
 def lmdb_path(image_folder, tmp_path):
-    """12 images, labels 0, 1, 2 four times each, image i of random_pixels(10 * label + i % 4)."""
+    """Converts 12 images to an LMDB: four for each of the labels 0, 1 and 2; image i is random_pixels(10 * label + i %
+    4)."""
     convert_imageset(str(image_folder), None, str(tmp_path / "lmdb"))
     return tmp_path / "lmdb"
 
 
 def take(source, batches, *args, **options):
-    """The first batches: (data, labels, keys, first sample)."""
+    """Returns the first batches as a list of (data, labels, keys, first sample)."""
     with source.batches(*args, **options) as prefetcher:
         found = []
         for batch in islice(prefetcher, batches):
@@ -137,7 +138,7 @@ def test_rank_and_ranks_in_the_path(image_folder, tmp_path, open_layer):
 
 @pytest.fixture
 def with_bad_images(make_lmdb):
-    """5 images, of which 1 and 2 are damaged."""
+    """Makes an LMDB of 5 images, of which 1 and 2 are damaged."""
     items = {f"{i}_x": encoded_datum(random_pixels(i), label=i) for i in range(5)}
     items["1_x"] = items["1_x"][:-40]
     items["2_x"] = proto.Datum(data=b"not an image", encoded=True, label=2).SerializeToString()
@@ -253,7 +254,7 @@ def test_close_stops_threads_that_wait(lmdb_path, open_layer):
 
 
 def test_a_process_that_is_forked_reads_nothing(lmdb_path):
-    """It would wait for threads that it does not have, or for a lock that one of them held."""
+    """It would wait for threads that were not forked with it, or for a lock that one of them held."""
     code = f"""
 import os, signal
 from engine import proto
@@ -282,7 +283,7 @@ prefetcher.next()
 
 
 def test_a_process_ends_without_close(lmdb_path):
-    """Threads that still wait must not keep a process from ending, as after an exception."""
+    """Threads that still wait must not keep a process from ending, for instance after an exception."""
     code = f"""
 from engine import proto
 from engine.data import open_data
@@ -323,7 +324,7 @@ def test_opening_the_same_layer_for_both_phases(lmdb_path):
 
 
 def test_several_labels_as_a_datum_of_floats(make_lmdb, open_layer):
-    """Labels in a database of their own, which a Data layer with one top reads."""
+    """The labels are in a database of their own, which a Data layer with one top reads."""
     labels = np.random.RandomState(0).randn(3, 5).astype(np.float32)
     items = {
         f"{i}": proto.Datum(channels=5, height=1, width=1, float_data=row).SerializeToString()

@@ -1,4 +1,4 @@
-"""What is decoded and what is refused: formats, sizes, damage."""
+"""Which files are decoded and which are refused, by format, size and damage."""
 
 import io
 import os
@@ -46,17 +46,18 @@ def test_a_picture_starts_no_other_program(tmp_path, monkeypatch):
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("GS_LOG", str(tmp_path / "log"))
-    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # Pillow remembers whether there is one
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # makes Pillow forget whether it found the program
     with pytest.raises(UndecodableImage, match="cannot identify image file"):
         decode_bytes(EPS)
     assert not (tmp_path / "log").exists()
-    with pytest.raises(OSError):  # of Pillow itself, which starts it
+    with pytest.raises(OSError):  # with Pillow itself, which starts the program
         Image.open(io.BytesIO(EPS)).load()
     assert (tmp_path / "log").exists()
 
 
 def test_pictures_are_made_in_one_module():
-    """Which says the formats and keeps the limits; contact sheets are no pictures that are read."""
+    """engine/data/decode.py alone knows the formats and enforces the limits. Contact sheets are only written, not
+    read."""
     found = {
         path.relative_to(REPO).as_posix()
         for path in (REPO / "engine").rglob("*.py")
@@ -72,12 +73,12 @@ def test_pictures_are_made_in_one_module():
 def test_large_pictures_are_refused_before_they_are_decoded(size):
     with pytest.raises(UndecodableImage) as caught:
         decode_bytes(png(*size))
-    large = size[0] * size[1] > 2 * Image.MAX_IMAGE_PIXELS  # Pillow's own limit
+    large = size[0] * size[1] > 2 * Image.MAX_IMAGE_PIXELS  # the limit of Pillow itself
     assert ("exceeds limit" if large else f"it has {size[0]} x {size[1]} pixels; {TOO_LARGE}") in str(caught.value)
 
 
 def test_a_picture_of_many_strips_is_refused_at_once():
-    """A TIFF of 120 bytes, of which Pillow would make 9.7 million rows."""
+    """Of this TIFF of 120 bytes Pillow would make 9.7 million rows."""
     tags = {256: 17, 257: 9699340, 258: 8, 259: 1, 262: 1, 273: 8, 277: 1, 278: 1, 279: 17}
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
     with pytest.raises(UndecodableImage, match="it has 17 x 9699340 pixels"):
@@ -85,11 +86,11 @@ def test_a_picture_of_many_strips_is_refused_at_once():
 
 
 def test_progressive_jpegs_of_many_scans():
-    """10 KB that take 7 s."""
+    """These 10 KB would take 7 s to decode."""
     file = io.BytesIO()
     Image.new("L", (2000, 2000)).save(file, "JPEG", progressive=True)
     data = file.getvalue()
-    last = data[data.rindex(b"\xff\xc4") : -2]  # a table and a scan
+    last = data[data.rindex(b"\xff\xc4") : -2]  # a Huffman table and a scan
     assert decode_bytes(data[:-2] + 2 * last + b"\xff\xd9").size == (2000, 2000)
     with pytest.raises(UndecodableImage, match=r"it has 306 scans of 2000 x 2000 pixels"):
         decode_bytes(data[:-2] + 300 * last + b"\xff\xd9")
@@ -107,7 +108,7 @@ def test_progressive_jpegs_of_many_scans():
     ],
 )
 def test_classes_are_the_numbers_in_the_file(file, classes):
-    """Pillow stretches those of few bits, for a picture, up to white."""
+    """A mask's classes are not stretched to 255, as Pillow does with pictures of few bits."""
     assert np.asarray(decode_mask(file)).tolist() == [classes]
 
 
@@ -121,7 +122,7 @@ def test_classes_that_are_no_bytes_are_refused(value):
 
 @pytest.mark.parametrize("kind", [np.int32, np.float32])
 def test_numbers_without_a_known_range_are_refused(kind):
-    """0 to 255, or 0 to 1, would become black."""
+    """Conversion to bytes would make pictures with values from 0 to 1 black."""
     file = io.BytesIO()
     Image.fromarray(np.arange(256, dtype=kind).reshape(16, 16)).save(file, "TIFF")
     words = "integers of 32 bits or with a sign" if kind == np.int32 else "floats"
@@ -139,7 +140,7 @@ def test_pixels_of_16_bits_become_bytes(kind):
 
 @pytest.mark.parametrize("decoder", [decode_bytes, decode_mask])
 def test_other_jpegs_of_many_scans(decoder):
-    """A file that is not progressive has a scan for each channel at most; 1 MB of headers would take hours."""
+    """A file that is not progressive needs at most one scan for each channel. 1 MB of scan headers would take hours."""
     file = io.BytesIO()
     Image.new("L", (8192, 8192)).save(file, "JPEG")
     data = file.getvalue()
@@ -153,7 +154,7 @@ def test_the_largest_picture():
 
 
 def test_colours_that_cannot_be_converted(monkeypatch):
-    """Older versions of Pillow read a TIFF in LAB, but make no RGB of it."""
+    """Older versions of Pillow read a TIFF in LAB, but cannot convert it to RGB."""
 
     def fail(*_):
         raise ValueError("conversion from LAB to RGB not supported")
@@ -179,7 +180,8 @@ def test_resizing_is_limited():
         (70000, 1): "it would be resized to 70000 x 1 pixels",
         (9000, 9000): "it would be resized to 9000 x 9000 pixels",
         (0, 4): "it would be resized to 0 x 4 pixels",
-        (2000, 100): "it would be resized by way of 2000 x 60000 pixels",  # 480 MB for a result of 200,000 pixels
+        # 480 MB in between, for a result of 200,000 pixels
+        (2000, 100): "it would be resized by way of 2000 x 60000 pixels",
     }.items():
         with pytest.raises(UndecodableImage, match=f"^{words}; {TOO_LARGE}"):
             resized(image, size, Image.Resampling.BILINEAR)

@@ -25,7 +25,8 @@ def numbers_of(points, *more):
 
 @pytest.fixture
 def listed(tmp_path):
-    """A grey ramp, 60 x 60: 100 + x + y; its points, and two numbers more."""
+    """Draws a grey ramp of 60 x 60 pixels, 100 + x + y. Returns a function that writes its list, with points and more
+    numbers, and returns the layer's fields."""
     rows, columns = np.mgrid[:SIZE, :SIZE]
     Image.fromarray((100 + rows + columns).astype(np.uint8)).convert("RGB").save(tmp_path / "a.png")
 
@@ -50,7 +51,8 @@ def test_numbers_without_faces(listed):
 
 
 def test_a_face_comes_to_the_middle(listed):
-    """Nothing is random: eyes to the middle, the way from eyes to mouth to a quarter of the height."""
+    """Without random steps the eyes come to the middle, and the way from eyes to mouth becomes a quarter of the
+    height."""
     [(data, label)] = read(layer_of(f"{listed()} {FACE}"))
     scale = 40 / (2 * 2 * 20)
     np.testing.assert_allclose(label[:10].reshape(5, 2), (POINTS - [30, 24]) * scale, atol=1e-5)
@@ -75,7 +77,7 @@ def value_of(point):
 
 
 def value_at(plane, x, y):
-    """Between the four pixels around."""
+    """Returns the value at a point between four pixels."""
     left, top = int(np.floor(x)), int(np.floor(y))
     columns = np.array([left + 1 - x, x - left])
     return np.array([top + 1 - y, y - top]) @ plane[top : top + 2, left : left + 2] @ columns
@@ -92,7 +94,8 @@ def test_a_picture_one_pixel_high_or_wide(listed, tmp_path, size, mode):
 
 
 def test_points_move_with_the_picture(listed):
-    """Where a point has come to, the ramp has the value that it had there; mirrored, left and right change places."""
+    """At a moved point the picture has the value that the ramp had at the original point. In a mirrored picture, left
+    and right points change places."""
     found = read(layer_of(f"{listed()} {FACE} {RANDOM}"), 30)
     mirrored = 0
     for data, label in found:

@@ -1,4 +1,4 @@
-"""How nets get their data."""
+"""Feeder: reads a net's data layers and feeds the net."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,7 +96,7 @@ def test_messages_name_the_keys():
 
 
 def test_a_label_out_of_range_names_its_key():
-    """Also behind the Split of a label that two layers read."""
+    """The label also passes a Split, since two layers read it."""
     config = read_net("nets/digits.prototxt", ["layer[ip2].inner_product_param.num_output=7"])
     feeder = Feeder(config, proto.TEST, 1, World())
     net = Net(config, proto.TEST, NetOptions(shapes_of=feeder.shapes_of))
@@ -123,7 +123,7 @@ def test_a_net_without_data_layers_counts_its_samples():
 
 
 def noise(world: World, batch_size: int, batches: int = 2) -> np.ndarray:
-    """What the rank of a net of noise alone makes from its 5th batch on."""
+    """Returns what a rank computes of a net whose only input is noise, from its 5th batch on."""
     config = parse_net(
         f"""layer {{ name: "z" type: "DummyData" top: "z" dummy_data_param {{ shape {{ dim: {batch_size} dim: 3 }}
         data_filler {{ type: "gaussian" }} per_sample: true }} }}"""
@@ -142,7 +142,7 @@ def test_no_two_batches_nor_ranks_share_noise():
 
 @pytest.mark.parametrize("kind", ["SegData", "ImageData", "DenseImageData"])
 def test_layers_that_read_the_same_are_told(tmp_path, kind):
-    """Also where their batches have other sizes, or, as SegData's, none that the layer says."""
+    """Batches of the two layers may differ in size, and the size of SegData's is not in the layer at all."""
     param = {"SegData": "seg_data_param", "ImageData": "image_data_param", "DenseImageData": "dense_image_data_param"}
     Image.fromarray(np.zeros((4, 4), np.uint8)).save(tmp_path / "x.png")
     (tmp_path / "list").write_text(f"{tmp_path}/x.png {tmp_path}/x.png\n")
@@ -195,7 +195,7 @@ def test_pairs_of_two_layers_are_not_torn_apart_by_skipping(tmp_path, masks, ref
 
 @pytest.mark.parametrize("source, bad", [("x-%#.tar", 4), ("x-0.tar", 2), ("x-{0,1}.tar", 4)])
 def test_skipped_items_are_counted_once_each(image_folder, tmp_path, source, bad):
-    """Items of one name in two shards, and of one number in the sources of two ranks, are not the same."""
+    """Items of one name in two shards are two items, and so are items of one number in the sources of two ranks."""
     for name in ("ant/0.png", "ant/1.png"):
         (image_folder / name).write_bytes(b"no picture")
     for number in range(2):

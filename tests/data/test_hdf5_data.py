@@ -1,4 +1,4 @@
-"""HDF5Data: rows of datasets."""
+"""HDF5Data: reads the rows of datasets."""
 
 import os
 import subprocess
@@ -33,7 +33,8 @@ def layer_of(source, rest: str = "", tops=("data", "target", "label")) -> proto.
 
 @pytest.fixture
 def listed(tmp_path):
-    """Two files of 7 and 4 rows; row i of all has i in every number. One dataset is compressed, one of integers."""
+    """Makes two files of 7 and 4 rows, whose rows have their own number in each value. One dataset is compressed, one
+    has integers."""
     begin = 0
     for name, count in ROWS.items():
         numbers = np.arange(begin, begin + count)
@@ -148,7 +149,7 @@ def test_files_that_cannot_be_read(listed, tmp_path):
 
 
 def test_a_file_that_is_cut_off_while_it_is_read(listed, tmp_path):
-    """Also where its rows are mapped into memory."""
+    """Rows that are mapped into memory must not end the process by a signal."""
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["data"], file["label"] = np.zeros((100, 8, 16, 16), np.float32), np.zeros(100, np.float32)
     listed.write_text(f"{tmp_path}/a.h5\n")
@@ -183,7 +184,7 @@ def test_without_h5py(listed, monkeypatch):
 
 
 def test_a_solver_learns_from_it(tmp_path):
-    """A linear map of 4 numbers to 2."""
+    """The net learns a linear map of 4 numbers to 2."""
     random = np.random.RandomState(0)
     x, w = random.randn(64, 4).astype(np.float32), random.randn(4, 2).astype(np.float32)
     with h5py.File(tmp_path / "rows.h5", "w") as file:
@@ -202,7 +203,7 @@ def test_a_solver_learns_from_it(tmp_path):
 
 @pytest.fixture
 def pictures(tmp_path):
-    """Pictures that are their own masks, of bytes and of floats, masks of two shapes, and vectors."""
+    """Makes pictures of bytes and of floats that are their own masks, masks of two shapes, and vectors."""
     numbers = np.random.RandomState(1).randint(0, 255, (6, 1, 12, 16))
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["bytes"], file["floats"] = numbers.astype(np.uint8), numbers.astype(np.float32)
@@ -256,7 +257,7 @@ def test_steps_that_are_not_made_for_masks(pictures, step):
 
 @pytest.mark.parametrize("step", ["fix_crop: {}", "multi_scale: {}", "erase_ratio: {}", "rand_augment_param {{ }}"])
 def test_steps_that_are_switched_off_go_with_masks(pictures, step):
-    """By their value, or by the phase."""
+    """A step may be switched off by its value or by the phase."""
     layer = layer_of(pictures, tops=("bytes", "mask"))
     text_format.Parse(f"crop_size: 8 {step.format(1)}", layer.transform_param)
     assert open_data(layer, proto.TEST).shapes == ((1, 8, 8), (1, 8, 8))

@@ -1,4 +1,4 @@
-"""ImageData: a list of image files."""
+"""ImageData: reads the image files of a list."""
 
 import zipfile
 from itertools import islice
@@ -22,7 +22,7 @@ def layer_of(text: str, transform: str = "") -> proto.LayerParameter:
 
 @pytest.fixture
 def listed(image_folder, tmp_path):
-    """The twelve images, as bee/0.png 1 and so on; a list of them."""
+    """Makes the twelve images and their list, whose lines are bee/0.png 1 and so on."""
     lines = [f"{name}/{i}.png {label}" for label, name in enumerate(["ant", "bee", "cat"]) for i in range(4)]
     (tmp_path / "list.txt").write_text("\n".join(lines) + "\n")
     return f'source: "{tmp_path}/list.txt" root_folder: "{image_folder}/" batch_size: 5'

@@ -1,4 +1,4 @@
-"""Archives, folders and lists: what is damaged or meant to do harm gives one DataError that names file and member."""
+"""Archives, folders and lists that are damaged or malicious give one DataError, which names file and member."""
 
 import os
 import subprocess
@@ -26,7 +26,8 @@ def make_zip(path, members, method=zipfile.ZIP_DEFLATED):
 
 
 def damage(path, **changes):
-    """Changes bytes of a zip of one member: `local` from its header on, `central` in its entry of the directory."""
+    """Changes bytes of a zip of one member. `local` counts from the member's header, `central` from its entry in the
+    directory."""
     data = bytearray(path.read_bytes())
     begins = {"local": 0, "central": data.index(b"PK\1\2"), "end": data.index(b"PK\5\6")}
     for place, at in changes.items():
@@ -81,7 +82,7 @@ def test_damaged_directories(tmp_path, changes, reason):
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_methods_that_cannot_be_unpacked_within_a_limit(tmp_path, method):
-    """40 bytes of bzip2 give 46 MB, and zipfile unpacks at least 4096 bytes of it at a time."""
+    """40 bytes of bzip2 can unpack to 46 MB, since zipfile unpacks at least 4096 bytes at a time."""
     tree = open_tree(str(make_zip(tmp_path / "x.zip", {"r/c/a.jpg": CONTENT}, method)))
     with pytest.raises(DataError, match=rf"it is packed by method {method}, expected deflate or none"):
         tree.read("c/a.jpg")
@@ -106,7 +107,7 @@ except DataError as error:
     ("says", "reason"), [(128 << 20, "it has 134217728 bytes, more than 1048576"), (100, "Bad CRC-32 for file")]
 )
 def test_bombs_are_refused_by_a_limit(tmp_path, says, reason):
-    """What is large, and what says to be small."""
+    """A member is refused if the directory says that it is large, and also if it is larger than the directory says."""
     path = make_zip(tmp_path / "x.zip", {"r/c/a.jpg": bytes(128 << 20)})
     damage(path, central={24: says.to_bytes(4, "little")})
     done = subprocess.run([sys.executable, "-c", READ, path], cwd=REPO, capture_output=True, text=True, timeout=60)
@@ -127,7 +128,7 @@ def test_large_files_in_folders_are_not_read(tmp_path):
         (["./"], "has no images in it"),
         (["/", "a/b.jpg"], [("a/b.jpg", 0)]),
         (["./a/1.jpg", "./b/2.jpg"], [("a/1.jpg", 0), ("b/2.jpg", 1)]),
-        (["../../x.jpg"], [("../x.jpg", 0)]),  # a name like any other: nothing is written by it
+        (["../../x.jpg"], [("../x.jpg", 0)]),  # just a name: no file of this name is written
         (["a/b/c.jpg", "d"], "is too deep for a class folder"),
         (["a/b.jpg", "a"], [("a/b.jpg", 0)]),
         (["top/a/b.jpg", "top/"], [("a/b.jpg", 0)]),

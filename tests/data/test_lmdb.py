@@ -1,4 +1,4 @@
-"""The LMDB source: what it reads, and one clear line for what it cannot."""
+"""The LMDB source: what it reads, and the one line that it raises for what it cannot read."""
 
 import os
 import struct
@@ -109,15 +109,16 @@ def test_unknown_backend():
         find_source("HDF5")
 
 
-# Damage: an LMDB has pages, of 4096 bytes; the first two are headers of the file, of which the newer counts
+# Damage. An LMDB consists of pages of 4096 bytes. The first two are headers of the file, of which the newer one is
+# used.
 
 PAGE = 4096
-FLAGS, LOWER, NODES = 10, 12, 16  # of a page: what it is, where its list of nodes ends, and the list itself
+FLAGS, LOWER, NODES = 10, 12, 16  # in a page: its kind, the end of its list of nodes, and the list itself
 LEAF, BRANCH = 2, 1
 
 
 def pages(path, kind: int) -> list[int]:
-    """Where the file's pages of a kind begin."""
+    """Returns where the file's pages of a kind begin."""
     content = path.read_bytes()
     return [at for at in range(2 * PAGE, len(content), PAGE) if content[at + FLAGS] == kind]
 
@@ -130,11 +131,11 @@ def overwrite(path, *places: tuple[int, bytes]) -> None:
 
 
 def headers(at: int, content: bytes) -> list[tuple[int, bytes]]:
-    """A change of both headers of the file."""
+    """Returns changes that put the content into both headers of the file."""
     return [(page + 16 + at, content) for page in (0, PAGE)]
 
 
-PAGE_SIZE, ENTRIES = 24, 104  # in a header: in the records of both trees, of 48 bytes each
+PAGE_SIZE, ENTRIES = 24, 104  # in a header, within the records of both trees, of 48 bytes each
 
 
 @pytest.mark.parametrize("number", [1 << 31, 1 << 63, (1 << 64) - 1])
@@ -174,7 +175,7 @@ def test_an_item_that_the_tree_does_not_find(hundred, monkeypatch):
 
 
 def read_all(path) -> tuple[int, str]:
-    """The exit status and the messages of a program that reads every item."""
+    """Reads every item in another process, and returns its exit status and its messages."""
     program = f"""
 import resource
 from engine.data.sources.lmdb import LmdbSource
@@ -216,7 +217,7 @@ def test_values_longer_than_the_file(hundred):
     for page in pages(path, LEAF):
         nodes = content[page + NODES : page + int.from_bytes(content[page + LOWER : page + LOWER + 2], "little")]
         for place in struct.unpack(f"<{len(nodes) // 2}H", nodes):
-            if content[page + place + 4] & 1:  # the value has pages of its own; here stands its size
+            if content[page + place + 4] & 1:  # a value in pages of its own, whose size stands here
                 content[page + place : page + place + 4] = b"\xff\xff\xff\x7f"
     path.write_bytes(content)
     assert read_all(hundred) == (1, f"engine: net:1:2: LMDB {hundred}: key '00000041_x': {FAULT}")

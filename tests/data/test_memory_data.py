@@ -1,4 +1,4 @@
-"""MemoryData: arrays from the program."""
+"""MemoryData: feeds arrays that the program gives."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
-"""The pair rule: masks and labels of pictures, from lists and sources, share their steps; and the forks' layers."""
+"""The pair rule: pictures and their masks or labels, from lists and sources, go through the same steps. Also the layers
+of other forks for such pairs."""
 
 import os
 import tarfile
@@ -32,7 +33,7 @@ STEPS = [
 
 @pytest.fixture
 def pairs(tmp_path):
-    """Six grey pictures that are their own masks (classes 0 to 254, none is IGNORED), and their list."""
+    """Makes six grey pictures that are their own masks (classes 0 to 254, none of them IGNORED), and their list."""
     for number in range(6):
         pixels = np.minimum(random_pixels(number, 12, 16, 1)[:, :, 0], 254)
         Image.fromarray(pixels).save(tmp_path / f"{number}.png")
@@ -60,7 +61,8 @@ def image_data(folder, text=""):
 
 @pytest.mark.parametrize("steps", STEPS)
 def test_masks_share_all_that_moves_pixels(pairs, steps):
-    """Of a picture that is its own mask the two stay the same, but for what is padded: 0 and IGNORED."""
+    """Each picture is its own mask, so the two must stay equal except for padding, which is 0 in the one and IGNORED in
+    the other."""
     for seed in (1, 2):
         picture, mask = first(layer("ImageData", image_data(pairs, "is_color: false"), steps), seed=seed)
         assert picture.shape == mask.shape
@@ -119,7 +121,7 @@ def test_the_same_pairs_from_a_tar_and_a_zip(pairs):
 
 
 def test_two_layers_of_as_many_items_are_pairs(pairs):
-    """As DIGITS writes them: the pictures in one database, their masks in another."""
+    """DIGITS writes pictures and masks to two databases."""
     for kind in ("picture", "mask"):
         lines = (f"{n}.{'mask.' * (kind == 'mask')}png 0\n" for n in range(6))
         (pairs / f"{kind}.txt").write_text("".join(lines))
@@ -244,7 +246,7 @@ def test_dense_image_data(pairs):
 
 
 def test_masks_divided_as_for_enet(pairs):
-    """Of pictures of 12 x 16, that are their own masks, every third pixel of every third row."""
+    """Of a mask of 12 x 16, every third pixel of every third row is left."""
     text = f'source: "{pairs}/list.txt" root_folder: "{pairs}/" batch_size: 6 is_color: false'
     dense = layer("DenseImageData", f"dense_image_data_param {{ {text} mirror: true label_divide_factor: 3 }}")
     picture, mask = first(dense)
@@ -288,7 +290,7 @@ def test_shapes_without_the_list(kind):
 
 @pytest.fixture
 def videos(tmp_path):
-    """Two videos of 9 and 2 frames; frame f begins with the grey value 20 * f, its y file with one more."""
+    """Makes two videos of 9 and 2 frames. Frame f begins with the grey value 20 * f, its y file with one more."""
     for folder, frames in (("long", 9), ("short", 2)):
         (tmp_path / folder).mkdir()
         for frame in range(1, frames + 1):
@@ -311,7 +313,8 @@ FLOW = 'name_pattern: "flow_%c_%04d.png" new_length: 2'
 def test_videos_in_test_take_the_middles(videos):
     data, label = first(video(videos, RGB), proto.TEST, 1)
     assert data.shape == (1, 9, 5, 6) and label.tolist() == [3]
-    assert data[0, :, 0, 0].tolist() == [40] * 3 + [100] * 3 + [160] * 3  # (3 - 1 + 1) // 2 into each third
+    # the first of 3 frames is (3 - 1 + 1) // 2 into each third
+    assert data[0, :, 0, 0].tolist() == [40] * 3 + [100] * 3 + [160] * 3
     data, _ = first(video(videos, FLOW), proto.TEST, 1)
     assert data[0, :, 0, 0].tolist() == [100, 101, 120, 121]  # frames 5 and 6: (9 - 2 + 1) // 2 = 4 before them
 
@@ -333,7 +336,7 @@ def test_frames_have_the_channels_that_are_forced(videos):
 
 
 def test_webcams_have_their_batch_size_in_data_param():
-    """SSD's layers of this type, which have no list: a net of one is checked, but not run."""
+    """SSD's layers of this type have no list. Nets with one can be checked but not run."""
     text = "data_param { batch_size: 3 } transform_param { resize_param { height: 30 width: 40 } } video_data_param { }"
     webcam = text_format.Parse(text, proto.LayerParameter(name="data", type="VideoData", top=["data"]))
     assert batch_size_of(webcam) == 3 and shapes_without_data(webcam)[0] == (3, 30, 40)
@@ -348,7 +351,8 @@ def test_webcams_have_their_batch_size_in_data_param():
 
 
 def test_a_mirrored_flow_runs_the_other_way(videos):
-    """Pixel i of a row holds i more: mirrored ones descend, and their x is turned around."""
+    """Pixel i of a row is i more than the first: a mirrored row descends, and the x component of flow changes its
+    sign."""
     transform = "mirror: true is_flow: true mean_value: 10 scale: 0.5"
     check_mirrored_flow(videos, "", transform)
 
@@ -359,7 +363,7 @@ def test_a_flow_is_cut_as_tsn_does(videos):
 
 
 def check_mirrored_flow(videos, still, transform):
-    """still: what the two have in common."""
+    """Checks that frames are mirrored as flow is. `still` is text that both layers have, with mirroring and without."""
     source = open_data(video(videos, FLOW, still), proto.TRAIN)
     moved = open_data(video(videos, FLOW, transform), proto.TRAIN)
     seen = set()
@@ -408,7 +412,7 @@ CLIP = 'use_image: true modality: RGB name_pattern: "image_%04d.png" new_length:
 
 
 def clip(folder, text="", transform="", line="long 2 3"):
-    """C3D's; a line of the list: folder, first frame or number of frames, label."""
+    """Returns a layer for C3D's clips, whose list has one line: folder, first frame or number of frames, label."""
     (folder / "list.txt").write_text(line + "\n")
     return video(folder, f'{CLIP} root_folder: "{folder}/" {text}', transform)
 
@@ -422,7 +426,7 @@ def test_clips_begin_where_the_list_says(videos):
 
 
 def test_clips_begin_anywhere_with_jitter(videos):
-    """The list says how many frames there are."""
+    """With jitter, the second number of a line is the number of frames."""
     message = clip(videos, "use_temporal_jitter: true sampling_rate: 2", line="long 9 3")
     with open_data(message, proto.TRAIN).batches(1) as batches:
         begins = {int(next(batches).arrays["data"][0][0, 0, 0, 0, 0]) // 20 for _ in range(60)}
@@ -447,7 +451,8 @@ def test_means_of_clips(videos):
     np.testing.assert_array_equal(less, plain - 5)
     volume = np.arange(3 * 3 * 5 * 6, dtype=np.float32).reshape(1, 3, 3, 5, 6)
     of_today = proto.BlobProto(shape={"dim": volume.shape}, data=volume.ravel()).SerializeToString()
-    of_c3d = bytes([8, 1, 16, 3, 24, 3, 32, 5, 40, 6, 50, 0xB8, 8]) + volume.tobytes()  # with a length in field 3
+    # C3D's blob has the length in field 3
+    of_c3d = bytes([8, 1, 16, 3, 24, 3, 32, 5, 40, 6, 50, 0xB8, 8]) + volume.tobytes()
     for content in (of_today, of_c3d):
         (videos / "mean").write_bytes(content)
         less, _ = first(clip(videos, "", f'mean_file: "{videos}/mean"'), proto.TEST, 1)
@@ -465,7 +470,8 @@ def test_the_mean_of_a_frame_is_that_of_each(videos):
     np.testing.assert_array_equal(less, plain - frame[:, None])
     with pytest.raises(DataError, match="expected an image of 9 x 5 x 6, as mean_file") as caught:
         first(clip(videos, "new_height: 4 new_width: 4", mean), size=1)
-    assert "compute_image_mean" not in str(caught.value)  # which reads no lists of clips
+    # compute_image_mean does not read lists of clips, so it is not suggested
+    assert "compute_image_mean" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("grayscale", "values", "wanted"), [("", 2, "1 or 3"), ("grayscale: true", 3, "1")])
@@ -513,7 +519,7 @@ def test_lists_of_clips_that_cannot_be_read(videos):
 
 
 def test_image_seg_data_of_several_scales(pairs):
-    """Of the pictures' 12 x 16 pixels: the third array says how much of the crop they fill."""
+    """The pictures have 12 x 16 pixels. The third top says how much of the crop a picture fills."""
     text = image_data(pairs, "label_type: PIXEL")
     message = layer("ImageSegData", text, "crop_size: 14 scale_factors: 0.5 scale_factors: 1", tops=3)
     found = [first(message, seed=seed) for seed in range(4)]

@@ -1,4 +1,4 @@
-"""Pictures that are decoded and resized in C++, against Pillow: crops bit for bit, resized ones nearly."""
+"""Decoding and resizing in C++ compared with Pillow: crops agree to the bit, resized pictures within rounding."""
 
 import io
 import threading
@@ -46,7 +46,7 @@ KINDS = {
 
 
 def noisy(seed: int, height: int, width: int, channels: int = 3) -> np.ndarray:
-    """Pixels with edges, which show a wrong neighbour."""
+    """Returns pixels with sharp edges, which show if a wrong neighbour is used."""
     random = np.random.RandomState(seed)
     pixels = random_pixels(seed, height, width, channels).astype(int)
     return np.clip(pixels + random.randint(-40, 41, (height, width, 1)), 0, 255).astype(np.uint8)
@@ -93,8 +93,8 @@ def test_parts_of_jpegs_are_pillows_bit_for_bit(kind, size):
 @pytest.mark.parametrize("resample", FILTERS)
 @pytest.mark.parametrize("size", [(24, 24), (40, 31), (90, 70), (130, 25), (7, 100), (1, 1), (80, 60)])
 def test_resizing_is_pillows(resample, size):
-    """To one grey level, and nearly always to the bit; where one side grows and the other shrinks, newer versions of
-    Pillow change the order of the two, and clip other overshoots."""
+    """Values agree within one grey level, and nearly always to the bit. Where one side grows and the other shrinks,
+    newer versions of Pillow resize in the other order and clip other overshoots."""
     data = image_bytes(noisy(3, 60, 80), "PNG")
     image = decode_bytes(data, COLOR)
     for box in (None, (0, 0, 80, 60), (3, 5, 71, 44), (10.25, 0.5, 30.75, 59.9)):
@@ -139,7 +139,8 @@ def test_floats_are_the_pixels_less_the_mean(mean, mirror):
 
 
 def test_large_jpegs_are_decoded_smaller():
-    """Where the filter has 2.5 times left to do: within half a grey level on average, except by the box."""
+    """JPEGs are decoded at a smaller scale if that leaves the filter at least 2.5 times to shrink. The result is within
+    half a grey level on average; the box filter does not use it."""
     smooth = random_pixels(7, 900, 1200).astype(int)
     pixels = np.clip(smooth + np.random.RandomState(8).randint(-20, 21, smooth.shape), 0, 255).astype(np.uint8)
     data = jpeg(pixels)
@@ -171,7 +172,7 @@ def test_what_only_pillow_decodes_is_left_to_it():
     cmyk, exif = io.BytesIO(), io.BytesIO()
     Image.fromarray(rgb).convert("CMYK").save(cmyk, "JPEG")
     tags = Image.Exif()
-    tags[0x0112] = 6  # turned, which Pillow and Caffe take no notice of
+    tags[0x0112] = 6  # orientation, which Pillow and Caffe ignore
     Image.fromarray(rgb).save(exif, "JPEG", exif=tags)
     assert _core.jpeg_header(cmyk.getvalue()) is None and _core.jpeg_header(image_bytes(rgb)) is None
     for data in (cmyk.getvalue(), exif.getvalue(), image_bytes(rgb)):
@@ -212,7 +213,7 @@ def test_a_note_where_pillow_decodes_jpegs_that_c_could(monkeypatch):
     decode._decoder.cache_clear()
     try:
         open_image(image_bytes(noisy(1, 9, 9)))
-        assert decode.slow_jpegs() == ""  # of a PNG
+        assert decode.slow_jpegs() == ""  # a PNG
         open_image(jpeg(noisy(1, 9, 9)))
         note = decode.slow_jpegs()
         assert note.startswith("JPEGs are decoded by Pillow") and "(it has no jpeg_std_error)" in note
@@ -226,7 +227,7 @@ def test_a_note_where_pillow_decodes_jpegs_that_c_could(monkeypatch):
 @pytest.mark.parametrize("name", ["libm.so.6", "/no/such/library.so"])
 def test_a_library_without_jpegs(name):
     assert _core.load_jpeg_library(name) != ""
-    assert in_cpp(jpeg(noisy(12, 20, 20))).pixels().shape == (20, 20, 3)  # the one before stays
+    assert in_cpp(jpeg(noisy(12, 20, 20))).pixels().shape == (20, 20, 3)  # the library that was loaded before stays
 
 
 def outcome(make: Callable[[bytes], AnyImage], data: bytes) -> str | np.ndarray:
@@ -238,7 +239,7 @@ def outcome(make: Callable[[bytes], AnyImage], data: bytes) -> str | np.ndarray:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_damaged_jpegs_end_as_with_pillow(kind):
-    """Cut off, and with a byte changed: the same message, or the same pixels."""
+    """JPEGs that are cut off or have a changed byte give the same message, or the same pixels, as with Pillow."""
     data = jpeg(noisy(13, 61, 83, channels=1 if kind == "grey" else 3), **KINDS[kind])
     random = np.random.RandomState(14)
     broken = [data[:length] for length in (2, 3, 20, len(data) // 3, len(data) // 2, len(data) - 40, len(data) - 1)]
@@ -256,7 +257,7 @@ def test_damaged_jpegs_end_as_with_pillow(kind):
 
 
 def without(data: bytes, marker: int) -> bytes:
-    """A JPEG without its segments of one kind."""
+    """Returns a JPEG without its segments of one kind."""
     kept, at = data[:2], 2
     while data[at + 1] != 0xDA:
         end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
@@ -266,8 +267,8 @@ def without(data: bytes, marker: int) -> bytes:
 
 
 def test_no_table_outlives_its_picture():
-    """A file without Huffman tables, as frames of MJPEG are, has the usual ones; one without those of quantisation, or
-    with a byte changed that names one, is damaged, whatever was decoded before by the same thread."""
+    """A file without Huffman tables, such as a frame of MJPEG, uses the standard ones. A file without quantisation
+    tables, or whose byte that names one is changed, is damaged. Tables of the thread's last picture must not serve."""
     pixels, other = noisy(18, 96, 128), jpeg(noisy(19, 90, 70), optimize=True)
     data = jpeg(pixels)
     usual, expected = without(data, 0xC4), by_pillow(data)
@@ -298,7 +299,7 @@ def test_limits_hold_before_anything_is_decoded(monkeypatch):
     scan = data.index(b"\xff\xda")
     with pytest.raises(UndecodableImage, match=r"cannot decode .* it has 6 scans of 50 x 40 pixels"):
         open_image(data[:scan] + 6 * data[scan:-2] + b"\xff\xd9")
-    for inside in (b"\xff\xe1\0\x0c" + 5 * b"\xff\xda", b""):  # of metadata, and behind the end
+    for inside in (b"\xff\xe1\0\x0c" + 5 * b"\xff\xda", b""):  # scans within metadata, and after the end of the picture
         assert open_image(data[:scan] + inside + data[scan:] + 9 * b"\xff\xda\0\2").size == (50, 40)
     large = bytearray(data)
     at = large.index(b"\xff\xc0") + 5

@@ -1,4 +1,4 @@
-"""Every change of a crop's bytes, against NumPy, and against Pillow where it is Pillow's."""
+"""Each change of a crop's bytes is compared with NumPy, and with Pillow if Pillow has it."""
 
 import colorsys
 
@@ -21,18 +21,18 @@ def changed(pixels, *change):
 
 
 def whole(values):
-    """Rounded, and held to bytes."""
+    """Rounds values and limits them to those of bytes."""
     return np.clip(np.floor(values + 0.5), 0, 255)
 
 
 def luma(p):
-    """Pillow's brightness of (h, w, 3) blue, green and red."""
+    """Returns the brightness of (h, w, 3) blue, green and red as Pillow computes it."""
     p = p.astype(int)
     return (p[..., 2] * 19595 + p[..., 1] * 38470 + p[..., 0] * 7471 + 0x8000) >> 16 if p.shape[2] == 3 else p[..., 0]
 
 
 def neighbours(p, mode):
-    """[dy][dx] -> the picture moved by -1..1."""
+    """Returns the picture moved by -1 to 1 rows and columns, as [dy][dx]."""
     wide = np.pad(p.astype(int), [(1, 1), (1, 1), (0, 0)], mode=mode)
     return [[wide[y : y + p.shape[0], x : x + p.shape[1]] for x in range(3)] for y in range(3)]
 
@@ -60,7 +60,7 @@ def eroded(p):
 
 
 def in_hsv(p, change):
-    """change(h, s, v) of each pixel, in colorsys's units."""
+    """Returns pixels after change(h, s, v) of each, in colorsys's units."""
     result = np.empty(p.shape)
     for at in np.ndindex(p.shape[:2]):
         blue, green, red = (float(value) / 255 for value in p[at])
@@ -106,7 +106,7 @@ def test_changes_are_those_of_numpy(name, numbers, reference):
     pixels[0, :3] = [[0, 0, 0], [255, 255, 255], [9, 9, 200]]
     got, wanted = changed(pixels, getattr(names, name), *numbers).astype(float), reference(pixels)
     assert not np.array_equal(got, pixels)
-    # Two weights of the blur are whole 256ths, and floats of colours come near halves: one level.
+    # One level of difference: two weights of the blur are whole 256ths, and floats of colours come near halves.
     assert np.abs(got - wanted).max() <= (1 if name in ("BLUR", "SATURATION", "HUE", "COLOUR", "SHARPNESS") else 0)
     assert np.abs(got - wanted).mean() < 0.6
 
@@ -135,7 +135,7 @@ def test_changes_are_pillows_to_one_level(name, numbers, reference, channels):
     image = names.as_pillow(pixels)
     got, wanted = changed(pixels, getattr(names, name), *numbers).astype(int), as_array(reference(image)).astype(int)
     differs = np.abs(got - wanted).max(axis=2)
-    assert (differs > 1).mean() <= (0.01 if name == "AFFINE" else 0)  # which rounds coordinates its own way
+    assert (differs > 1).mean() <= (0.01 if name == "AFFINE" else 0)  # Pillow rounds coordinates in another way
 
 
 def test_grey_pictures_keep_their_lack_of_colours():
@@ -168,7 +168,8 @@ def test_compression():
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 7), (5, 1), (2, 2)])
 def test_small_pictures(size):
-    """Of each change; the sanitizers look at the same."""
+    """Each change is applied to pictures of few pixels, where a read beyond the edge is likely. The sanitizers run it,
+    too."""
     for change in range(18):
         got = changed(noisy(1, *size), change, 1, 2, 3)
         assert got.shape == (*size, 3)

@@ -1,4 +1,5 @@
-"""Order and shares: every item once per epoch, the same samples per iteration on any number of ranks."""
+"""Order and shares: an epoch has each item once, and the samples of an iteration do not depend on the number of
+ranks."""
 
 from itertools import chain, islice
 
@@ -10,7 +11,7 @@ from engine.data.sampler import Sampler
 
 
 def first_samples(sampler, batch_size, ranks, batches, start=0):
-    """The samples of each global batch, in order of rank."""
+    """Returns the samples of each global batch, in the order of ranks."""
     shares = [list(islice(sampler.shares(batch_size, rank, ranks, start), batches)) for rank in range(ranks)]
     return [[sample for share in batch for sample in share.samples] for batch in zip(*shares)]
 
@@ -69,8 +70,11 @@ def test_a_rank_with_its_own_items_reads_all_of_it():
 @pytest.mark.parametrize("groups", [[[0], [1]], [[0], [1], [2]], [[0, 1], [2, 3]], [[0, 2], [1]], [[0, 1, 2]]])
 @pytest.mark.parametrize("count", range(1, 8))
 def test_tests_read_all_of_sources_that_some_ranks_have(groups, count):
-    """Five tests of `count` batches, each of which begins with the rank after the last one's. groups: of ranks that
-    share a source."""
+    """Runs five tests of `count` batches, each of which begins with the rank after the last one's.
+
+    Args:
+        groups: ranks that share a source, for each source.
+    """
     sampler, ranks, read = Sampler(1000, 1, False), sum(map(len, groups)), [[] for _ in groups]
     for begin in range(0, 5 * count, count):
         for k in range(count):
@@ -84,7 +88,7 @@ def test_tests_read_all_of_sources_that_some_ranks_have(groups, count):
 
 
 def test_a_training_that_skips_items_reads_no_item_twice():
-    """Also of two ranks that share a source, while the first sample lies within a batch of another rank."""
+    """Two ranks may share a source while the first sample lies within a batch of another rank."""
     for first in range(0, 90, 5):
         shares = [next(Sampler(1000, 1, False).shares(10, rank, 4, first, owners=(0, 1))) for rank in (0, 1)]
         (a, *_), (b, *_) = ([index for _, index in share.samples] for share in shares)
@@ -101,9 +105,9 @@ def test_keyed_random_is_uniform_and_repeats():
 
 
 def test_keyed_random_is_splitmix64():
-    """A run goes on with the same numbers under another version of engine."""
+    """The numbers stay the same under all versions of engine, so that a resumed run draws what it would have drawn."""
     random = KeyedRandom(0, 0, 0)
-    random._state = 1234567  # the author's own example, as Rosetta Code has it
+    random._state = 1234567  # the example of the algorithm's author, as Rosetta Code has it
     expected = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
     assert [random.integer(0, 2**64 - 1) for _ in expected] == expected
     random = KeyedRandom(1, 2, 3)

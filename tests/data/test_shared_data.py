@@ -1,4 +1,4 @@
-"""Real photographs: CIFAR-10 and the ImageNet sample, through the data layers of published nets."""
+"""Reads real photographs, of CIFAR-10 and an ImageNet sample, through the data layers of published nets."""
 
 from itertools import islice
 
@@ -73,7 +73,7 @@ def test_imagenet_through_the_layers_of_resnet50(imagenet_lmdb, phase, layer):
             results.append([(data.copy(), labels.tolist()) for data, labels in batches])
     for (data, labels), (again, same) in zip(*results):
         assert np.array_equal(data, again) and labels == same
-        # Around the means, in units of 128: not a format's noise, not all of one kind.
+        # In units of 128 around the means. Wrongly decoded bytes would be noise, or all alike.
         assert -1 < data.min() < -0.5 and 0.5 < data.max() < 1.3 and 0.3 < data.std() < 0.8
 
 

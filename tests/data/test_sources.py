@@ -1,4 +1,4 @@
-"""Every source of pictures: the same pictures give the same batches, and what is damaged is one line."""
+"""The same pictures give the same batches from every source, and damage is told in one line."""
 
 import errno
 import gzip
@@ -36,11 +36,11 @@ from tests.mpi import REPO
 MAGIC = struct.pack("<I", 0xCED7230A)
 
 
-# Writers, each of another program or by the format's description
+# Writers. Each is another program, or follows the description of the format.
 
 
 def items_of(folder: Path):
-    """[(name, bytes, label)] of the pictures in class folders."""
+    """Returns (name, bytes, label) of each picture in class folders."""
     classes = sorted(path.name for path in folder.iterdir())
     return [
         (f"{name}/{path.name}", path.read_bytes(), label)
@@ -60,7 +60,7 @@ def make_tar(folder, path):
 
 
 def make_webdataset(folder, path):
-    """Three shards, by the format's description: members of one sample follow each other."""
+    """Writes three shards by the format's description, in which the files of a sample follow each other."""
     items = items_of(folder)
     for shard in range(3):
         with tarfile.open(str(path).replace("{0..2}", str(shard)), "w") as tar:
@@ -73,7 +73,7 @@ def make_webdataset(folder, path):
 
 
 def make_tar_of_tars(folder, path):
-    """As ILSVRC2012_img_train.tar: a tar for each class."""
+    """Writes a tar of a tar for each class, as ILSVRC2012_img_train.tar is."""
     with tarfile.open(path, "w") as outer:
         for name in sorted(os.listdir(folder)):
             subprocess.run(["tar", "cf", f"{path}.{name}", "-C", folder / name, *os.listdir(folder / name)], check=True)
@@ -98,7 +98,7 @@ def make_tfrecord(folder, path):
 
 
 def rec(content: bytes) -> bytes:
-    """One record of RecordIO without the magic number in its bytes."""
+    """Returns one record of RecordIO. The content must not have the magic number in it."""
     return MAGIC + struct.pack("<I", len(content)) + content + bytes(-len(content) % 4)
 
 
@@ -159,7 +159,7 @@ def layer(source, text="", transform="", kind="Data") -> proto.LayerParameter:
 
 
 def batches(source, count, batch_size, rank=0, ranks=1, start=0, **options):
-    """[(data, label)] of the first batches, in which everything is random."""
+    """Returns (data, label) of the first batches, of a layer in which everything is random."""
     message = layer(source, "shuffle: true", "crop_size: 8 mirror: true mean_value: 7")
     data = open_data(message, proto.TRAIN, seed=3, rank=rank, ranks=ranks, **options)
     with data.batches(batch_size, rank, ranks, start) as found:
@@ -172,7 +172,7 @@ def joined(parts):
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_the_same_pictures_give_the_same_batches(made, name):
-    """1 and 4 ranks, from the beginning and from the middle of the second epoch on."""
+    """With 1 and with 4 ranks, from the beginning and from the middle of the second epoch on."""
     expected = joined(batches(made("lmdb"), 5, 8))
     source = made(name) if name != "lmdb" else str(made("folder")).replace("images", "db")
     assert recognised(source) == MAKERS[name][0]
@@ -201,14 +201,14 @@ def test_items_with_wrong_checksums_are_skipped_and_counted(made, name):
     path = made(name)
     first = path.replace("?", "0")
     before = b"ant/0.png" if name == "zip" else b"\x89PNG"
-    at = Path(first).read_bytes().index(before) + 60  # within the first picture
+    at = Path(first).read_bytes().index(before) + 60  # in the first picture
     damaged(first, at, bytes([Path(first).read_bytes()[at] ^ 255]))
     with pytest.raises(DataError, match=r"train-0.tfrecord\[0\]\) has a wrong checksum|member 'ant/0.png' cannot be"):
         open_data(layer(path), proto.TEST)
     source = open_data(layer(path), proto.TEST, skip_bad_images=True)
     labels = [0, *[0] * 3, *[1] * 4, *[2] * 4]
     with source.batches(12) as found:
-        assert next(found).arrays["data"][1].tolist() == labels  # the second picture twice
+        assert next(found).arrays["data"][1].tolist() == labels  # the second picture takes the first one's place
     ((key, _),) = source.skipped.values()
     assert key in ("ant/0.png", "train-0.tfrecord[0]")
 
@@ -283,7 +283,7 @@ def test_several_labels_of_a_tar(tmp_path):
 
 
 def test_samples_of_a_zip_come_as_those_of_a_folder(tmp_path):
-    """Whatever the order of its files."""
+    """The order of the files in the zip does not matter."""
     names = ["b.png", "a.png", "in/a.n/x.png", "in/a.png", "in-a.cls", "in/a.cls", "in-a.png", "a.cls"]
     names += ["in/a.n/x.cls", "b.cls"]
     (tmp_path / "folder/in/a.n").mkdir(parents=True)
@@ -350,8 +350,8 @@ def test_fields_and_several_labels_of_a_tfrecord(tmp_path):
 
 
 def test_records_of_recordio_in_parts_and_with_several_labels(tmp_path):
-    """Bytes that MXNet 1.9.1's writer made: 3 labels and a payload that holds the magic number three times, one of
-    them right after another; then one label."""
+    """MXNet 1.9.1 wrote these bytes. The first record has 3 labels and a payload with the magic number in it three
+    times, twice in a row. The second has one label."""
     (tmp_path / "x.rec").write_bytes(
         bytes.fromhex(
             "0a23d7ce280000200300000000000000000000000000000000000000000000000000803f000000000000c03f61626364"
@@ -442,7 +442,7 @@ def test_damaged_tars(made, tmp_path):
     Path(path).write_bytes(whole[: len(whole) // 2 + 100])
     assert "truncated" in message_of(path) or "cut off" in message_of(path)
     at = whole.index(b"./bee/")
-    for end in (at, at + 100):  # between members, and within a header
+    for end in (at, at + 100):  # at the end of a member, and within a header
         Path(path).write_bytes(whole[:end])
         assert "it ends without the zeros that end a tar: it is truncated; copy it again" in message_of(path)
     Path(path).write_bytes(whole)
@@ -459,7 +459,8 @@ def test_damaged_tars(made, tmp_path):
 
 @pytest.mark.parametrize("form", ["gnu", "pax", "ustar", "v7", "posix"])
 def test_names_of_all_kinds_of_tars(image_folder, tmp_path, form):
-    deep, long = {"v7": (40, 30), "ustar": (90, 80)}.get(form, (180, 150))  # v7 has 99 bytes, ustar 155 and 100
+    # a name of a v7 tar has 99 bytes, of ustar 155 and 100
+    deep, long = {"v7": (40, 30), "ustar": (90, 80)}.get(form, (180, 150))
     deep = "d" * deep
     os.rename(image_folder / "cat", image_folder / deep)
     os.rename(image_folder / deep / "0.png", image_folder / deep / ("n" * long + "ä.png"))
@@ -469,7 +470,7 @@ def test_names_of_all_kinds_of_tars(image_folder, tmp_path, form):
 
 
 def test_a_pax_header_is_read_in_linear_time(tmp_path):
-    """A million bytes of it, copied for each of their records, would be a minute."""
+    """If the million bytes were copied for each of its records, it would take a minute."""
     records = b"6 a=b\n" * 170_000 + b"12 path=c/a\n"
     header = tarfile.TarInfo("pax")
     header.type, header.size = tarfile.XHDTYPE, len(records)
@@ -491,7 +492,7 @@ def test_sparse_members_are_refused(image_folder, tmp_path):
 
 
 def test_links_in_tars(image_folder, tmp_path):
-    """A hard link is its file once more; what is not in the tar is asked for."""
+    """A hard link gives the same file once more. If the file is not in the tar, an error asks for it."""
     os.link(image_folder / "ant/0.png", image_folder / "cat/z.png")
     long = "n" * 150
     os.link(image_folder / "ant/1.png", image_folder / f"cat/{long}1.png")
@@ -517,7 +518,8 @@ def test_links_in_tars(image_folder, tmp_path):
 
 
 def test_pictures_of_one_name_in_several_tars(image_folder, tmp_path):
-    """Class folders that are divided among shards number their pictures anew; in one tar the last of a name counts."""
+    """Class folders that are divided among shards may number their pictures anew in each. Within one tar, the last file
+    of a name counts."""
     for shard in range(2):
         make_tar(image_folder, tmp_path / f"x-{shard}.tar")
         for path in image_folder.rglob("*.png"):
@@ -573,7 +575,11 @@ def test_damaged_zips(made):
     "field, words", [(24, r"has 9223372036854775813 bytes"), (42, r"is at byte 92233720368547758\d\d")]
 )
 def test_members_of_a_zip_beyond_any_file(made, field, words):
-    """zip64 has 64 bits without a sign. field: where in the directory the number's 32 bits are."""
+    """The 64 bits of zip64 have no sign, and may exceed the size of any file.
+
+    Args:
+        field: where in the directory entry the 32 bits of the number are.
+    """
     path = Path(made("zip"))
     data = bytearray(path.read_bytes())
     member, end = data.index(b"PK\1\2"), data.index(b"PK\5\6")
@@ -607,7 +613,8 @@ def test_damaged_leveldbs(made):
 
 
 def test_a_leveldb_is_only_read(tmp_path):
-    """What a writer that was killed has left has the number that LevelDB gives to the table it makes of the log."""
+    """LevelDB turns the log of a writer that was killed into a table. Files in the folder may already have the table's
+    number; they must stay."""
     plyvel = pytest.importorskip("plyvel")
     path = tmp_path / "ldb"
     with plyvel.DB(str(path), create_if_missing=True, write_buffer_size=1 << 16) as db:
@@ -628,7 +635,7 @@ def test_leveldbs_of_links(tmp_path, name):
     path = tmp_path / "ldb"
     with plyvel.DB(str(path), create_if_missing=True) as db:
         db.put(b"a", b"b")
-    with plyvel.DB(str(path)) as db:  # makes a table of the log
+    with plyvel.DB(str(path)) as db:  # opening it turns the log into a table
         db.put(b"c", b"d")
     (file,) = (each for each in path.iterdir() if name in each.name)
     if name == "CURRENT":
@@ -649,7 +656,7 @@ def test_a_leveldb_whose_log_would_fill_the_disk(made):
 @pytest.mark.parametrize("listed", [True, False], ids=["listed", "not listed"])
 @pytest.mark.parametrize("name", ["lmdb", "leveldb"])
 def test_a_database_that_was_replaced_while_one_is_open(made, image_folder, monkeypatch, name, listed):
-    """In one process, as Python's: a net, a conversion under the same name, and another net."""
+    """A script opens a net, converts anew under the same name, and opens another net, all in one process."""
     monkeypatch.setattr(index, "SMALLEST", 1)
     path = made(name)
     before = open_source(path)
@@ -658,7 +665,7 @@ def test_a_database_that_was_replaced_while_one_is_open(made, image_folder, monk
     shutil.rmtree(path)
     shutil.rmtree(image_folder / "bee")
     made(name)
-    if name == "lmdb":  # which stays open as it was
+    if name == "lmdb":  # an open LMDB still reads the removed file
         assert before.item(11)[0] == "00000011_cat/3.png"
     after = open_source(path)
     assert [after.item(number)[0] for number in range(len(after))] == [
@@ -712,7 +719,7 @@ def test_folders_that_may_not_be_read(image_folder):
 
 @pytest.mark.parametrize("name", ["folder", "zip", "tar", "webdataset", "tfrecord", "recordio"])
 def test_a_source_that_shrinks_during_the_run(made, name):
-    """What was listed is gone: the run ends, with the name of the file."""
+    """If listed items are gone, the run ends with an error that names the file."""
     path = made(name)
     data = open_data(layer(path), proto.TEST)
     files = (
@@ -734,7 +741,7 @@ def test_a_source_that_shrinks_during_the_run(made, name):
 
 @pytest.fixture
 def large(monkeypatch):
-    """So that the index of the smallest source is kept."""
+    """Keeps an index for even the smallest source."""
     monkeypatch.setattr(index, "SMALLEST", 1)
 
 
@@ -814,7 +821,7 @@ def test_where_indexes_are(made, large, tmp_path, monkeypatch):
     open_source(path)
     assert [file.name.split(".")[:2] for file in (tmp_path / "xdg/engine").iterdir()] == [["a", "tar"]]
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # a folder cannot be made there
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # no folder can be made below a file
     open_source(path)
     assert len(list(tmp_path.glob(".a.tar.*.index"))) == 1
 

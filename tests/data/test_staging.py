@@ -1,4 +1,4 @@
-"""Copies of a source on each host: whole or not in use, made once, kept or removed."""
+"""Copies of a source on each host: used only when whole, made once, kept or removed."""
 
 import contextlib
 import errno
@@ -96,7 +96,7 @@ def test_the_layer_reads_its_copy(made, tmp_path):
     with opened.batches(12) as mine, expected.batches(12) as others:
         assert np.array_equal(next(mine).arrays["data"][0], next(others).arrays["data"][0])
     shutil.rmtree(tmp_path / "stage")
-    open_data(message, proto.TEST)  # as `engine check` does: nothing is copied
+    open_data(message, proto.TEST)  # opened as `engine check` does it: nothing is copied
     assert not (tmp_path / "stage").exists()
     for field in ("stage_keep: true", "stage_part: true"):
         with pytest.raises(ConfigError, match="stage_keep and stage_part need stage: the folder to copy to"):
@@ -138,7 +138,8 @@ def test_a_copy_of_a_folder_with_one_class(image_folder, tmp_path):
 
 @pytest.mark.parametrize("source", ["?/*/x.tar", "a/{b,c*}/x.tar", "[a]/b/x.tar", "{a,../elsewhere/a}/b/x.tar"])
 def test_a_copy_of_folders_that_a_pattern_names(image_folder, tmp_path, monkeypatch, source):
-    """All that is found may be in one folder, whose name the copy needs, too: beside it are other copies."""
+    """All matching files may lie in one folder. Its name must still be part of the copy's path, because other copies
+    lie beside it."""
     for folder in ("data/a/b", "data/a/c", "elsewhere/a/b", "stage/x.tar.other"):
         (tmp_path / folder).mkdir(parents=True)
         if folder != "data/a/c" or "c*" in source:
@@ -180,7 +181,7 @@ def test_the_watchdogs_of_all_ranks_see_that_a_copy_gets_on(made, tmp_path, monk
 
 @contextlib.contextmanager
 def another_reads(source, stage, cwd):
-    """Gives the path of the copy that another process reads meanwhile."""
+    """Yields the path of the copy while another process reads it."""
     code = (
         f"import sys; sys.path.insert(0, {str(REPO)!r}); from engine.data.staging import CopyShare, staged\n"
         f"print(staged({source!r}, {str(stage)!r}, CopyShare(), keep=False, part=False), flush=True)\n"
@@ -275,7 +276,7 @@ time.sleep(60)
 @pytest.mark.parametrize("in_copy", [False, True])
 @pytest.mark.parametrize("keeps", ["0", "1", "01", "10"])
 def test_ranks_that_are_killed_leave_no_copy(made, tmp_path, ranks, in_copy, keeps):
-    """Unless one of the layers that read it, each with its stage_keep, is to keep it."""
+    """The copy stays if one of the layers that read it has stage_keep."""
     stage, source = tmp_path / "a stage", made("tar")
     net = "".join(
         f'layer {{ name: "data{number}" type: "Data" top: "x{number}" top: "y{number}" '
@@ -418,7 +419,7 @@ def test_parts_are_the_items_of_one_host_each(made, tmp_path, name):
 
 
 def test_ranks_of_a_host_share_its_part(made, tmp_path):
-    """Two hosts with two ranks each: an epoch of a host is its own half, each item once, and a run resumes."""
+    """Two hosts have two ranks each. An epoch of a host is its half of the items, each once, also after a resume."""
     source = made("lmdb")
 
     def open_rank(rank):

@@ -1,4 +1,4 @@
-"""Transforms against NumPy, in the order of Caffe: crop, mirror, mean, scale."""
+"""Transforms compared with NumPy, in Caffe's order: crop, mirror, mean, scale."""
 
 import io
 
@@ -73,7 +73,8 @@ def test_pad_puts_black_pixels_around_the_picture(raw, channels):
     picture = parse_datum(raw_datum(pixels) if raw else encoded_datum(pixels))
     wanted = np.pad(bgr(pixels), [(0, 0), (3, 3), (3, 3)]) - 7
     assert np.array_equal(apply(make("pad: 3 mean_value: 7"), picture), wanted)
-    assert np.array_equal(apply(make("pad: 3 crop_h: 6 crop_w: 9"), picture), bgr(pixels))  # the centre
+    # the centre is the picture itself
+    assert np.array_equal(apply(make("pad: 3 crop_h: 6 crop_w: 9"), picture), bgr(pixels))
 
 
 def test_crops_of_a_padded_picture_begin_everywhere():
@@ -200,7 +201,7 @@ def test_resize_with_a_probability(datum):
 
 
 def test_random_resize_stays_in_its_range():
-    """The shorter side is what is left for the window to move in."""
+    """The size is drawn for the shorter side; the longer one follows."""
     datum = parse_datum(raw_datum(random_pixels(5)))
     transformer = make("random_resize_param { min_size: 4 max_size: 6 }")
     sizes = {as_array(transformer._prepare(decode(datum), KeyedRandom(1, 0, index))).shape for index in range(60)}
@@ -219,7 +220,8 @@ def test_random_resize_stays_in_its_range():
     ],
 )
 def test_random_resize_without_a_limit(text, sizes):
-    """As in Intel's Caffe: that of the picture. The limit that is given holds for pictures beyond it, too."""
+    """As in Intel's Caffe, a missing min_size is the picture's shorter side, and a missing max_size its longer one. If
+    the limit that is given is beyond that, it is both."""
     datum = parse_datum(raw_datum(random_pixels(5)))
     transformer = make(f"random_resize_param {{ {text} }}")
     found = {as_array(transformer._prepare(decode(datum), KeyedRandom(1, 0, index))).shape for index in range(80)}
@@ -227,7 +229,7 @@ def test_random_resize_without_a_limit(text, sizes):
 
 
 def test_random_aspect_ratio_cuts_parts_of_the_given_area_and_shape():
-    """The image's values are its own coordinates, so that the part which was cut can be read from the result."""
+    """The image's values are their own coordinates, so that the result shows which part was cut."""
     y, x = np.mgrid[0:200, 0:200].astype(np.uint8)
     datum = parse_datum(raw_datum(np.stack([y, x, x], axis=2)))
     transformer = make(
@@ -241,7 +243,7 @@ def test_random_aspect_ratio_cuts_parts_of_the_given_area_and_shape():
         ratios.append(height / width)
         areas.append(height * width / 40000)
     assert 0.09 < min(areas) < 0.13 and 0.45 < max(areas) < 0.52
-    assert 0.53 < min(ratios) < 0.65 and 1.55 < max(ratios) < 1.9  # c / (1 / c), c up to 4/3: 1.78
+    assert 0.53 < min(ratios) < 0.65 and 1.55 < max(ratios) < 1.9  # c / (1 / c) for c up to 4/3: 1.78
 
 
 @pytest.mark.parametrize(
@@ -361,7 +363,7 @@ def test_a_centre_crop_in_training():
 
 
 def sizes(text, height, width, count=300):
-    """Of the images that NVIDIA's random resize makes."""
+    """Returns the sizes of images that NVIDIA's random resize makes."""
     param = text_format.Parse(text, proto.TransformationParameter())
     step = make_stretch(param, *crop_shape(param), None)
     image = as_picture(Image.new("RGB", (width, height)))
@@ -429,25 +431,25 @@ def test_fixed_crops():
 
 @pytest.mark.parametrize("channels", [9, 10])
 def test_frames_of_a_stack_are_cut_alike(channels):
-    """As each of them alone: TSN's crops of stacks of pictures, and of flow."""
+    """TSN cuts a stack of pictures or of flow as if each frame were cut alone."""
     pixels = random_pixels(5, 20, 24)[:, :, :1].repeat(channels, 2) + np.arange(channels, dtype=np.uint8)
     text = "crop_size: 8 mirror: true multi_scale: true fix_crop: true resize_param { height: 15 width: 14 }"
     stacks = many(text, pixels, 20)
     each = 1 if channels % 3 else 3
-    for end in range(channels, 0, -each):  # many() turns channels around
+    for end in range(channels, 0, -each):  # many() reverses the channels
         frames = many(text, pixels[:, :, end - each : end], 20)
         np.testing.assert_array_equal([stack[channels - end :][:each] for stack in stacks], frames)
     assert len({stack.tobytes() for stack in stacks}) > 10
 
 
 def test_crops_of_several_sizes():
-    """Of a ramp the step between neighbours tells how much of it a crop shows."""
+    """In a ramp, the difference between the ends of a crop tells how much of the picture it shows."""
     ramp = np.broadcast_to(np.arange(0, 240, 4, dtype=np.uint8)[:, None, None], (60, 70, 3)).copy()
     text = "crop_size: 20 multi_scale: true scale_ratios: 1 scale_ratios: 0.5 max_distort: %d fix_crop: true"
     for distort, pairs in ((0, 2), (1, 4)):
         got = many(text % distort, ramp, 100)
         spans = {round(float(each[0, -1, 0] - each[0, 0, 0]) / 10) for each in got}
-        assert spans == {23, 11}  # 60 or 30 rows of 60, the shorter side
+        assert spans == {23, 11}  # 60 or 30 of the 60 rows, the shorter side
         widths = many(text % distort, ramp.transpose(1, 0, 2).copy(), 100)
         both = {
             (round(float(a[0, -1, 0] - a[0, 0, 0]) / 10), round(float(b[0, 0, -1] - b[0, 0, 0]) / 10))

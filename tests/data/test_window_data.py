@@ -1,4 +1,4 @@
-"""WindowData: windows of pictures, by R-CNN's list."""
+"""WindowData: reads windows of pictures, from a list in R-CNN's format."""
 
 import tracemalloc
 
@@ -54,13 +54,13 @@ def first_batch(layer, **options):
 
 
 def stretched(box, size):
-    """A part of a.png (left, top, right, bottom) in another size."""
+    """Returns a part of a.png (left, top, right, bottom), resized."""
     image = Image.fromarray(random_pixels(0)).resize((size, size), Image.Resampling.BILINEAR, box)
     return bgr(np.asarray(image))
 
 
 def only_window(folder, line, window="", transform="crop_size: 8"):
-    """The one foreground window of a list, alone."""
+    """Returns the one foreground window of a list with this line only."""
     (folder / "windows.txt").write_text(f"# 0\na.png\n3\n12\n16\n1\n{line}\n")
     return first_batch(layer_of(folder, "fg_fraction: 1 " + window, transform))[0][0]
 
@@ -82,7 +82,7 @@ def test_the_list(pictures):
 
 
 def test_a_long_list_takes_little_memory(tmp_path):
-    """R-CNN's have ten million lines: 32 bytes for each, besides the text."""
+    """Lists of R-CNN have ten million lines. A line takes 32 bytes besides the text."""
     text = "# 0\na.png\n3\n12\n16\n10000\n" + "5 0.9 2 3 9 10\n" * 10_000
     (tmp_path / "windows.txt").write_text(text)
     tracemalloc.start()
@@ -95,7 +95,7 @@ def test_a_long_list_takes_little_memory(tmp_path):
 def test_a_batch_is_background_then_foreground(pictures):
     data, labels, keys = first_batch(layer_of(pictures, "fg_fraction: 0.5 fg_threshold: 0.5 bg_threshold: 0.4"))
     assert labels[:4] == [0] * 4 and set(labels[4:]) <= {5, 7}
-    assert all("(4, 4, 7, 7)" in key for key in keys[:4])  # the other one overlaps too much to be background
+    assert all("(4, 4, 7, 7)" in key for key in keys[:4])  # the other window overlaps too much to be background
     again = first_batch(layer_of(pictures, "fg_fraction: 0.5 fg_threshold: 0.5 bg_threshold: 0.4"))
     assert np.array_equal(data, again[0]) and keys == again[2]
     other = first_batch(layer_of(pictures), seed=2)
@@ -104,7 +104,7 @@ def test_a_batch_is_background_then_foreground(pictures):
 
 @pytest.mark.parametrize("threshold", np.arange(1, 20) / 20)
 def test_an_overlap_of_the_threshold_is_foreground(pictures, threshold):
-    """As in Caffe, also where its nearest number of 32 bits is above that of 64: 0.6."""
+    """As in Caffe, which compares in float32. A threshold such as 0.6 has a float32 above its double."""
     head, lines = "# 0\na.png\n3\n12\n16\n", f"5 {threshold} 2 3 9 10\n"
     below = np.nextafter(np.float32(threshold), np.float32(0))
     (pictures / "windows.txt").write_text(f"{head}2\n{lines}6 {below:.9g} 2 3 9 10\n")
@@ -114,7 +114,7 @@ def test_an_overlap_of_the_threshold_is_foreground(pictures, threshold):
 
 
 def test_a_window_of_the_crops_size_is_cut_out(pictures):
-    """The transform's own scale is not read, as in Caffe."""
+    """As in Caffe, the scale in transform_param is ignored, not that in window_data_param."""
     values = bgr(random_pixels(0))[:, 3:11, 2:10]
     got = only_window(pictures, "5 0.9 2 3 9 10", "scale: 0.5", "crop_size: 8 mean_value: 7 scale: 3")
     np.testing.assert_array_equal(got, (values - 7) * 0.5)
@@ -128,7 +128,8 @@ def test_the_middle_of_a_mean_file(pictures):
 
 
 def test_context_outside_of_the_picture_is_zero(pictures):
-    """4 x 4 pixels with 2 around them in the result. R-CNN counts both ends in after stretching: 9 pixels become 8."""
+    """Of 4 x 4 pixels at the corner, the result has 2 rows and columns of context. R-CNN counts both ends after
+    stretching, so 9 pixels become 8."""
     got = only_window(pictures, "5 0.9 0 0 3 3", "context_pad: 2")
     assert (got[:, :2] == 0).all() and (got[:, :, :2] == 0).all()
     np.testing.assert_array_equal(got[:, 2:, 2:], stretched((0, 0, 7, 7), 6))
@@ -149,7 +150,7 @@ def test_mirrored_windows(pictures):
 
 
 def test_mirrored_windows_are_rounded_from_the_other_side(pictures):
-    """As in Caffe: 5 pixels beyond the right edge, half as long in the result, are 3 columns; 4 on the left are 2."""
+    """As in Caffe. 5 pixels beyond the right edge, at half size, become 3 columns, but 4 on the left become 2."""
     Image.fromarray(random_pixels(0)[:, :11]).save(pictures / "a.png")
     (pictures / "windows.txt").write_text("# 0\na.png\n3\n12\n11\n1\n5 0.9 0 0 10 10\n")
     layer = layer_of(pictures, "fg_fraction: 1 context_pad: 2", "crop_size: 10 mirror: true")
@@ -194,7 +195,7 @@ def test_what_no_layer_of_pictures_ignores(pictures, field):
 
 
 def test_pictures_that_are_skipped(pictures):
-    """Another window of the same kind takes the place of each of theirs."""
+    """Another window of the same kind replaces each window of a skipped picture."""
     plain, labels, keys = first_batch(layer_of(pictures))
     (pictures / "b.png").write_bytes(b"no image")
     layer = layer_of(pictures)
@@ -239,7 +240,7 @@ def test_lines_that_cannot_be_used(pictures, line, text, expected):
 
 
 def test_windows_of_any_size(pictures):
-    """Far beyond the picture, whose part in them is one pixel."""
+    """The window reaches far beyond the picture, which takes up one pixel of it."""
     far = 2**31 - 1
     for window in ("", 'crop_mode: "square"', "context_pad: 3"):
         assert np.isfinite(only_window(pictures, f"5 0.9 0 0 {far} {far}", window)).all()
@@ -255,7 +256,7 @@ def test_pictures_that_cannot_be_read(pictures):
 
 
 def test_the_number_of_foreground_windows_is_caffe_s(pictures):
-    """Which multiplies in float32: 18 of 20 at 0.9, where a double gives 17."""
+    """Caffe multiplies in float32, which gives 18 of 20 at 0.9; a double would give 17."""
     layer = layer_of(pictures, "fg_fraction: 0.9 fg_threshold: 0.5 bg_threshold: 0.5")
     layer.window_data_param.batch_size = 20
     with open_data(layer, proto.TRAIN).batches(20) as batches:

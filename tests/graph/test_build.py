@@ -1,4 +1,4 @@
-"""Building a graph: sizes are checked once, for every blob and parameter, before anything is allocated."""
+"""Building a graph checks the sizes of all blobs and parameters before anything is allocated."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def layer(type, params="", bottoms=("x",), tops=("y",)):
 
 
 def error_of(text, *shapes, shapes_of=None):
-    """The error of a layer whose bottoms x, x1 ... have these shapes."""
+    """Returns the error of a net with this layer, whose bottoms x, x1 and so on have these shapes."""
     inputs = []
     for i, shape in enumerate(shapes):
         dims = " ".join(f"dim: {dim}" for dim in shape)
@@ -160,14 +160,14 @@ def test_fillers_are_checked_before_anything_is_filled(filler, message):
 
 @pytest.mark.parametrize("flags", ["propagate_down: false", 3 * "propagate_down: true "])
 def test_propagate_down_for_each_bottom(flags):
-    """As Caffe counts them: of a wrong number nobody knows which bottoms are meant."""
+    """As in Caffe. If the number is wrong, it is unclear which bottoms are meant."""
     message = error_of(layer("Eltwise", flags, bottoms=("x", "x1")), (2,), (2,))
     assert f"propagate_down is given {flags.count('_')} times, expected once for each of its 2 bottoms" in message
 
 
 @pytest.mark.parametrize("tops, weights", [(["y"], 2), (["y", "p"], 1), (["y", "p"], 3)])
 def test_loss_weight_for_each_top(tops, weights):
-    """As Caffe counts them, if there are any."""
+    """As in Caffe, loss_weight is given for all tops or for none."""
     message = error_of(layer("SoftmaxWithLoss", weights * "loss_weight: 1 ", ("x", "x1"), tops), (4, 3), (4,))
     assert f"loss_weight is given {weights} times, expected once for each of its {len(tops)} tops" in message
 
@@ -219,7 +219,7 @@ def test_names_that_are_given_twice(layers, message):
 
 
 def test_a_top_that_a_wrong_layer_makes_already():
-    """Both errors are told: of the layer itself, and of the second one."""
+    """Two errors are told: the first layer's own, and that the second layer makes the same top."""
     text = 'layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 4 } } }'
     text += (
         f'layer {{ name: "c1" top: "y" param {{}} param {{}} param {{}} {IP} }} layer {{ name: "c2" top: "y" {IP} }}'
@@ -238,7 +238,8 @@ def test_layers_without_weights_may_share_a_name():
 
 
 def test_a_layer_may_have_a_phase_of_its_own():
-    """As in net.cpp, where it inherits the net's only if it has none: a norm that is frozen in training."""
+    """As in Caffe's net.cpp, a layer inherits the net's phase only if it has none. A norm with phase TEST is frozen in
+    training."""
     text = """layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 4 } } }
     layer { name: "bn" type: "BatchNorm" bottom: "x" top: "y" phase: TEST }
     layer { name: "drop" type: "Dropout" bottom: "y" top: "z" phase: TEST }"""

@@ -1,4 +1,5 @@
-"""Concats that append to each other write into one blob: the same bits as with a copy at each."""
+"""A chain of Concats, each of which appends to the top of the last, writes into one blob. The results have the same
+bits as with a copy at each Concat."""
 
 import numpy as np
 import pytest
@@ -33,7 +34,11 @@ BLOCKS = 3
 
 
 def dense_layers(batch=3, size=6, first=32, growth=16, third=""):
-    """The text of a dense block. third: another bottom of the second Concat."""
+    """Returns the text of the layers of a dense block, without the tail.
+
+    Args:
+        third: text of a third bottom of the second Concat.
+    """
     text = HEAD % {"batch": batch, "size": size, "first": first}
     for n in range(1, BLOCKS + 1):
         layer = LAYER % {"n": n, "next": n + 1, "growth": growth, "third": third if n == 2 else ""}
@@ -42,7 +47,7 @@ def dense_layers(batch=3, size=6, first=32, growth=16, third=""):
 
 
 def dense_block(more="", **shape):
-    """A net with a dense block. more: layers that read some blob of it."""
+    """Returns a net with a dense block. `more`: layers that read its blobs."""
     return parse_net(dense_layers(**shape) + more + TAIL % {"n": BLOCKS + 1}, "dense.prototxt")
 
 
@@ -51,7 +56,7 @@ def built(config, chained, phase=proto.TRAIN, **options):
 
 
 def results(net):
-    """Of two steps on the same weights: outputs, gradients, sums of BatchNorms."""
+    """Returns what two steps on the same weights give: outputs, gradients, and the statistics of BatchNorms."""
     generator = np.random.default_rng(5)
     for blob in net.inputs:
         values = generator.integers(0, 5, blob.shape) if len(blob.shape) == 1 else generator.normal(size=blob.shape)
@@ -86,8 +91,8 @@ def chains(net):
     [
         {},
         {"batch": 1},
-        {"first": 16},  # one block of channels: rows of all channels in the dense blobs, but not in the chain
-        {"first": 20, "growth": 12},  # which no block of channels divides
+        {"first": 16},  # one block of channels: a blob of its own is then rows of all channels, one in the chain is not
+        {"first": 20, "growth": 12},  # sizes that blocks of channels do not divide
         {"size": 1},
         {"batch": 2, "size": 37, "first": 64, "growth": 32},  # several parts of the norms' grid
     ],
@@ -102,7 +107,8 @@ def test_a_chain_changes_no_bit(shape, precision):
 
 
 def test_parts_that_begin_within_a_block_of_channels():
-    """The first Concat alone would lay its blob out in blocks: other kernels, other roundings."""
+    """If built apart, the first Concat's blob would be laid out in blocks. Other kernels then compute it, with other
+    rounding."""
     chained, apart = (built(dense_block(growth=8), each) for each in (True, False))
     assert len(chains(chained)) == 3
     found, expected = results(chained), results(apart)
@@ -118,7 +124,7 @@ def test_in_phase_test_too(precision):
 
 
 def test_norms_of_several_ranks_read_parts_too():
-    """Beside a rank that computes the same."""
+    """The second rank is one that computes the same: sums over ranks are twice as large."""
     config = dense_block(more="bn_sync: true")
     chained, apart = (built(config, each) for each in (True, False))
     assert len(chains(chained)) == 3
@@ -128,7 +134,7 @@ def test_norms_of_several_ranks_read_parts_too():
         found.append(results(net))
     assert_same_bits(*found[1:])
     for what, expected in found[0].items():
-        if what != "statistics":  # unbiased by twice as many samples
+        if what != "statistics":  # the unbiased variance is that of twice as many samples
             np.testing.assert_allclose(found[1][what], expected, rtol=1e-3, atol=1e-5)
 
 
@@ -151,7 +157,7 @@ def test_recomputation_leaves_parts_alone():
     assert_same_bits(results(tight), results(whole))
 
 
-# What reads a part of a larger blob must be able to: of the second Concat's top, nothing else can.
+# Layers that read the second Concat's top and cannot read it within a larger blob.
 OTHERS = {
     "convolution": 'layer { name: "o" type: "Convolution" bottom: "a2" top: "o" '
     'convolution_param { num_output: 5 kernel_size: 1 weight_filler { type: "msra" } } }',
@@ -193,8 +199,8 @@ SUM = 'layer { name: "sum" type: "Eltwise" bottom: "a%d" bottom: "e" top: "sum" 
 
 @pytest.mark.parametrize("relu", ["", 'layer { name: "r" type: "ReLU" bottom: "sum" top: "sum" }'])
 def test_a_sum_at_the_end_shares_gradients_with_no_chain(relu):
-    """Its bottoms have one gradient, which the Splits of a chain would add to before the other bottom's layer reads
-    it."""
+    """The sum's bottoms share one gradient. If the last Concat were in a chain, its Splits would add to it before the
+    layer of the other bottom reads it."""
     text = dense_layers(batch=2) + PROJECTION
     tail = (TAIL % {"n": BLOCKS + 1}).replace(f'"a{BLOCKS + 1}"', '"sum"')
     config = parse_net(text + SUM % (BLOCKS + 1) + relu + tail, "dense.prototxt")
@@ -207,7 +213,7 @@ def test_a_sum_at_the_end_shares_gradients_with_no_chain(relu):
     "bottoms, names", [(("e", "a4"), ["concat1", "concat2", "concat3"]), (("a4",), ["concat1", "concat2"])]
 )
 def test_a_concat_at_the_end_has_a_gradient_of_its_own_where_it_copies(bottoms, names):
-    """That of one bottom is its bottom, and so is its gradient."""
+    """A Concat of one bottom copies nothing: its top is its bottom, and so is the gradient."""
     named = " ".join(f'bottom: "{bottom}"' for bottom in bottoms)
     text = dense_layers(batch=2) + PROJECTION + f'layer {{ name: "end" type: "Concat" {named} top: "sum" }}'
     config = parse_net(text + (TAIL % {"n": BLOCKS + 1}).replace('"a4"', '"sum"'), "dense.prototxt")
@@ -217,7 +223,7 @@ def test_a_concat_at_the_end_has_a_gradient_of_its_own_where_it_copies(bottoms, 
 
 
 def test_a_gradient_that_is_set_is_no_chains():
-    """That of a loss_weight stays what it is, pass after pass."""
+    """The gradient that a loss_weight sets must stay the same in all passes, so no chain may write into it."""
     text = dense_layers(batch=2)
     text = text.replace(f'top: "a{BLOCKS + 1}"', f'top: "a{BLOCKS + 1}" loss_weight: 0.1')
     config = parse_net(text, "dense.prototxt")

@@ -1,4 +1,5 @@
-"""Nets that are only tested keep what kernels make of parameters, and follow when those change."""
+"""Nets that are only tested keep what kernels compute of parameters alone, and compute it anew when the parameters
+change."""
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ DENSE = """layer { name: "ip" type: "InnerProduct" bottom: "x" top: "y"
 POOL = 'layer { name: "pool" type: "Pooling" bottom: "x" top: "p" pooling_param { kernel_size: 3 stride: 1 pad: 1 } }'
 AGAIN = 'layer { name: "again" type: "Sigmoid" bottom: "p" top: "again" }'
 
-# What the net is made of, and how many ops are left of it.
+# The layers of each net, and how many ops are left of them.
 NETS = {
     "norm": ([CONV % "", NORM], 1),
     "norm without bias": ([CONV % "bias_term: false", NORM, RELU], 1),
@@ -31,7 +32,7 @@ NETS = {
     "shift": ([CONV % "", NORM, SCALE % "true", RELU], 1),
     "norm with a ReLU of its own": ([CONV % "", NORM_RELU], 1),
     "groups": ([CONV % "group: 4", NORM, SCALE % "true"], 1),
-    "sum of what nobody else reads": ([POOL, CONV % "", NORM, SUM % "p"], 3),  # and the Split of x
+    "sum of what nobody else reads": ([POOL, CONV % "", NORM, SUM % "p"], 3),  # one is the Split of x
     "sum of what is read again": ([POOL, CONV % "", NORM, SUM % "p", AGAIN], 5),
     "inner product": ([DENSE, RELU], 1),
     "norm of an inner product": ([DENSE, NORM], 2),
@@ -44,7 +45,7 @@ def make(layers: list[str], passes=PASSES, phase: int = proto.TEST, **options) -
 
 
 def fill(net: Net, seed: int) -> None:
-    """Input and every parameter away from its filler's values; variances above 0."""
+    """Sets the input and all parameters to random values other than their fillers', with variances above 0."""
     generator = np.random.default_rng(seed)
     net.feed(net.inputs[0], generator.standard_normal(net.inputs[0].shape, np.float32))
     for layer, blobs in net.weights_by_layer().items():
@@ -53,7 +54,7 @@ def fill(net: Net, seed: int) -> None:
 
 
 def outputs_agree(net: Net, other: Net, tolerance: float) -> None:
-    """tolerance: relative to the largest value of a blob."""
+    """Checks that outputs differ by at most `tolerance` times the largest value of the blob."""
     for name, values in net.forward().items():
         expected = other.forward()[name]
         np.testing.assert_allclose(values, expected, rtol=0, atol=tolerance * np.abs(expected).max())
@@ -66,7 +67,7 @@ def test_outputs_are_those_of_the_layers_one_by_one(name, precision):
     net, plain = make(layers, precision=precision), make(layers, frozenset())
     if precision == "fp32":
         assert len(net.program) == ops
-    for seed in (1, 2):  # the second time with other weights
+    for seed in (1, 2):  # the second time with new weights
         fill(net, seed)
         fill(plain, seed)
         outputs_agree(net, plain, 1e-6 if precision == "fp32" else 2**-6)
@@ -85,12 +86,13 @@ def test_a_test_net_follows_the_net_that_trains():
     train = Net(config, proto.TRAIN)
     evaluator = Evaluator(config, world=World(), share=train)
     assert evaluator.run(1)["y"].min() > 1
-    np.frombuffer(train.weights, np.float32)[:] = 0  # as an update does it, in the arena
+    np.frombuffer(train.weights, np.float32)[:] = 0  # an update writes to the arena itself, too
     assert evaluator.run(1)["y"].max() == 0
 
 
 def test_a_norm_that_has_taken_a_sum_over_is_not_folded_into_its_other_term():
-    """A BatchNorm of phase TRAIN in a net of TEST takes the sum behind it over."""
+    """In a net of phase TEST, a BatchNorm of phase TRAIN is fused with the sum behind it. The convolution before the
+    sum must then not be folded with it."""
     norm = """layer { name: "bn" type: "BatchNorm" bottom: "x" top: "n" phase: TRAIN
       batch_norm_param { use_global_stats: true } }"""
     layers = [norm, CONV % "", SUM % "n"]

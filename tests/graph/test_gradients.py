@@ -66,7 +66,7 @@ def test_a_branch_without_a_loss_learns_nothing():
 
 @pytest.mark.parametrize("readers", [1, 2])
 def test_a_loss_weight_beside_readers_takes_one_split(readers):
-    """A top more of the one that is there."""
+    """The Split that is there for the readers gets one more top."""
     text = INPUT + ip("a", "x", "loss_weight: 0.5")
     for name in "bc"[:readers]:
         text += (

@@ -1,4 +1,5 @@
-"""What an op reads in backward still lies in memory, whatever the plan has put where nobody needs anything any more."""
+"""What an op reads in backward is still in memory then. The memory plan reuses only memory that no op needs any
+more."""
 
 import numpy as np
 import pytest
@@ -22,12 +23,12 @@ def one(type: str, params: str = "", bottoms: str = 'bottom: "a{i}"') -> str:
     return f'layer {{{{ name: "l{{i}}" type: "{type}" {bottoms} top: "y{{i}}" {params} }}}}'
 
 
-# In backward it needs neither bottom nor top.
+# A layer that needs neither its bottom nor its top in backward.
 MEANS = """layer {{ name: "m{i}" type: "Pooling" bottom: "y{i}" top: "m{i}" pooling_param {{
     pool: AVE kernel_size: 3 pad: 1 }} }}\n"""
 GATE = """layer {{ name: "g{i}" type: "Pooling" bottom: "b{i}" top: "g{i}" pooling_param {{
     pool: AVE global_pooling: true }} }} layer {{ name: "s{i}" type: "Flatten" bottom: "g{i}" top: "s{i}" }} """
-# Of every stage, from convolutions a and b to y.
+# What each stage computes of its convolutions a and b, as blob y.
 LAYERS = {
     **{name: one(name) for name in ("AbsVal", "BNLL", "ELU", "PReLU", "ReLU", "Sigmoid", "Swish", "TanH", "Softmax")},
     "power": one("Power", "power_param { power: 2 shift: 3 }"),

@@ -1,4 +1,4 @@
-"""The memory plan: nothing that is alive at the same time overlaps, and little is wasted."""
+"""The memory plan lets no two buffers overlap that are alive at the same time, and wastes little."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ def overlap(a, b, offsets, lifetimes):
 
 
 def lower_bound(lifetimes):
-    """Bytes alive at the fullest step: no plan can do with less."""
+    """Returns the bytes alive at the fullest step, which each plan needs at least."""
     steps = [Lifetime(0, ((first, first),)) for life in lifetimes for first, _ in life.spans]
     return max(sum(-(-life.bytes // ALIGNMENT) * ALIGNMENT for life in lifetimes if life.meets(step)) for step in steps)
 
@@ -43,12 +43,12 @@ def test_a_chain_needs_two_buffers():
 def test_a_result_lies_where_its_dead_input_lay():
     lifetimes = [Lifetime(8, ((0, 1),)), Lifetime(8, ((1, 2), (5, 6))), Lifetime(8, ((2, 3),)), Lifetime(4, ((6, 7),))]
     group, chains = join(lifetimes, [(6, 1, 3), (1, 0, 1), (2, 1, 2)])
-    assert group == [0, 0, 2, 0]  # 2 may not lie over 1, which is needed again
+    assert group == [0, 0, 2, 0]  # 2 may not lie over 1, which is read again at 5
     assert chains == [Lifetime(8, ((0, 2), (5, 7))), Lifetime(8, ((2, 3),))]
 
 
 def test_one_result_lies_where_an_input_lay_if_a_step_has_two():
-    """Also when nobody reads the first of them: it is written, nevertheless."""
+    """That nobody reads the first result does not matter: the step writes it all the same."""
     lifetimes = [Lifetime(8, ((0, 5),)), Lifetime(8, ((5, 5),)), Lifetime(8, ((5, 9),))]
     assert join(lifetimes, [(5, 0, 1), (5, 0, 2)])[0] == [0, 0, 2]
 

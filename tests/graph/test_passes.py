@@ -1,4 +1,4 @@
-"""The rewriting passes, each off and on: losses, gradients and statistics stay the same."""
+"""The rewriting passes on and off: losses, gradients and statistics stay the same."""
 
 import functools
 
@@ -11,7 +11,7 @@ from engine.graph.build import build
 from engine.net import PASSES, Counters, Net, NetOptions, prepare
 from tests.mpi import REPO
 
-# Readers of one blob, in-place chains, joins, a shared parameter, a loss that is also read.
+# Two layers that read one blob, in-place chains, joins, a shared parameter, and a loss that is read by a layer.
 BRANCHES = """
 layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 4 dim: 3 dim: 9 dim: 9 } } }
 layer { name: "label" type: "Input" top: "label" input_param { shape { dim: 4 } } }
@@ -56,7 +56,8 @@ NETS = {
 
 
 def randomise(net: Net) -> None:
-    """Inputs, and the coefficients of Scale layers: at their fillers' 1 and 0 many a mistake would not show."""
+    """Sets inputs and the coefficients of Scale layers to random values. Many mistakes would not show at the fillers' 1
+    and 0."""
     generator = np.random.default_rng(5)
     for blob in net.inputs:
         values = generator.integers(0, 5, blob.shape) if len(blob.shape) == 1 else generator.uniform(-1, 1, blob.shape)
@@ -69,7 +70,7 @@ def randomise(net: Net) -> None:
 
 @functools.cache
 def results(name: str, passes: frozenset[str]) -> dict[str, np.ndarray]:
-    """Losses, gradients by parameter and BatchNorm's sums after two steps on the same weights."""
+    """Returns losses, gradients by parameter and BatchNorm's statistics after two steps on the same weights."""
     make, shapes = NETS[name]
     net = Net(make(), proto.TRAIN, NetOptions(passes=passes, shapes_of=lambda layer, where: shapes))
     randomise(net)
@@ -88,7 +89,8 @@ def results(name: str, passes: frozenset[str]) -> dict[str, np.ndarray]:
 
 
 def one_step(config: Config, passes: frozenset[str]) -> tuple[list[str], dict[str, np.ndarray]]:
-    """Types of the layers that the passes leave; gradients by parameter, and the loss, for random inputs."""
+    """Returns the types of the layers that the passes leave, and for random inputs the gradients by parameter and the
+    loss."""
     net = Net(config, proto.TRAIN, NetOptions(passes=passes))
     randomise(net)
     net.run_forward()
@@ -98,8 +100,12 @@ def one_step(config: Config, passes: frozenset[str]) -> tuple[list[str], dict[st
 
 
 def assert_near(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], tolerance: float, of_layers=False):
-    """Differences are at most `tolerance` of what is expected, in norm. of_layers: of the largest gradient of the
-    layer, for where BatchNorm follows: there the gradient of a bias is 0, and all of it rounding."""
+    """Checks that differences are at most `tolerance` times what is expected, in norm.
+
+    Args:
+        of_layers: compare with the largest gradient of the layer instead. The gradient of a bias before a BatchNorm is
+            0 and what is found is rounding alone.
+    """
     assert found.keys() == expected.keys()
 
     def group(what: str) -> str:
@@ -156,7 +162,8 @@ layer { name: "c" type: "Convolution" bottom: "x" top: "c"
     }
 
 
-# A residual block whose shortcut is a normalisation, too, and one whose shortcut is the bottom; with and without ReLU.
+# A residual block whose shortcut is normalised, too, then one whose shortcut is the bottom itself; with and without
+# ReLU.
 BLOCKS = """
 layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 3 dim: %(channels)d dim: 6 dim: 5 } } }
 layer { name: "label" type: "Input" top: "label" input_param { shape { dim: 3 } } }
@@ -191,7 +198,7 @@ def test_norms_add_shortcuts_and_gradients(channels, relu, global_stats):
     assert_near(fused[1], apart[1], 3e-5)
 
 
-# Both terms of the sum have one gradient in common, which neither may change before the other has read it.
+# Both terms of the sum share one gradient. Neither layer may change it before the other has read it.
 SHARED_GRADIENT = """
 layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 3 dim: 16 dim: 6 dim: 5 } } }
 layer { name: "label" type: "Input" top: "label" input_param { shape { dim: 3 } } }
@@ -273,7 +280,7 @@ layer { name: "again" type: "Sigmoid" bottom: "%s" top: "again" }
 
 @pytest.mark.parametrize("kind", ["Convolution", "InnerProduct"])
 def test_weights_that_add_to_their_own_source(kind):
-    """y = f(x) + x in a net that is only tested: the sum must not be written over what f still reads."""
+    """In a net that is only tested, y = f(x) + x must not be written over x while f still reads it."""
     param = {
         "Convolution": 'convolution_param { num_output: 16 kernel_size: 3 pad: 1 weight_filler { type: "xavier" } }',
         "InnerProduct": 'inner_product_param { num_output: 144 weight_filler { type: "xavier" } }',
@@ -330,7 +337,8 @@ layer {{ name: "loss2" type: "EuclideanLoss" bottom: "t2" bottom: "y" top: "loss
 @pytest.mark.parametrize("middle", ["", 'layer { name: "m#" type: "BatchNorm" bottom: "x#" top: "m#" }'])
 @pytest.mark.parametrize("kind", TOWERS)
 def test_gradients_of_a_shared_parameter_add(kind, middle):
-    """Three layers of the same values, first with a parameter each: the sum of their gradients is the shared one's."""
+    """The gradient of the shared parameter is the sum of those that the three layers have with a parameter each, of the
+    same values."""
     count = 1 if kind == "Bias" else 2
     shared = towers(kind, " ".join(f'param {{ name: "p{i}" }}' for i in range(count)), middle)
     single = towers(kind, "", middle)

@@ -1,4 +1,4 @@
-"""Mixed precision: which layers run in bf16, and that they compute what float32 computes, within its rounding."""
+"""Mixed precision: which layers run in bf16, and that these compute what float32 gives, within the rounding of bf16."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,8 @@ layer { name: "lstm" type: "LSTM" bottom: "a" bottom: "cont" bottom: "s" top: "h
 
 
 def test_a_product_writes_what_its_reader_takes():
-    """An LSTM takes x in bf16, and what all of its steps see in float32."""
+    """An LSTM takes x in bf16, but x_static, which all steps see, in float32. The product that makes x_static therefore
+    writes float32."""
     inputs = "".join(SEQUENCE.splitlines(keepends=True)[1:3])
     graph = prepare(build(parse_net(inputs + STATIC, "static.prototxt"), proto.TRAIN), precision="bf16")
     assert [layer.name for layer in graph.layers if layer.type != "Input"] == ["x_a_bf16", "a", "z_s_bf16", "s", "lstm"]
@@ -59,7 +60,7 @@ def test_a_product_writes_what_its_reader_takes():
 
 @needs_bf16
 def test_sequences_are_cast_row_by_row():
-    """cont and the states stay float32, and nothing is laid out as images are."""
+    """cont and the states stay float32, and no sequence gets the layout of images."""
     net = Net(parse_net(SEQUENCE, "sequence.prototxt"), proto.TRAIN, NetOptions(precision="bf16"))
     found = [kind for kind in net.builder.type_of_op if kind != "Split"]
     product = ["Cast", "View", "InnerProduct"]
@@ -81,7 +82,8 @@ def gradients(name: str, precision: str) -> dict[str, np.ndarray]:
     return found
 
 
-# A step of bf16 is 2^-8 of the value, every layer adds its own, and what cancels keeps less: the deeper, the rougher.
+# A bf16 value is exact to 2^-8. Each layer adds its own rounding, and more of it is left where values cancel: deeper
+# nets differ more.
 TOLERANCE = {"branches": 0.02, "cifar10": 0.05, "resnet50": 0.25}
 
 
@@ -95,7 +97,7 @@ def test_gradients_are_those_of_float32_within_rounding(name):
     assert [what for what in exact if again[what].tobytes() != rounded[what].tobytes()] == []
 
 
-# One layer (or a few that belong together) behind a convolution and before another.
+# Each is a layer, or a few that belong together, between a convolution and an inner product.
 ALONE = {
     "ReLU": 'layer { name: "l" type: "ReLU" bottom: "a" top: "b" relu_param { negative_slope: 0.1 } }',
     "Sigmoid": 'layer { name: "l" type: "Sigmoid" bottom: "a" top: "b" }',
@@ -153,7 +155,7 @@ ALONE = {
         layer { name: "l" type: "Eltwise" bottom: "n" bottom: "a" top: "b" }
         layer { name: "r" type: "ReLU" bottom: "b" top: "b" }""",
 }
-# Rounding moves some values over their edge, and their gradients with them.
+# Rounding moves some values across a kink, which changes their gradients.
 KINKS = ("ReLU", "Clip", "ELU", "PReLU", "ReLU6", "Pooling MAX", "Eltwise MAX", "Eltwise SUM", "residual")
 AROUND = """
 layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 3 dim: 5 dim: 7 dim: 6 } } }
@@ -190,7 +192,7 @@ def test_every_layer_within_a_few_roundings(kind, channels):
         assert np.linalg.norm(found[1][what] - values) <= (0.1 if kind in KINKS else 0.02) * size, what
 
 
-# Layers that move numbers, or add few: with small whole numbers they are exact in bf16, too.
+# Layers that move numbers, or add few of them. With small whole numbers they are exact in bf16, too.
 MOVING = {
     "Tile of channels": 'type: "Tile" tile_param { tiles: 3 }',
     "Tile of samples": 'type: "Tile" tile_param { axis: 0 tiles: 2 }',
@@ -217,7 +219,8 @@ MOVING = {
 @pytest.mark.parametrize("channels", [32, 20])
 @pytest.mark.parametrize("kind", MOVING)
 def test_what_moves_numbers_is_exact(kind, channels):
-    """Behind a convolution by the identity, in whose layout, whose last block of channels may have padding."""
+    """The layer is behind a convolution with identity weights, whose top has a blocked layout. Its last block of
+    channels may have padding."""
     shapes = {"x": (4, channels, 6, 34), "size": (1, channels - 3, 4, 5), "rows": (6,), "chosen": (4,)}
     text = net_text(
         f"""layer {{ name: "c" type: "Convolution" bottom: "x" top: "c"
@@ -248,7 +251,7 @@ def test_what_moves_numbers_is_exact(kind, channels):
 @needs_bf16
 @pytest.mark.parametrize("channels", [1, 3, 20])
 def test_what_a_loss_reads_becomes_rows_in_one_step(channels):
-    """Exactly: with small whole numbers, a fourth of which bf16 holds, too."""
+    """The result is exact, since bf16 holds small whole numbers and their quarters."""
     text = net_text(
         f"""layer {{ name: "c" type: "Convolution" bottom: "x" top: "c"
           convolution_param {{ num_output: {channels} kernel_size: 1 bias_term: false }} }}
@@ -294,13 +297,13 @@ def test_scores_that_a_loss_reads_are_interpolated_to_float32(channels):
         net.backward()
         found.append((net.blobs["y"].data, inputs(net)["x"].diff))
     assert net.blobs["y"].tensor.dtype == "f32" and net.blobs["c"].tensor.dtype == "bf16"
-    np.testing.assert_array_equal(found[1][0], found[0][0])  # thirds, which bf16 would have rounded
+    np.testing.assert_array_equal(found[1][0], found[0][0])  # thirds, which bf16 would round
     np.testing.assert_allclose(found[1][1], found[0][1], atol=2**-8 * np.abs(found[0][1]).max())
 
 
 @needs_bf16
 def test_only_the_shape_of_a_crops_second_bottom_is_read():
-    """Which is then not converted."""
+    """The bottom is therefore not cast."""
     text = """
     layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 dim: 8 dim: 8 } } }
     layer { name: "c" type: "Convolution" bottom: "x" top: "c" convolution_param { num_output: 16 kernel_size: 1 } }
@@ -346,7 +349,8 @@ def test_files_hold_float32_and_serve_both(tmp_path):
 
 @needs_bf16
 def test_scores_that_only_float32_layers_read_are_float32():
-    """Rounded to bf16, a fiftieth of these scores tie with the label's, which Accuracy counts against it."""
+    """If they were rounded to bf16, a fiftieth of these scores would tie with the label's, which Accuracy counts
+    against the label."""
     text = """
     layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 400 dim: 64 } } }
     layer { name: "l" type: "Input" top: "l" input_param { shape { dim: 400 } } }
@@ -361,13 +365,13 @@ def test_scores_that_only_float32_layers_read_are_float32():
     for net in nets:
         net.blobs["x"].set(x)
         net.blobs["l"].set(np.zeros(400, np.float32))
-        labels = net.forward()["best"].ravel()  # of this precision
+        labels = net.forward()["best"].ravel()  # labels that this precision predicts
         net.blobs["l"].set(labels)
         assert net.forward()["accuracy"] == 1
         net.blobs["l"].set(np.arange(400, dtype=np.float32) % 200)
         net.forward()
         net.backward()
         gradients.append([each.diff.get() for each in net.params["score"]])
-    assert [layer.type for layer in nets[1].graph.layers].count("Cast") == 1  # of x
+    assert [layer.type for layer in nets[1].graph.layers].count("Cast") == 1  # the Cast of x
     for fp32, bf16 in zip(*gradients, strict=True):
         np.testing.assert_allclose(bf16, fp32, atol=0.02 * np.abs(fp32).max())

@@ -1,4 +1,4 @@
-"""Memory budgets: results that are computed again are what they were, to the bit, and memory is what was asked for."""
+"""Memory budgets: results that are computed twice have the same bits, and memory stays within the budget."""
 
 import re
 from itertools import pairwise
@@ -13,7 +13,7 @@ from engine.net import Counters, Net, NetOptions
 from tests.graph.test_passes import NETS, randomise
 from tests.layers.harness import needs_bf16
 
-# The plan packs no tighter than arenas round up to: huge pages.
+# Arenas are rounded up to huge pages, so memory may exceed a budget by less than one.
 HUGE_PAGE = 2 << 20
 
 
@@ -23,7 +23,7 @@ def make(precision: str, budget: int | None) -> Net:
 
 
 def results(net: Net) -> list[np.ndarray]:
-    """Losses, gradients and BatchNorm's sums after two steps on the same weights."""
+    """Returns losses, gradients and BatchNorm's statistics after two steps on the same weights."""
     randomise(net)
     for step in range(2):
         net.run_forward(Counters(step))
@@ -44,12 +44,13 @@ def test_same_bits_in_less_memory(precision):
     for mine, his in zip(results(net), expected, strict=True):
         np.testing.assert_array_equal(mine, his)
     assert net.program.repeat_ns > 0
-    assert len(make(precision, int(0.8 * needed)).repeats) <= len(net.repeats)  # no more than it takes
+    assert len(make(precision, int(0.8 * needed)).repeats) <= len(net.repeats)  # no more layers than the budget takes
     assert not make(precision, needed).repeats
 
 
 def test_a_frozen_normalisation_is_not_repeated():
-    """It has no backward for which its statistics are kept, but convolutions that learn read its input and result."""
+    """The BatchNorm has no backward, for which an op's statistics are kept. But the convolutions, which learn, read its
+    bottom and its top."""
     layers = ['type: "Input" top: "x" input_param { shape { dim: 2 dim: 32 dim: 9 dim: 9 } }']
     layers += ['type: "TanH" bottom: "x" top: "t"', 'type: "BatchNorm" bottom: "t" top: "z"']
     for bottom, top in ("ta", "zb"):
@@ -70,7 +71,8 @@ def test_what_cannot_be_reached_is_told_with_what_can():
 
 
 def test_what_is_computed_again_comes_from_what_is_kept():
-    """Of five normalisations behind each other the second and the fourth stay: backward begins with the last."""
+    """Of five BatchNorms in a row the first and the third are computed again, from blobs that are kept. The fifth is
+    not, since backward begins with it."""
     convolution = 'convolution_param { num_output: 32 kernel_size: 1 weight_filler { type: "msra" } }'
     layers = [
         'type: "Input" top: "x" top: "target" input_param { shape { dim: 8 dim: 32 dim: 20 dim: 20 } }',

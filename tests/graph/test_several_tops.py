@@ -1,5 +1,5 @@
-"""Gradients in an ordinary net, without force_backward, where only some tops of a layer lead to a loss, a loss is read
-on, or a weighted blob is: compared with differences of the loss."""
+"""Gradients where only some tops of a layer lead to a loss, or a layer reads a loss or a blob with a loss_weight. They
+are compared with differences of the loss, in a net without force_backward."""
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ def total(net: Net) -> float:
 
 
 def check(text: str, idle: str = "") -> None:
-    """The gradients of all parameters; those of the layers in `idle` are 0."""
+    """Checks the gradients of all parameters. Those of the layers in `idle` must be 0."""
     net, step = built(text), 1e-2
     net.forward()
     net.backward()
@@ -107,14 +107,14 @@ def test_other_layers_of_pairs(type, more):
 
 
 def test_the_last_state_of_a_recurrent_layer():
-    """An encoder: the sequence itself leads nowhere."""
+    """Only the last state leads to the loss, as in an encoder, and the sequence of tops does not."""
     inputs = given(x=(4, 2, 3), cont=(4, 2), h=(1, 2, 3), t=(1, 2, 3))
     more = f"recurrent_param {{ num_output: 3 expose_hidden: true {FILLERS} }}"
     net = built(inputs + layer("rnn", "RNN", "x cont h", "second state", more) + SILENT + euclid("state"))
     net.forward()
     net.backward()
     moved = [bool(each.diff.get().any()) for each in net.params["rnn"]]
-    assert moved == [True, True, True, False, False]  # not those between state and sequence
+    assert moved == [True, True, True, False, False]  # not those from the state to the top sequence
 
 
 def test_a_length_whose_gradient_does_not_count():
@@ -129,7 +129,8 @@ def test_statistics_of_a_batch_lead_nowhere():
 
 
 def test_centers_learn():
-    """By what CenterLoss says it moves them by, which is no derivative."""
+    """The "gradient" of the centers is how far CenterLoss moves them. It is no derivative, so check() cannot compare
+    it."""
     text = given(x=(6, 3), label=(6,)) + ip("a", "x", 4)
     more = 'center_loss_param { num_output: 3 center_filler { type: "xavier" } }'
     net = built(text + layer("centers", "CenterLoss", "a label", "loss", more))
@@ -142,14 +143,14 @@ def test_centers_learn():
 
 
 def test_a_weighted_blob_that_is_read_on():
-    """As in Caffe the weight is that of a top of a Split."""
+    """As in Caffe, the weight goes to a top of a Split."""
     text = given(x=(6, 3), t=(6, 2), c=(6, 4)) + ip("a", "x", 4, "loss_weight: 0.25") + ip("b", "a", 2) + euclid("b")
     check(text)
-    check(text + layer("more", "EuclideanLoss", "a c", "more"))  # two readers: there is a Split already
+    check(text + layer("more", "EuclideanLoss", "a c", "more"))  # with two readers there is a Split already
 
 
 def test_a_weighted_blob_that_the_text_splits():
-    """The text stays as it is: another net may be built of it."""
+    """The build must not change the text's layers, since another net may be built of them."""
     text = given(x=(6, 3), t=(6, 2)) + ip("a", "x", 2, "loss_weight: 0.25") + layer("both", "Split", "a", "p q")
     text += euclid("p") + layer("more", "EuclideanLoss", "q t", "more")
     check(text)
@@ -158,7 +159,7 @@ def test_a_weighted_blob_that_the_text_splits():
 
 
 def test_a_loss_that_is_read_on():
-    """Weighed by what was learned of its uncertainty, say: its gradient is what the readers send."""
+    """The loss may be weighed by a learned uncertainty, for instance. Its gradient is then what the readers send."""
     text = given(x=(6, 3), t=(6, 2)) + ip("a", "x", 2)
     power = layer("half", "Power", "loss", "half", "loss_weight: 1 power_param { power: 0.5 scale: 3 }")
     check(text + euclid("a") + power)
@@ -195,7 +196,7 @@ def test_every_kind_of_loss_takes_what_its_reader_sends(type, more):
 
 
 def test_probabilities_of_a_loss_that_are_read_on():
-    """Caffe's loss ignores the gradient of its second top."""
+    """As in Caffe, SoftmaxWithLoss ignores the gradient of its second top."""
     text = given(x=(6, 3), label=(6,), t=(6, 2)) + ip("a", "x", 4)
     text += layer("softmax", "SoftmaxWithLoss", "a label", "cost probabilities")
     alone, both = built(text), built(text + ip("b", "probabilities", 2) + euclid("b"))
@@ -209,7 +210,7 @@ def test_probabilities_of_a_loss_that_are_read_on():
 
 
 def test_propagate_down_true_asks_for_a_gradient():
-    """Of the input, say, for maps of what a score depends on."""
+    """The gradient of the input shows, for instance, which pixels a score depends on."""
     text = given(x=(6, 3), t=(6, 2)) + ip("a", "x", 2, "{}") + euclid("a")
     assert built(text.replace("{}", "")).blobs["x"].diff is None
     net = built(text.replace("{}", "propagate_down: true"), keep_all=True)
@@ -220,12 +221,12 @@ def test_propagate_down_true_asks_for_a_gradient():
 
 
 def test_regions_of_two_ranks_drop_other_elements():
-    """Rows of which each sample has several, or that are no samples."""
+    """Rows are regions, of which each sample has several, or of which the number is no multiple of the samples'."""
     param = "dropout_param { dropout_ratio: 0.5 }"
     for rows in (8, 7):
         net = built(given(x=(2, 3), r=(rows, 64)) + layer("drop", "Dropout", "r", "kept", param))
         net.blobs["r"].set(np.ones((rows, 64), np.float32))
-        masks = [net.forward(Counters(0, first))["kept"].copy() for first in (0, 2)]  # two ranks of two samples
+        masks = [net.forward(Counters(0, first))["kept"].copy() for first in (0, 2)]  # two ranks of two samples each
         kept = np.concatenate(masks)
         assert len({row.tobytes() for row in kept}) == 2 * rows
     one = built(given(x=(4, 3), r=(16, 64)) + layer("drop", "Dropout", "r", "kept", param))

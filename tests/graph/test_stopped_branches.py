@@ -1,5 +1,5 @@
-"""Branches into which no gradient goes back, behind a blob whose gradient is its loss_weight: whatever reads that blob,
-the layers below it learn as if nothing did."""
+"""Branches that send back no gradient, behind a blob whose gradient comes from its loss_weight or from another loss.
+The layers below learn as if the branch were not there."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ INPUT = 'layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 d
 LEARNING = """layer { name: "c" type: "Convolution" bottom: "x" top: "c" %s
     convolution_param { num_output: 8 kernel_size: 1 weight_filler { type: "xavier" } } } """
 WEIGHTED = INPUT + LEARNING % "loss_weight: 0.5"
-# Another layer's loss reads the blob and sends the gradient.
+# The gradient of "c" comes from another layer's loss instead.
 OTHER_LOSS = INPUT + LEARNING % "" + 'layer { name: "m" type: "Reduction" bottom: "c" top: "m" loss_weight: 0.5 } '
 END = """layer { name: "ip" type: "InnerProduct" bottom: "y" top: "z" propagate_down: false
     inner_product_param { num_output: 2 weight_filler { type: "xavier" } } }
@@ -57,7 +57,7 @@ def layer(type: str, more: str = "", bottoms: tuple[str, ...] = ("c",), tops: tu
 
 
 def gradients(text: str, **options) -> list[np.ndarray]:
-    """Of the parameters of layer "c", after two passes: what a first one leaves, a second one must not see."""
+    """Returns the gradients of layer "c" after two passes, since the second must not see what the first has left."""
     net = make_net(text, proto.TRAIN, **{"keep_all": False, **options})
     inputs(net)["x"].set(X)
     for _ in range(2):
@@ -110,7 +110,7 @@ def test_a_layer_that_sends_gradients_to_another_bottom_only(type):
 
 @pytest.mark.parametrize("passes", [frozenset(), None], ids=["plain", "passes"])
 def test_a_gradient_from_python_behind_a_layer_without_a_backward(passes):
-    """The blob is laid out in blocks, and the layer that reads it wants rows."""
+    """The blob has a blocked layout, but the layer that reads it wants rows."""
     text = "force_backward: true " + INPUT + (LEARNING % "").replace("num_output: 8", "num_output: 32")
     options = {} if passes is None else {"passes": passes}
     net = make_net(text + layer("ArgMax"), proto.TRAIN, **options)

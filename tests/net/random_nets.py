@@ -1,4 +1,4 @@
-"""Random nets that are valid: one to four layers behind an input, and a loss or two. A number says which net it is."""
+"""Makes random valid nets: one to four layers behind an input, and a loss or two. A net is determined by its number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ Shape = tuple[int, ...]
 
 @dataclass(eq=False)
 class Draft:
-    """A net in the making. shapes: those of all its blobs. classes: the number that labels are below."""
+    """A net that is being made.
+
+    `shapes` has the shapes of all its blobs. Labels are below `classes`."""
 
     dice: random.Random
     inputs: dict[str, Shape] = field(default_factory=dict)
@@ -48,13 +50,15 @@ class Draft:
         return "\n".join(["force_backward: true", *inputs, *self.layers])
 
     def trained_text(self, source: str, batch: int) -> str:
-        """The net with what it reads in an HDF5 file, of which `source` lists the path."""
+        """Returns the net's text with an HDF5Data layer in place of its inputs. `source` is the file that lists the
+        HDF5 file."""
         tops = " ".join(f'top: "{name}"' for name in self.inputs)
         parameters = f'hdf5_data_param {{ source: "{source}" batch_size: {batch} }}'
         return "\n".join([f'layer {{ name: "data" type: "HDF5Data" {tops} {parameters} }}', *self.layers])
 
     def values(self, seed: int = 0) -> dict[str, np.ndarray]:
-        """Input name -> random values: labels where it has one axis, else between -1 and 1, targets from 0 to 1."""
+        """Returns random values for each input: whole numbers for labels, from 0 to 1 for targets, else from -1 to
+        1."""
         generator = np.random.default_rng(seed)
         found = {}
         for name, shape in self.inputs.items():
@@ -99,7 +103,8 @@ def filler(draft: Draft) -> str:
     )
 
 
-# Each adds a layer, or a few that belong together, on top of a blob, and returns the blob to go on from.
+# Each function below adds a layer, or a few that belong together, that reads blob `at`, and returns the blob to go on
+# from.
 
 
 def convolution(draft: Draft, at: str, kind: str = "Convolution") -> str:
@@ -130,7 +135,7 @@ def pooling(draft: Draft, at: str) -> str:
     if draft.flag(0.2):
         return draft.add("Pooling", [at], f"pooling_param {{ pool: {method} global_pooling: true }}")
     kernel = draft.some(2, 3)
-    stride = min(draft.some(1, 3), kernel)  # a window beyond the bottom has no average
+    stride = min(draft.some(1, 3), kernel)  # a window that lies beyond the bottom has no average
     rest = f"pool: {method} kernel_size: {kernel} stride: {stride} pad: {draft.some(0, kernel - 1)}"
     return draft.add("Pooling", [at], f"pooling_param {{ {rest} }}")
 
@@ -187,7 +192,7 @@ def dropout(draft: Draft, at: str) -> str:
 
 
 def join(draft: Draft, at: str) -> str:
-    """Two readers of one blob, and a layer that reads both."""
+    """Adds two layers that read one blob, and a layer that joins their tops."""
     split = draft.add("Split", [at], tops=2)
     ends = [draft.dice.choice([activation, scale, prelu, dropout])(draft, split), f"{split}_1"]
     draft.dice.shuffle(ends)
@@ -201,7 +206,7 @@ def join(draft: Draft, at: str) -> str:
 
 
 def residual(draft: Draft, at: str) -> str:
-    """Normalised convolutions beside a shortcut, as ResNet has them."""
+    """Adds normalised convolutions beside a shortcut, as in ResNet."""
     channels = draft.shapes[at][1]
     rest = f"num_output: {channels} kernel_size: 3 pad: 1 bias_term: false weight_filler {{ {filler(draft)} }}"
     branch = draft.add("Convolution", [at], f"convolution_param {{ {rest} }}")
@@ -275,7 +280,7 @@ def any_shape(shape: Shape) -> bool:
     return len(shape) >= 2
 
 
-# Name -> where it fits, and what adds it. What nets are mostly made of comes up more often.
+# By name: which blobs it can read, and the function that adds it. Common layers come more often.
 MIDDLE: dict[str, tuple[Callable[[Shape], bool], Callable[[Draft, str], str]]] = {
     **{f"convolution {i}": (is_image, convolution) for i in range(4)},
     **{f"activation {i}": (any_shape, activation) for i in range(3)},
@@ -305,7 +310,7 @@ MIDDLE: dict[str, tuple[Callable[[Shape], bool], Callable[[Draft, str], str]]] =
 
 
 def second_loss(draft: Draft, at: str) -> None:
-    """A loss beside the way, or a blob that is one by its weight."""
+    """Adds a second loss beside the main path: a Reduction, or any blob with a loss_weight."""
     if draft.flag():
         rest = f"reduction_param {{ operation: {draft.dice.choice(['SUMSQ', 'MEAN', 'ASUM'])} axis: 1 }}"
         at = draft.add("Reduction", [at], rest)
@@ -313,7 +318,7 @@ def second_loss(draft: Draft, at: str) -> None:
 
 
 def end(draft: Draft, at: str) -> None:
-    """The loss that a net ends with."""
+    """Adds the loss that the net ends with."""
     samples = draft.shapes[at][0]
     kind = draft.dice.choice(["SoftmaxWithLoss", "SoftmaxWithLoss", "EuclideanLoss", "SigmoidCrossEntropyLoss"])
     if kind == "SoftmaxWithLoss":

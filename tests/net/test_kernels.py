@@ -1,5 +1,5 @@
-"""The choice of kernels: that all compute the same, and that tables are kept, believed, pinned and refused as they
-should be."""
+"""The choice of kernels: all kernels compute the same, and tables of choices are kept, trusted, pinned and refused as
+they should be."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ def asked(layer: str, precision: str = "fp32") -> Asked:
 
 
 def results(layer: str, precision: str, kernels: Choices) -> dict[str, np.ndarray]:
-    """Result and gradients."""
+    """Returns the top and the gradients of a step with these kernels."""
     net = net_of(layer, precision, kernels)
     generator = np.random.default_rng(3)
     inputs(net)["x"].set(generator.standard_normal(SHAPES[layer], np.float32))
@@ -51,7 +51,7 @@ def distance(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def having(layer: str, precision: str) -> list[tuple[str, str]]:
-    """(pass, kernel) of all that this processor has for an op."""
+    """Returns (pass, kernel) for each kernel that this processor has for an op."""
     op, found = asked(layer, precision), []
     for name, kernels in op.passes.items():
         for kernel in kernels:
@@ -66,7 +66,7 @@ def having(layer: str, precision: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("layer", [CONV, PRODUCT], ids=["Convolution", "InnerProduct"])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_kernel_computes_the_same(layer, precision):
-    """Within rounding: of float32 by Winograd's algorithm, or of bf16."""
+    """Differences stay within the rounding of float32 by Winograd's algorithm, or of bf16."""
     key = asked(layer, precision).key if layer is CONV or precision == "bf16" else ""
     expected = results(layer, "fp32", {})
     tried = having(layer, precision) if key else []
@@ -81,13 +81,14 @@ def test_every_kernel_computes_the_same(layer, precision):
 
 @needs_bf16
 def test_float32_kernels_round_less():
-    """Only blobs are rounded, and sums of products are not: by which the kernels are known to have been used."""
+    """In float32 kernels only blobs are rounded, not sums of products. This shows that the kernels were really used."""
     key, expected = asked(CONV, "bf16").key, results(CONV, "fp32", {})
     by_fp32 = results(CONV, "bf16", {key: dict.fromkeys(PASSES, "fp32")})
     by_bf16 = results(CONV, "bf16", {key: dict.fromkeys(PASSES, "direct")})
     assert by_fp32["conv[0]"].tobytes() != by_bf16["conv[0]"].tobytes()
     assert distance(by_fp32["conv[0]"], expected["conv[0]"]) < 4e-2
-    for each, what in zip(PASSES, ("y", "dx", "conv[0]"), strict=True):  # each pass by the kernel that is its own
+    # choosing the float32 kernel for one pass changes the result of that pass
+    for each, what in zip(PASSES, ("y", "dx", "conv[0]"), strict=True):
         found = results(CONV, "bf16", {key: dict.fromkeys(PASSES, "direct") | {each: "fp32"}})
         assert found[what].tobytes() != by_bf16[what].tobytes(), each
 
@@ -104,7 +105,7 @@ def test_several_kernels_in_one_op():
 
 
 def test_what_cannot_be_had_is_left_to_the_rules():
-    """A table may come from another processor."""
+    """The table may come from another processor, so a kernel that is not here is passed over."""
     expected = results(CONV, "fp32", {})
     key = asked(CONV).key
     found = results(CONV, "fp32", {key: {"weight_gradient": "amx", "forward": "direct", "data_gradient": "direct"}})
@@ -142,7 +143,7 @@ def test_keys_tell_ops_apart():
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch) -> Path:
-    """An empty cache folder, in which the table of this machine will be."""
+    """Returns the path of this machine's table, in an empty cache folder."""
     monkeypatch.setenv("ENGINE_CACHE", str(tmp_path))
     path = cache_path(this_machine())
     assert path is not None
@@ -151,7 +152,7 @@ def cache(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def measured(monkeypatch) -> list[str]:
-    """Keys, as they are measured: by a stand-in that chooses Winograd."""
+    """Returns the keys that are measured, in order. A stand-in measures, and always chooses Winograd."""
     keys: list[str] = []
 
     def stand_in(each: Asked) -> Measured:
@@ -244,7 +245,7 @@ def test_a_cache_of_another_machine_is_not_believed(cache, measured):
 
 
 def test_what_another_run_has_measured_meanwhile_counts(cache, measured):
-    """So that both go on with the same bits when they begin again."""
+    """Otherwise the two runs would compute with different kernels when they start again."""
     built("measure")
     key = asked(CONV).key
     theirs = Table(this_machine(), {key: Measured(dict.fromkeys(PASSES, "direct"))})
@@ -324,7 +325,8 @@ def test_a_snapshot_of_another_machine_is_not_followed(cache, measured):
 
 
 def test_another_build_measures_anew_but_follows_a_snapshot(cache, measured, monkeypatch):
-    """A new kernel would never be measured otherwise; a run that goes on keeps its choice."""
+    """If a new build used the old table, new kernels would never be measured. A run that is resumed keeps its
+    choice."""
     kernels, _, _ = built("measure")
     saved = kernels.saved()
     monkeypatch.setattr(kernel_table, "_digest", lambda path: "another")
@@ -337,7 +339,8 @@ def test_another_build_measures_anew_but_follows_a_snapshot(cache, measured, mon
 
 
 class SeveralRanks(World):
-    """A rank among those whose answers are given, in the order of the questions."""
+    """Stands for one of several ranks. The others' answers are given, in the order of the questions; None is filled in
+    by this rank."""
 
     def __init__(self, rank: int, answers: list[list]):
         self.rank, self.size, self._answers = rank, len(answers[0]), answers
@@ -349,7 +352,7 @@ class SeveralRanks(World):
 
 
 def test_a_rank_takes_over_what_the_first_of_its_kind_has(measured, cache):
-    """Rank 0 is of another kind, rank 1 leads, this is rank 2."""
+    """Rank 0 has another kind of processor. Rank 1 is the first of this kind, and this is rank 2."""
     key, machine = asked(CONV).key, this_machine()
     led = Table(machine, {key: Measured(dict.fromkeys(PASSES, "direct"))})
     world = SeveralRanks(2, [[{"processor": "x"}, machine, None], [None] * 3, [Table({}), led, None], [False] * 3])
@@ -360,7 +363,7 @@ def test_a_rank_takes_over_what_the_first_of_its_kind_has(measured, cache):
 
 
 def test_measuring_in_plain_layouts():
-    """As ranks with different processors have them."""
+    """Ranks with different processors use plain layouts."""
     text = net_text(CONV, x=SHAPES[CONV])
     net = Net(parse_net(text, "test.prototxt"), proto.TRAIN, NetOptions(plain_parameters=True))
     (op,) = net.builder.asked

@@ -1,4 +1,4 @@
-"""What is chosen about a net before it is built."""
+"""NetOptions: what is chosen about a net before it is built."""
 
 import dataclasses
 
@@ -32,14 +32,15 @@ def test_a_watched_net_keeps_everything():
 
 
 def test_gradients_that_are_kept_are_each_in_a_place_of_its_own():
-    """Also of a shortcut that a BatchNorm adds, whose gradient is that of the sum."""
+    """This also holds for the gradient of a shortcut that a BatchNorm adds, which otherwise shares its place with the
+    sum's."""
     text = """force_backward: true
     layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 dim: 4 dim: 4 } } }
     layer { name: "shortcut" type: "Power" bottom: "x" top: "shortcut" power_param { scale: 2 } }
     layer { name: "bn" type: "BatchNorm" bottom: "x" top: "bn" }
     layer { name: "sum" type: "Eltwise" bottom: "bn" bottom: "shortcut" top: "sum" }"""
     net = Net(parse_net(text), proto.TRAIN, NetOptions(keep_all=True))
-    assert "bn" not in net.blobs  # it is fused
+    assert "bn" not in net.blobs  # it is fused with the sum
     diffs = {blob.name: tensor.diff for blob, tensor in net.tensors.items()}
     given = np.random.default_rng(1).normal(size=(2, 3, 4, 4)).astype(np.float32)
     diffs["sum"].set(given)
@@ -67,7 +68,7 @@ def test_a_net_is_built_again_with_its_own_options():
 
 
 def test_a_test_net_has_the_shared_weights_of_a_layer_that_only_training_has():
-    """Caffe shares by the names of layers; the owner of these is not in the test net."""
+    """As in Caffe, weights are shared by the names of layers. The layer that owns these is not in the test net."""
     shared = (
         'param { name: "w" } param { name: "b" } inner_product_param { num_output: 3 weight_filler { type: "xavier" } }'
     )

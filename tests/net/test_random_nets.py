@@ -1,8 +1,7 @@
-"""Random nets against themselves: passes off and on, bf16, Caffe's interface, two ranks.
+"""Random nets computed in several ways: with passes on and off, in bf16, by Caffe's interface, on two ranks.
 
-A value that rounding moves over an edge, of a ReLU or of a maximum, changes a gradient by more than rounding. That is
-one among millions, and other inputs do not repeat it: a net fails where it is wrong with two inputs.
-"""
+If rounding moves a value across the kink of a ReLU or to another maximum, the gradient changes by more than rounding.
+That is rare, and other inputs do not repeat it, so a net counts as wrong only if it is wrong with two inputs."""
 
 import functools
 from collections.abc import Callable
@@ -27,7 +26,7 @@ Results = dict[str, np.ndarray]  # losses and gradients by name
 
 
 def computed(draft: Draft, seed: int = 0, **options) -> Results:
-    """What a step of the net gives."""
+    """Returns the losses and gradients of one step."""
     net = Net(parse_net(draft.text(), "random.prototxt"), proto.TRAIN, NetOptions(**options))
     values = draft.values(seed)
     for blob in net.inputs:
@@ -49,7 +48,7 @@ def expected(draft: Draft, seed: int) -> Results:
 
 
 def by_script(draft: Draft, seed: int, folder: Path) -> Results:
-    """The same from a script that uses Caffe's interface."""
+    """Returns the same, computed by a script that uses Caffe's interface."""
     path = folder / "random.prototxt"
     path.write_text(draft.text())
     net = caffe.Net(str(path), caffe.TRAIN)
@@ -63,7 +62,7 @@ def by_script(draft: Draft, seed: int, folder: Path) -> Results:
 
 
 def distance(found: Results, right: Results) -> float:
-    """The norm of all differences, as a part of the norm of what is right."""
+    """Returns the norm of all differences, divided by the norm of what is right."""
     assert found and found.keys() == right.keys()
     differences = sum(float(np.linalg.norm(values - right[name])) ** 2 for name, values in found.items())
     size = sum(float(np.linalg.norm(values)) ** 2 for values in right.values())
@@ -72,7 +71,8 @@ def distance(found: Results, right: Results) -> float:
 
 
 def wrong(first: int, tolerance: float, one: Callable[[Draft, int], Results]) -> dict[int, str]:
-    """Number -> text of the nets from `first` on that give something else when they are computed that way."""
+    """Returns the text of each net, by number, that gives something else when it is computed in this way. Tries the
+    TOGETHER nets from `first` on."""
     return {
         number: drawn(number).text()
         for number in range(first, first + TOGETHER)
@@ -104,7 +104,7 @@ def test_a_script_computes_the_same(first, tmp_path):
     assert wrong(first, 1e-5, functools.partial(by_script, folder=tmp_path)) == {}
 
 
-# Sums over samples, and what looks at other samples, are not the same on halves of a batch.
+# Layers that sum over samples or compare samples differ on halves of a batch.
 SAMPLE_BY_SAMPLE = ("BatchNorm", "Reduction", "Power")
 TRAINED = 60
 PROGRAM = """
