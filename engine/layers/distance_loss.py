@@ -43,8 +43,8 @@ class GeneralTripletLoss(DistanceLoss):
     (happynear's layer). With `hardest_only` only the largest term counts. With `positive_first` the loss is 0 if own is
     above positive_upper_bound.
 
-    The derivative by own is positive_weight however many others are too close, and, with `add_center_loss`, also if
-    none is.
+    The derivative by own is positive_weight however many others are too close. With `add_center_loss`, and if own is
+    above the bound of `positive_first`, it is so also if none is.
     """
 
     def attributes(self) -> Attributes:
@@ -60,8 +60,9 @@ class GeneralContrastiveLoss(DistanceLoss):
     `exp_negative_weight`, of exp(-other) for those below the margin (happynear's layer).
 
     With `max_negative_only` only the nearest other center counts. With `positive_first` no other counts if own is above
-    positive_upper_bound. Own has no derivative if it is beyond the threshold. With `normalize_negative` n, let s be the
-    sum of the derivatives by others, divided by n N: if s is above positive_weight, these derivatives are divided by s.
+    positive_upper_bound. Otherwise own has no derivative if it is above positive_outlier_thresh. With
+    `normalize_negative` n, let s be the sum of the derivatives by others, divided by n N: if s is above
+    positive_weight, these derivatives are divided by s.
     """
 
     bottom_range = (2, 2)
