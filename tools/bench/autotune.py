@@ -27,7 +27,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
+from comm import fed_net
+
 if TYPE_CHECKING:
+    from engine.comm.settings import CommSettings
     from engine.data.feeder import Feeder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,26 +38,30 @@ GRID = {"bucket_mb": (1, 4, 16), "parts": (1, 4), "priority": (False, True), "se
 CHOSEN, DEFAULT = "chosen by autotune", "the defaults"
 
 
+def by_hand(default: CommSettings) -> dict[str, CommSettings]:
+    """Returns all settings of the grid, by their text. default: the settings for all fields that it does not have."""
+    from engine.comm.search import as_text
+    from engine.comm.settings import MB
+
+    settings = {}
+    for bucket_mb, parts, priority, servers in itertools.product(*GRID.values()):
+        size = bucket_mb * MB
+        fields = {"bucket_bytes": size, "chunk_bytes": size // parts, "priority": priority, "servers": servers}
+        one = replace(default, **fields)
+        settings[as_text(one)] = one
+    return settings
+
+
 def work(options: argparse.Namespace) -> None:
     """Trains as one of the ranks that a launcher has started. Rank 0 prints a line of JSON: what was chosen, the link,
     and the milliseconds of the grid and of the finals, by settings and round."""
-    from engine import proto
     from engine.comm.search import as_text
-    from engine.comm.settings import MB, CommSettings
     from engine.comm.world import world
-    from engine.config import read_net
-    from engine.data.source_shapes import SourceShapes
     from engine.examine.benchmark import Training, step
-    from engine.examine.synthetic import feed_synthetic
-    from engine.net import Net, NetOptions
     from engine.solver.tuner import TIMED, WARM_UP, Tuner
 
     ranks = world()
-    config = read_net(options.model, [f"layer[data].data_param.batch_size={options.batch}"])
-    config.message.state.phase = proto.TRAIN
-    shapes_of = SourceShapes(config.message, proto.TRAIN, lambda line: None)
-    net = Net(config, proto.TRAIN, NetOptions(shapes_of=shapes_of, precision=options.precision))
-    feed_synthetic(net, seed=1 + ranks.rank)
+    net = fed_net(options, ranks.rank)
     training = Training(net, ranks)
     optimizer, count = training.optimizer, itertools.count()
     default = optimizer.strategy.settings
@@ -64,12 +71,7 @@ def work(options: argparse.Namespace) -> None:
         with tuner.iteration():
             step(net, training, next(count))
     finalists = {CHOSEN: optimizer.strategy.settings, DEFAULT: default}
-    settings = {}
-    for bucket_mb, parts, priority, servers in itertools.product(*GRID.values()):
-        size = bucket_mb * MB
-        fields = {"bucket_bytes": size, "chunk_bytes": size // parts, "priority": priority, "servers": servers}
-        one = replace(default, **fields)
-        settings[as_text(one)] = one
+    settings = by_hand(default)
 
     def measured(settings: dict[str, CommSettings], rounds: int) -> dict[str, list[float]]:
         """Trains with each of the settings. Returns, on rank 0, the milliseconds of a step by name and round."""
@@ -136,10 +138,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4, help="per rank")
     parser.add_argument("--links", default="10gbit,1gbit,500mbit")
     parser.add_argument("--precision", default="fp32")
-    parser.add_argument("--rounds", type=int, default=3, help="of the grid")
-    parser.add_argument("--finals", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=3, help="how often the grid is measured")
+    parser.add_argument("--finals", type=int, default=24, help="how often the finalists are measured")
     parser.add_argument("--netlab", default="netlab")
-    parser.add_argument("--json", metavar="FILE", help="all that was measured")
+    parser.add_argument("--json", metavar="FILE", help="write all figures there")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     for name in ("batch", "rounds", "finals"):

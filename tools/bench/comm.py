@@ -30,6 +30,8 @@ The columns are medians over the rounds of medians over the steps:
   bound     max(base, bytes of an allreduce / rate): a lower bound for any order of sending
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import os
@@ -42,6 +44,10 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.net import Net
 
 ROOT = Path(__file__).resolve().parents[2]
 BITS = {"gbit": 1e9, "mbit": 1e6}
@@ -75,24 +81,32 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def fed_net(options: argparse.Namespace, rank: int) -> Net:
+    """Returns the net of options.model in phase TRAIN, with synthetic data that differ from rank to rank."""
+    from engine import proto
+    from engine.config import read_net
+    from engine.data.source_shapes import SourceShapes
+    from engine.examine.synthetic import feed_synthetic
+    from engine.net import Net, NetOptions
+
+    config = read_net(options.model, [f"layer[data].data_param.batch_size={options.batch}"])
+    config.message.state.phase = proto.TRAIN
+    shapes_of = SourceShapes(config.message, proto.TRAIN, lambda line: None)
+    net = Net(config, proto.TRAIN, NetOptions(shapes_of=shapes_of, precision=options.precision))
+    feed_synthetic(net, seed=1 + rank)
+    return net
+
+
 def work(options: argparse.Namespace) -> None:
     """Trains as one of the ranks that a launcher has started. Rank 0 prints the figures of all ranks as JSON."""
     from google.protobuf import text_format
 
     from engine import proto
     from engine.comm.world import world
-    from engine.config import read_net
-    from engine.data.source_shapes import SourceShapes
     from engine.examine.benchmark import Training, step
-    from engine.examine.synthetic import feed_synthetic
-    from engine.net import Net, NetOptions
 
     ranks = world()
-    config = read_net(options.model, [f"layer[data].data_param.batch_size={options.batch}"])
-    config.message.state.phase = proto.TRAIN
-    shapes_of = SourceShapes(config.message, proto.TRAIN, lambda line: None)
-    net = Net(config, proto.TRAIN, NetOptions(shapes_of=shapes_of, precision=options.precision))
-    feed_synthetic(net, seed=1 + ranks.rank)
+    net = fed_net(options, ranks.rank)
     training = Training(net, ranks, text_format.Parse(options.comm, proto.CommParameter()), options.rule)
     for iteration in range(2):
         step(net, training, iteration)

@@ -173,8 +173,8 @@ def refuse(plot: str | None) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=100, help="in all (default: 100)")
-    parser.add_argument("--seed", type=int, default=1, help="of chance (default: 1)")
+    parser.add_argument("--kills", type=int, default=100, help="ranks to kill, in all runs (default: 100)")
+    parser.add_argument("--seed", type=int, default=1, help="of the random choices (default: 1)")
     parser.add_argument("--plot", metavar="FILE", help="the losses of all runs, .svg or .png")
     parser.add_argument("--keep", type=Path, help="a folder for logs (default: a temporary one)")
     options = parser.parse_args()

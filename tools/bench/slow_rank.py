@@ -188,11 +188,11 @@ def table(rounds: dict[str, list[dict[str, float]]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of training that count (default: 10)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of training that are counted (default: 10)")
     parser.add_argument(
         "--how", choices=("sleep", "load", "stop"), default="sleep", help="what slows rank 1 (default: sleep)"
     )
-    parser.add_argument("--modes", default="", help="of the table, separated by semicolons (default: all)")
+    parser.add_argument("--modes", default="", help="names of modes, separated by semicolons (default: all)")
     parser.add_argument("--mpiexec", default="mpiexec", help="the launcher (default: mpiexec)")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--sleeps", action="store_true", help=argparse.SUPPRESS)
