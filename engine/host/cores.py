@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 CROWDED_SPIN_COUNT = "1000"
 
 
+# What keep_within_limit() has set OMP_NUM_THREADS to: the user has not.
+_limited: list[str] = []
+
 # Variables of Intel's OpenMP and MKL that recipes for Caffe set, and what to set here for the same effect.
 OTHERS_VARIABLES = {
     "KMP_AFFINITY": "set OMP_PROC_BIND=close and OMP_PLACES=cores",
@@ -55,6 +58,8 @@ def share_cores(everyone: list[tuple[str, tuple[int, ...]]]) -> None:
     """
     mine = host_and_cores()
     fitting = threads_for(mine, everyone, cores_at_once())
+    if _limited and os.environ.get("OMP_NUM_THREADS") == _limited.pop():
+        del os.environ["OMP_NUM_THREADS"]
     if "OMP_NUM_THREADS" not in os.environ and "engine.host._core" in sys.modules:
         sys.modules["engine.host._core"].set_threads(fitting)
     given = os.environ.setdefault("OMP_NUM_THREADS", str(fitting)).split(",")[0].strip()
@@ -72,10 +77,11 @@ def own_cores() -> tuple[int, ...]:
 
 
 def keep_within_limit() -> None:
-    """Sets OMP_NUM_THREADS, unless the user has, for a program with one rank in a container with a limit of processor
-    time: libgomp would start a thread for each core."""
-    if cores_at_once() < len(own_cores()):
-        os.environ.setdefault("OMP_NUM_THREADS", str(cores_at_once()))
+    """Sets OMP_NUM_THREADS, unless the user has, for a script in a container with a limit of processor time: libgomp
+    would start a thread for each core. If the script has several ranks, share_cores() divides them later."""
+    if cores_at_once() < len(own_cores()) and "OMP_NUM_THREADS" not in os.environ:
+        os.environ["OMP_NUM_THREADS"] = str(cores_at_once())
+        _limited.append(os.environ["OMP_NUM_THREADS"])
 
 
 @functools.cache

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from engine.comm.world import World
+from engine.host import _core, cores
 from engine.host.cores import CROWDED_SPIN_COUNT, core_plan, host_and_cores, ignored_variables, share_cores, threads_for
 from tests.mpi import run_ranks
 
@@ -53,7 +54,9 @@ def test_idle_threads_sleep_soon_where_there_are_more_than_cores(monkeypatch, en
         monkeypatch.delenv(name)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(_core, "set_threads", (told := []).append)  # of a script that has loaded the extension
     share_cores([host_and_cores()] * ranks)
+    assert told == ([] if "OMP_NUM_THREADS" in environ else [threads])
     assert os.environ["OMP_NUM_THREADS"] == str(threads)
     assert os.environ.get("GOMP_SPINCOUNT") == (CROWDED_SPIN_COUNT if sleeps else None)
 
@@ -68,6 +71,24 @@ def test_idle_threads_of_ranks_that_leave_a_core_free_spin(monkeypatch):
         monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
         share_cores([(host, cores), ("elsewhere", cores)])
         assert os.environ.get("GOMP_SPINCOUNT") == expected
+
+
+def test_ranks_of_a_script_divide_what_its_container_may_use(monkeypatch):
+    monkeypatch.setattr(_core, "set_threads", (told := []).append)
+    monkeypatch.setattr(cores, "cores_at_once", lambda: 4)
+    monkeypatch.setattr(cores, "own_cores", lambda: tuple(range(16)))
+    for own, expected in (None, "2"), ("3", "3"):
+        monkeypatch.setenv("GOMP_SPINCOUNT", "")
+        monkeypatch.setenv("OMP_NUM_THREADS", "")
+        if own is None:
+            monkeypatch.delenv("OMP_NUM_THREADS")
+        else:
+            monkeypatch.setenv("OMP_NUM_THREADS", own)
+        cores.keep_within_limit()
+        assert os.environ["OMP_NUM_THREADS"] == (own or "4")
+        share_cores([host_and_cores()] * 2)
+        assert os.environ["OMP_NUM_THREADS"] == expected
+    assert told == [2]
 
 
 def test_the_extension_takes_the_threads():
