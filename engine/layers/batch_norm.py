@@ -1,4 +1,4 @@
-"""Batch normalisation with Caffe's three blobs. It can absorb a Scale, a sum and a ReLU that follow."""
+"""Normalises each channel of a batch, with Caffe's three blobs. It can absorb a Scale, a sum and a ReLU that follow."""
 
 from __future__ import annotations
 

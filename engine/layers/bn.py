@@ -1,4 +1,4 @@
-"""Batch normalisation with its own scale and shift, in the variants of several forks."""
+"""Normalises each channel of a batch with its own scale and shift, in the variants of several forks."""
 
 from __future__ import annotations
 

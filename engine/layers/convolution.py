@@ -1,4 +1,4 @@
-"""Convolution over all axes after the channels."""
+"""Convolves over all axes after the channels."""
 
 from __future__ import annotations
 

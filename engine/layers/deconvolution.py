@@ -1,4 +1,4 @@
-"""Transposed convolution, which enlarges its bottom."""
+"""Enlarges its bottom by a transposed convolution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolution whose windows are deformed by learned offsets (Deformable ConvNets, arXiv 1703.06211)."""
+"""Convolves with windows that are deformed by learned offsets (Deformable ConvNets, arXiv 1703.06211)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Position-sensitive pooling of regions whose cells are moved by learned offsets (Deformable ConvNets, arXiv
+"""Pools regions of position-sensitive score maps by cells that learned offsets move (Deformable ConvNets, arXiv
 1703.06211)."""
 
 from __future__ import annotations

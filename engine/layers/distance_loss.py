@@ -1,4 +1,4 @@
-"""Losses of distances from the centers of classes, such as InnerDistance computes (happynear's fork)."""
+"""Computes losses of distances from the centers of classes, such as those of InnerDistance (happynear's fork)."""
 
 from __future__ import annotations
 

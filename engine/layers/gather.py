@@ -1,4 +1,4 @@
-"""Gather and Scatter of yjxiong's fork, which hand batches over between ranks: here each top is its bottom."""
+"""Passes its bottoms on, where Gather and Scatter of yjxiong's fork hand batches over between ranks."""
 
 from __future__ import annotations
 

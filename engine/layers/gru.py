@@ -1,4 +1,4 @@
-"""Gated recurrent units (Cho et al. 2014, arXiv 1406.1078), in the form of Synopsys's fork."""
+"""Runs gated recurrent units over sequences (Cho et al. 2014, arXiv 1406.1078), in the form of Synopsys's fork."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fully connected layer over all axes from `axis` (1) on."""
+"""Computes inner products with weights over all axes from `axis` (1) on: a fully connected layer."""
 
 from __future__ import annotations
 

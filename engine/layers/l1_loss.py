@@ -1,4 +1,4 @@
-"""The sum of the absolute differences of two blobs, over the number of samples, and FlowNet 2's forms of it."""
+"""Computes the sum of the absolute differences of two blobs over the number of samples, and FlowNet 2's forms of it."""
 
 from __future__ import annotations
 

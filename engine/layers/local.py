@@ -1,4 +1,4 @@
-"""Convolution whose weights differ from place to place (locally connected), from happynear's fork and others."""
+"""Convolves with weights that differ from place to place (locally connected), as happynear's fork and others do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The logarithm of shift + scale x."""
+"""Computes the logarithm of shift + scale x."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loss of the channels' differences at each position, raised to powers, from FlowNet 2."""
+"""Computes a loss of the channels' differences at each position, raised to powers, as FlowNet 2 does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local response normalisation, across channels or within each."""
+"""Normalises values by those around them, across channels or within each (local response normalisation)."""
 
 from __future__ import annotations
 

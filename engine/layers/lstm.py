@@ -1,4 +1,4 @@
-"""Long short-term memory."""
+"""Runs long short-term memory over sequences."""
 
 from __future__ import annotations
 

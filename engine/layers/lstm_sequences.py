@@ -1,4 +1,4 @@
-"""Long short-term memory as in junhyukoh's caffe-lstm, which nets for text use (CTPN)."""
+"""Runs long short-term memory over sequences as junhyukoh's caffe-lstm does, which nets for text use (CTPN)."""
 
 from __future__ import annotations
 

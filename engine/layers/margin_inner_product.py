@@ -1,5 +1,5 @@
-"""Scores of classes in which a sample's own class has to lead by an angle: A-Softmax of SphereFace (Liu et al. 2017,
-arXiv 1704.08063) and L-Softmax (Liu et al. 2016, arXiv 1612.02295)."""
+"""Scores classes, of which a sample's own has to lead by an angle: A-Softmax of SphereFace (Liu et al. 2017, arXiv
+1704.08063) and L-Softmax (Liu et al. 2016, arXiv 1612.02295)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loss of a detector with prior boxes (SSD)."""
+"""Computes the loss of a detector with prior boxes (SSD)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cross-entropy of sigmoids with labels that are positive, negative or unknown, as in forks of Caffe's first years."""
+"""Computes the cross-entropy of sigmoids with positive, negative or unknown labels, as early forks of Caffe do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A conditional random field that sharpens the scores of pixels, as layers of a net (CRF-RNN, arXiv 1502.03240)."""
+"""Sharpens the scores of pixels by a conditional random field within the net (CRF-RNN, arXiv 1502.03240)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The negative log-likelihood of labels, from probabilities."""
+"""Computes the negative log-likelihood of labels from probabilities."""
 
 from __future__ import annotations
 

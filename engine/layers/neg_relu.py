@@ -1,4 +1,4 @@
-"""min(x, 0), or negative_slope * x where x is positive, from FlowNet 2."""
+"""Computes min(x, 0), or negative_slope * x where x is positive, as FlowNet 2 does."""
 
 from __future__ import annotations
 

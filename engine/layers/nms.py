@@ -1,4 +1,4 @@
-"""The peaks of heat maps (OpenPose, Cao et al. 2017, arXiv 1611.08050)."""
+"""Finds the peaks of heat maps (OpenPose, Cao et al. 2017, arXiv 1611.08050)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A learnable blob that other layers read as their bottom."""
+"""Holds a learnable blob that other layers read as their bottom."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The maximum or average of windows over the spatial axes."""
+"""Computes the maximum or average of windows over the spatial axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""(shift + scale x)^power."""
+"""Computes (shift + scale x)^power."""
 
 from __future__ import annotations
 

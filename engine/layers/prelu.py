@@ -1,4 +1,4 @@
-"""x, or a learned slope times x where x is not positive (He et al. 2015, arXiv 1502.01852)."""
+"""Computes x, or a learned slope times x where x is not positive (He et al. 2015, arXiv 1502.01852)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The prior boxes around each position of a feature map, to which a detector's predictions are relative (SSD)."""
+"""Lays around each position of a feature map the prior boxes to which a detector's predictions are relative (SSD)."""
 
 from __future__ import annotations
 

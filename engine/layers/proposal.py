@@ -1,4 +1,4 @@
-"""The boxes that a region proposal network suggests (Faster R-CNN)."""
+"""Computes the boxes that a region proposal network suggests (Faster R-CNN)."""
 
 from __future__ import annotations
 

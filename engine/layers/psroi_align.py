@@ -1,4 +1,4 @@
-"""Position-sensitive pooling of regions by samples between pixels (Light-Head R-CNN, arXiv 1711.07264)."""
+"""Pools regions of position-sensitive score maps by samples between pixels (Light-Head R-CNN, arXiv 1711.07264)."""
 
 from __future__ import annotations
 

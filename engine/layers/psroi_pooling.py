@@ -1,4 +1,4 @@
-"""Position-sensitive pooling of regions (R-FCN)."""
+"""Pools regions of position-sensitive score maps (R-FCN)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A layer whose forward and backward are the user's Python code."""
+"""Runs the user's Python code as its forward and backward."""
 
 from __future__ import annotations
 

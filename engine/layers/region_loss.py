@@ -1,4 +1,4 @@
-"""The loss of the second version of YOLO."""
+"""Computes the loss of YOLO's second version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""max(x, 0), or negative_slope * x where x is negative."""
+"""Computes max(x, 0), or negative_slope * x where x is negative."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""x limited to the range from 0 to 6 (Howard et al. 2017, arXiv 1704.04861)."""
+"""Limits x to the range from 0 to 6 (Howard et al. 2017, arXiv 1704.04861)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same values in another shape."""
+"""Gives a blob another shape, with the same values."""
 
 from __future__ import annotations
 

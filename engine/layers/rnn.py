@@ -1,4 +1,4 @@
-"""A recurrent layer of tanh units."""
+"""Runs recurrent tanh units over sequences."""
 
 from __future__ import annotations
 

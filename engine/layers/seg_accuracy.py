@@ -1,4 +1,4 @@
-"""DeepLab's accuracy measures for segmentation."""
+"""Measures the accuracy of a segmentation, as DeepLab does."""
 
 from __future__ import annotations
 

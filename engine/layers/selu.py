@@ -1,4 +1,4 @@
-"""Scaled exponential linear units (Klambauer et al. 2017, arXiv 1706.02515)."""
+"""Computes lambda x, or lambda alpha (exp(x) - 1) where x is negative (Klambauer et al. 2017, arXiv 1706.02515)."""
 
 from __future__ import annotations
 

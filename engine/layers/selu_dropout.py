@@ -1,4 +1,4 @@
-"""Dropout that keeps mean and variance of self-normalising nets (Klambauer et al. 2017, arXiv 1706.02515)."""
+"""Drops values, but keeps mean and variance of self-normalising nets (Klambauer et al. 2017, arXiv 1706.02515)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fraction of sequences of labels that are found without a mistake, from CRNN's forks."""
+"""Computes the fraction of sequences of labels that are found without a mistake, as CRNN's forks do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""1 / (1 + exp(-x))."""
+"""Computes 1 / (1 + exp(-x))."""
 
 from __future__ import annotations
 

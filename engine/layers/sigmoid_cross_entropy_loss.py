@@ -1,4 +1,4 @@
-"""Cross-entropy between the sigmoid of scores and targets in [0, 1]."""
+"""Computes the cross-entropy between the sigmoid of scores and targets in [0, 1]."""
 
 from __future__ import annotations
 

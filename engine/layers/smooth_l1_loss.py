@@ -1,4 +1,4 @@
-"""Fast R-CNN's loss of box coordinates: quadratic for small differences, absolute for large ones."""
+"""Computes Fast R-CNN's loss of box coordinates: quadratic for small differences, absolute for large ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SmoothL1Loss that also outputs the loss of each region, for mining hard examples (R-FCN)."""
+"""Computes SmoothL1Loss and also the loss of each region, for mining hard examples (R-FCN)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Softmax along `axis` (1)."""
+"""Computes the softmax along `axis` (1)."""
 
 from __future__ import annotations
 

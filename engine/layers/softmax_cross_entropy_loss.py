@@ -1,4 +1,4 @@
-"""Cross-entropy between a softmax and target distributions, as several forks have it."""
+"""Computes the cross-entropy between a softmax and target distributions, as several forks do."""
 
 from __future__ import annotations
 

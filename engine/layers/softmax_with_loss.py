@@ -1,4 +1,4 @@
-"""Softmax and the negative log-likelihood of labels in one layer."""
+"""Computes a softmax and the negative log-likelihood of labels in one layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SoftmaxWithLoss that also outputs the loss of each label, for mining hard examples (R-FCN)."""
+"""Computes SoftmaxWithLoss and also the loss of each label, for mining hard examples (R-FCN)."""
 
 from __future__ import annotations
 

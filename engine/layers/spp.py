@@ -1,4 +1,4 @@
-"""Spatial pyramid pooling: a fixed number of values from feature maps of any size (He et al. 2014, arXiv 1406.4729)."""
+"""Pools feature maps of any size to a fixed number of values by a spatial pyramid (He et al. 2014, arXiv 1406.4729)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""x / (1 + exp(-beta x)) (Ramachandran et al. 2017, arXiv 1710.05941)."""
+"""Computes x / (1 + exp(-beta x)) (Ramachandran et al. 2017, arXiv 1710.05941)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hyperbolic tangent."""
+"""Computes the hyperbolic tangent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""1 where x exceeds the threshold, 0 elsewhere."""
+"""Computes 1 where x exceeds the threshold, 0 elsewhere."""
 
 from __future__ import annotations
 

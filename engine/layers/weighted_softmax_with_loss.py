@@ -1,4 +1,4 @@
-"""SoftmaxWithLoss whose labels or samples have weights, as in many forks."""
+"""Computes SoftmaxWithLoss with weights of labels or samples, as many forks do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loss of the third version of YOLO (Redmon and Farhadi 2018, arXiv 1804.02767), from MobileNet-YOLO's fork."""
+"""Computes the loss of YOLO's third version (Redmon and Farhadi 2018, arXiv 1804.02767), as MobileNet-YOLO does."""
 
 from __future__ import annotations
 
