@@ -15,11 +15,11 @@
 
 namespace engine {
 
-// What Python hands over with an op. Methods throw std::invalid_argument, which names the key, for a missing key
-// without a default, and for a value of another type.
+// The attributes of an op, which Python gives it. Methods throw std::invalid_argument, which names the key, if the key
+// is missing and there is no default (`otherwise`), or if the value has another type.
 class Attributes {
 public:
-    using Callback = std::function<void(bool backward)>;  // into the interpreter, which it locks; may throw
+    using Callback = std::function<void(bool backward)>;  // calls a Python function, under the GIL; may throw
     using Value = std::variant<int64_t, double, std::string, std::vector<int64_t>, std::vector<double>, Callback>;
     std::map<std::string, Value> values;
 
@@ -38,12 +38,12 @@ public:
 // Random numbers are counted, not drawn: an op that needs one hashes (seed, step, sample, element).
 struct Counter {
     uint64_t seed = 1;
-    uint64_t step = 0;          // the iteration; micro-batches of one differ in their samples
+    uint64_t step = 0;          // the iteration; its micro-batches differ in first_sample
     uint64_t first_sample = 0;  // the number of this pass's first sample among those of all ranks
     int64_t batch = 0;          // samples in this pass; 0: as many as a blob has rows
 
-    // Returns the number of row n of a blob of `rows` rows among the rows of all ranks. If each sample has one row, or
-    // an equal number of rows, it is the same on any number of ranks; else it is at least no other rank's.
+    // Returns the number of row n, of a blob of `rows` rows, among the rows of all ranks. If all samples have the same
+    // number of rows, it does not depend on the number of ranks; else it still differs from those on other ranks.
     uint64_t row(int64_t n, int64_t rows) const {
         const int64_t each = batch == 0 ? 1 : rows % batch == 0 ? rows / batch : rows;
         return first_sample * uint64_t(each) + uint64_t(n);
@@ -58,7 +58,7 @@ struct Ranks {
 };
 
 struct OpSpec {
-    std::string name;       // the layer's, for errors and timings
+    std::string name;       // the layer's name, for errors and timings
     bool backward = true;   // whether gradients may be wanted: in phase TRAIN, or with force_backward
     bool keep_all = false;  // whether Python may change any blob or gradient between ops, so that none may share memory
     Attributes attributes;
@@ -71,7 +71,7 @@ struct OpSpec {
     const Counter* counter = nullptr;
     const Ranks* ranks = nullptr;
 
-    // Defined in op.cpp, as are Op's: inline, in the file of each op, they took a third of the time of compiling.
+    // These are defined in op.cpp, as are Op's: inline, in the file of each op, they took a third of the compile time.
     OpSpec();
     OpSpec(const OpSpec&);
     OpSpec(OpSpec&&) noexcept;
@@ -89,7 +89,7 @@ public:
     virtual void forward(const dnnl::stream& stream) { run(forward_calls_, stream); }
     virtual void backward(const dnnl::stream& stream) { run(backward_calls_, stream); }
 
-    // True for ops with one result that is cheap to compute again, between the two passes, while the inputs are what
+    // Tells whether the op has one result, which is cheap to compute again after forward, while the inputs are what
     // they were. repeat() does that, and changes nothing else.
     virtual bool repeatable() const { return false; }
     virtual void repeat(const dnnl::stream& stream) { forward(stream); }
@@ -97,16 +97,16 @@ public:
     // Takes over what the op of the same layer remembers from pass to pass, in a net that this op's net replaces.
     virtual void succeed(const Op&) {}
 
-    // Tells an op that constant parameters, of which it keeps what it has prepared, have changed by another way than
+    // Tells an op that keeps something it has made of constant parameters that these have changed by another way than
     // Tensor::write.
     virtual void parameters_changed() {}
 
-    // True when some bottom or parameter wants a gradient: only then does backward run.
+    // Tells whether some bottom or parameter wants a gradient: only then does backward run.
     bool needs_backward() const;
     const OpSpec& spec() const { return spec_; }
     const std::vector<TensorPtr>& outputs() const { return outputs_; }
 
-    // For the memory plan: what each pass touches, and which result may be written over which input.
+    // For the memory plan: which buffers each pass touches, and which result may be written over which input.
     struct Overwrite {
         Pass pass;
         BufferPtr input, output;
@@ -130,7 +130,7 @@ public:
     std::vector<Reorder> reorders() const;
 
 protected:
-    // A call of a primitive, or of `own`, a kernel of our own. One of our own that has args is a reorder.
+    // A call of a primitive, or of `own`, a kernel of our own. A call of `own` that has args is a reorder.
     struct Call {
         dnnl::primitive primitive;
         std::unordered_map<int, dnnl::memory> args;
@@ -157,26 +157,28 @@ protected:
     void make_loss();
     double loss_gradient() const;
 
-    // Makes top i with memory of its own, or as a view of an existing buffer (with share_diff the gradients share one,
-    // too).
+    // Make top i with memory of its own, or as a view of another tensor's buffer; with share_diff its gradient is a
+    // view of that tensor's gradient, too.
     TensorPtr output(size_t i, const Layout& layout);
     TensorPtr output_view(size_t i, const Layout& layout, const TensorPtr& of, bool share_diff);
     // Makes a tensor that lives from this op's forward to its backward (masks, statistics, pooling indices).
     TensorPtr workspace(const std::string& what, const Layout& layout);
 
-    // Declares that a pass reads or writes a tensor. Others may be overwritten by then, as the memory plan has it.
+    // Declares that a pass reads or writes a tensor. The memory plan may give the memory of a tensor that is not
+    // declared to another one by then.
     void touch(Pass pass, const TensorPtr& tensor);
     void touch(Pass pass, std::initializer_list<TensorPtr> tensors);
     // Declares that `output` may be written over `input`, if no later op needs `input`.
     void may_overwrite(Pass pass, const TensorPtr& input, const TensorPtr& output);
 
-    // Scratch for the call that is being built. fresh_scratch() begins anew, for calls that run after those so far.
+    // scratch() returns memory for the call that is being built. fresh_scratch() gives the same bytes out again, for
+    // calls that run after those so far.
     void fresh_scratch() { scratch_used_ = 0; }
     dnnl::memory scratch(const Layout& layout);
 
-    // reading() returns a tensor as a primitive's argument in the layout `wanted`; writing() returns where a primitive
-    // that writes `wanted` puts its result, and finish() brings that to the tensor. Reorders, through scratch, are
-    // added to the calls only if layouts differ. described: the tensor's layout, perhaps with other dims.
+    // reading() returns a tensor as a primitive's argument in the layout `wanted`. writing() returns where a primitive
+    // that writes `wanted` puts its result, and finish() brings that to the tensor. If the layouts differ, they go
+    // through scratch, and reorders are added to the calls. described: the tensor's layout, perhaps with other dims.
     dnnl::memory reading(const TensorPtr& tensor, const Layout& wanted, Calls& calls);
     dnnl::memory reading(const TensorPtr& tensor, const Layout& described, const Layout& wanted, Calls& calls);
     static Call reorder(const dnnl::memory& from, const dnnl::memory& to);
@@ -215,7 +217,8 @@ private:
 // Registry: `static const RegisterOp<Pooling> registered("Pooling");` in ops/pooling.cpp is all that a new op needs.
 using OpMaker = std::unique_ptr<Op> (*)(OpSpec);
 void register_op(const char* type, OpMaker make);
-OpMaker find_op(const std::string& type);  // throws where there is none
+// Returns the maker of an op. Throws std::invalid_argument for an unknown type.
+OpMaker find_op(const std::string& type);
 
 template <typename T>
 struct RegisterOp {

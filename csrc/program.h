@@ -56,7 +56,7 @@ public:
     // Running.
     void set_counter(const Counter& counter) { counter_ = counter; }
     void set_ranks(Ranks ranks) { ranks_ = std::move(ranks); }
-    // Runs the ops [begin, end), of those that there are; backward runs them last to first.
+    // Run the ops [begin, end), or fewer if the program has fewer; backward runs them last to first.
     void forward(size_t begin = 0, size_t end = all_ops);
     void backward(size_t begin = 0, size_t end = all_ops);
     static constexpr size_t all_ops = size_t(-1);
@@ -86,7 +86,8 @@ public:
     const Op& op(size_t i) const { return *ops_.at(i); }
     int64_t activation_bytes() const { return arena_ ? int64_t(arena_->bytes()) : 0; }
     int64_t scratch_bytes() const;
-    // Start and end of every step of the last run, CLOCK_MONOTONIC nanoseconds, steps numbered as above.
+    // Returns the start and the end of every step of the last run, in nanoseconds of CLOCK_MONOTONIC, steps numbered as
+    // above.
     const std::vector<int64_t>& spans() const { return spans_; }
     int64_t repeat_ns() const { return repeat_ns_; }  // nanoseconds that repeats took in the last backward pass
 

@@ -16,7 +16,7 @@ const dnnl::engine& cpu();
 
 // Where the bytes of a buffer are, which tells who places it.
 enum class Home {
-    activation,  // where the memory plan says; not valid after its last reader has run
+    activation,  // where the memory plan places it; not valid after its last reader has run
     parameter,   // in the parameter arena
     gradient,    // in the gradient arena, in the order in which backward finishes
     external,    // in the caller's memory, set before each step (data batches)
@@ -35,7 +35,8 @@ public:
     void swap_memory(Buffer& other);
     // Returns a memory over these bytes, the same one for the same layout.
     dnnl::memory view(const Layout& layout);
-    // Makes two buffers one. Its home is that of the one that is no activation. Throws std::logic_error if neither is.
+    // Makes two buffers one. At least one must be an activation, and the home is the other's; else this throws
+    // std::logic_error.
     void join(const std::shared_ptr<Buffer>& other);
     const Buffer* root() const { return joined_ ? joined_->root() : this; }
     Buffer* root() { return joined_ ? joined_->root() : this; }
@@ -63,8 +64,7 @@ struct Tensor;
 using TensorPtr = std::shared_ptr<Tensor>;
 
 struct Tensor {
-    // Throws std::length_error for a shape that no blob can have: with an empty axis, or more bytes than can be
-    // counted.
+    // Throws std::length_error for a shape that no blob can have: with an empty axis, or with too many values.
     Tensor(std::string called, Dims dims, Home place);
 
     // A tensor is decided once it has a layout and a buffer. The first reader of a parameter decides its layout; all
@@ -87,7 +87,8 @@ struct Tensor {
 
     // Tells whether the bytes are what read() copies: Python can then read them in place.
     bool dense() const;
-    // Copy the values to and from a dense row-major float32 array of `shape`.
+    // read() copies the values to a dense row-major float32 array of `shape`, write() from one. They throw
+    // std::runtime_error if the tensor has no memory yet.
     void read(float* plain) const;
     void write(const float* plain);
     uint64_t writes() const { return buffer->writes(); }  // how often write() has been called, for any view of them

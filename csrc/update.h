@@ -19,8 +19,8 @@ struct ParameterRange {
     float lr_mult, decay_mult;
     int parameter;  // its number, from 0
     float least = -std::numeric_limits<float>::infinity(), most = std::numeric_limits<float>::infinity();
-    // Added to an index of the gradients they give that of the weights, and of the histories: a rank may have arrays of
-    // its shares alone for these.
+    // What to add to an index of the gradients for that of the weights, and of the histories: a rank may hold only its
+    // own share of these.
     int64_t weights_shift = 0, history_shift = 0;
 };
 
@@ -35,13 +35,14 @@ struct WeightDecay {
     bool l1 = false;  // regularization_type: "L1"; else L2
 };
 
-// Layer-wise rates, You et al., "Large Batch Training of Convolutional Networks": a parameter whose lr_mult is above 0
-// has ratio |w| / (|g| + weight_decay |w|) in its place, with the norms of the parameter; 1 if one of them is 0.
+// Layer-wise rates, You et al., "Large Batch Training of Convolutional Networks": for a parameter whose lr_mult is
+// above 0, ratio |w| / (|g| + weight_decay |w|) takes the place of lr_mult. |w| and |g| are the norms of the parameter
+// and of its gradient; if one of them is 0, 1 takes that place.
 struct LocalRates {
-    float ratio = 0;            // 0: off
-    bool clip = false;          // LARC: the rate is the smaller of this and the global one, instead of their product
-    bool decays = true;         // NVIDIA's LARC leaves the weight decay out
-    bool decayed_only = false;  // parameters without weight decay (decay_mult 0) keep their lr_mult
+    float ratio = 0;     // 0: off
+    bool clip = false;   // whether, as in LARC, the rate is the smaller of this and the global one, not their product
+    bool decays = true;  // whether weight_decay |w| is in the formula; NVIDIA's LARC leaves it out
+    bool decayed_only = false;  // whether parameters without weight decay (decay_mult 0) keep their lr_mult
 };
 
 class Updater {
@@ -57,8 +58,8 @@ public:
     // The setters are for the time between two steps, and hold for the steps that follow.
 
     // Sets the numbers of the next step. scale: 1 / (ranks * iter_size), the one place that averages. iteration:
-    // updates finished before this one. momentum_correction: what a history that is a momentum is multiplied by, the
-    // rate divided by that of the step before; 1: nothing.
+    // updates finished before this one. momentum_correction: the factor of a history that is a momentum: the rate
+    // divided by that of the step before, or 1.
     void set_step(double rate, double scale, int64_t iteration, double momentum_correction = 1);
     void set_weight_decay(float factor);
     // Sets a constant that the rule declares. Throws std::invalid_argument for others.
@@ -94,7 +95,7 @@ public:
     int histories() const { return int(histories_.size()); }
 
 private:
-    // What a thread does at a time: some of a range, with the sums of squares that measure() found in it.
+    // Some of a range, which a thread does at a time, with the sums of squares that measure() found in it.
     struct Task : ParameterRange {
         double gradient_squares = 0, weight_squares = 0;
     };
@@ -103,7 +104,7 @@ private:
     void check_constants() const;
     double rate(const ParameterRange& range) const;
     Factors factors(const ParameterRange& range) const;
-    // The floats [begin, end) of a range.
+    // Updates the floats [begin, end) of a range.
     void apply(const ParameterRange& range, const Factors& factors, int64_t begin, int64_t end,
                const float* gradients) const;
 

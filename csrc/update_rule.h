@@ -33,7 +33,7 @@ struct Factors {
     float scale, l2, l1;
     float rate;                 // the learning rate of these arrays
     float momentum_correction;  // the factor of a history that is a momentum, applied before anything else
-    double updates;             // how many there have been, with this one
+    double updates;             // the number of updates so far, with this one
     const std::map<std::string, float>* constants;
 
     // A constant that the rule declares. Throws std::invalid_argument for any other.

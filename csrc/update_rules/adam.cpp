@@ -1,11 +1,11 @@
 // Kingma and Ba, "Adam: A Method for Stochastic Optimization", and AdamW, Loshchilov and Hutter, "Decoupled Weight
-// Decay Regularization": its decay passes by the moments.
+// Decay Regularization", whose weight decay does not enter the moments.
 #include "update_rule.h"
 
 namespace engine {
 namespace {
 
-// What the first steps, whose moments begin at 0, lack: sqrt(1 - beta2^t) / (1 - beta1^t).
+// Returns the factor that makes up for moments that begin at 0: sqrt(1 - beta2^t) / (1 - beta1^t).
 float bias_correction(const Factors& f) {
     const double beta1 = f.constant("momentum"), beta2 = f.constant("momentum2");
     return float(std::sqrt(1 - std::pow(beta2, f.updates)) / (1 - std::pow(beta1, f.updates)));
