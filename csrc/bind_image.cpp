@@ -124,7 +124,7 @@ static void fill_from_pixels(const py::array& pixels, const Box& box, const Size
     py::gil_scoped_release release;
     Resampler resampler(view.width, view.height, task.resizing, task.window, task.target,
                         view.channels > task.target.channels, plain);
-    read_pixels(view, resampler.part(), resampler);
+    read_pixels(view, resampler.needed(), resampler);
 }
 
 // Does the same with a JPEG, which is decoded as far as it is needed. Returns false if it is damaged.
@@ -142,7 +142,7 @@ static bool fill_from_jpeg(const py::bytes& data, const Header& found, const Box
     resizing.left /= shrink, resizing.right /= shrink, resizing.top /= shrink, resizing.bottom /= shrink;
     Resampler resampler((width + shrink - 1) / shrink, (height + shrink - 1) / shrink, resizing, task.window,
                         task.target, channels > task.target.channels, plain);
-    return read_jpeg(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size(), header, shrink, resampler.part(),
+    return read_jpeg(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size(), header, shrink, resampler.needed(),
                      resampler);
 }
 

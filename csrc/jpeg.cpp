@@ -110,8 +110,8 @@ public:
     }
 
     bool create(const Version& version);
-    bool read(const uint8_t* data, std::size_t size, const JpegHeader& header, int shrink, const Part& part,
-              RowSink& sink);
+    bool read(const uint8_t* data, std::size_t size, const JpegHeader& header, int shrink,
+              const PixelRectangle& rectangle, RowSink& sink);
 
 private:
     static Reader& of(Decoder* decoder) { return *static_cast<Reader*>(decoder->client); }
@@ -168,8 +168,8 @@ void* Reader::allocate(Decoder* decoder, int pool, std::size_t bytes) {
 }
 
 // (After setjmp() no object with a destructor may be made, because longjmp() calls none.)
-bool Reader::read(const uint8_t* data, std::size_t size, const JpegHeader& header, int shrink, const Part& part,
-                  RowSink& sink) {
+bool Reader::read(const uint8_t* data, std::size_t size, const JpegHeader& header, int shrink,
+                  const PixelRectangle& rectangle, RowSink& sink) {
     source_.next = data;
     source_.left = size;
     errors_.warnings = 0;
@@ -193,8 +193,8 @@ bool Reader::read(const uint8_t* data, std::size_t size, const JpegHeader& heade
     }
     // Upsampled colours depend on their neighbours, and the library reads none beyond the columns that it decodes.
     constexpr int margin = 2;
-    unsigned left = unsigned(std::max(0, part.left - margin));
-    unsigned columns = unsigned(std::min(width, part.left + part.width + margin)) - left;
+    unsigned left = unsigned(std::max(0, rectangle.left - margin));
+    unsigned columns = unsigned(std::min(width, rectangle.left + rectangle.width + margin)) - left;
     if (int(columns) < width) library.crop_row(&decoder_, &left, &columns);
     // The library writes rows that begin at whole vectors past the caches, from which they would have to be read again
     // from memory: these rows begin 4 bytes later.
@@ -204,15 +204,15 @@ bool Reader::read(const uint8_t* data, std::size_t size, const JpegHeader& heade
     const std::size_t past = reinterpret_cast<std::uintptr_t>(rows_.data()) % vector_bytes;
     uint8_t* const rows = rows_.data() + vector_bytes - past + 4;
     uint8_t* row = rows;
-    if (part.top) library.skip_rows(&decoder_, unsigned(part.top));
-    for (int y = 0; y < part.height; ++y) {
+    if (rectangle.top) library.skip_rows(&decoder_, unsigned(rectangle.top));
+    for (int y = 0; y < rectangle.height; ++y) {
         row = rows + std::size_t(y % rows_kept) * row_bytes;
         library.read_rows(&decoder_, &row, 1);
-        sink.row(row + 4 * (part.left - int(left)));
+        sink.row(row + 4 * (rectangle.left - int(left)));
     }
-    // A file without an end marker is decoded to its end, because the rows behind the part may be missing.
+    // A file without an end marker is decoded to its end, because the rows behind the rectangle may be missing.
     const bool ends = size >= 2 && data[size - 2] == 0xFF && data[size - 1] == 0xD9;
-    const int rest = height - part.top - part.height;
+    const int rest = height - rectangle.top - rectangle.height;
     if (!ends)
         for (int y = 0; y < rest; ++y) library.read_rows(&decoder_, &row, 1);
     if (rest == 0) library.finish(&decoder_);  // it checks the end of the file
@@ -308,10 +308,10 @@ std::optional<JpegHeader> jpeg_header(const uint8_t* data, std::size_t size) {
     return {};
 }
 
-bool read_jpeg(const uint8_t* data, std::size_t size, const JpegHeader& header, int shrink, const Part& part,
-               RowSink& sink) {
+bool read_jpeg(const uint8_t* data, std::size_t size, const JpegHeader& header, int shrink,
+               const PixelRectangle& rectangle, RowSink& sink) {
     Reader& reader = own_reader();
-    return reader.create(library.version) && reader.read(data, size, header, shrink, part, sink);
+    return reader.create(library.version) && reader.read(data, size, header, shrink, rectangle, sink);
 }
 
 }  // namespace engine

@@ -27,10 +27,10 @@ int64_t jpeg_scans(const uint8_t* data, std::size_t size);
 // what is no JPEG.
 std::optional<JpegHeader> jpeg_header(const uint8_t* data, std::size_t size);
 
-// Gives the rows of a part of a picture to a sink. shrink: 1, 2, 4 or 8; the picture is decoded at 1 / shrink of its
-// size, rounded up, by a smaller DCT, and the part is in those pixels. Returns false if the library finds that the file
-// is damaged, cut off or differs from the header; it does not see damage below the part.
-bool read_jpeg(const uint8_t* data, std::size_t size, const JpegHeader& header, int shrink, const Part& part,
-               RowSink& sink);
+// Gives the rows of a rectangle of a picture to a sink. shrink: 1, 2, 4 or 8; the picture is decoded at 1 / shrink of
+// its size, rounded up, by a smaller DCT, and the rectangle is in those pixels. Returns false if the library finds that
+// the file is damaged, cut off or differs from the header; it does not see damage below the rectangle.
+bool read_jpeg(const uint8_t* data, std::size_t size, const JpegHeader& header, int shrink,
+               const PixelRectangle& rectangle, RowSink& sink);
 
 }  // namespace engine

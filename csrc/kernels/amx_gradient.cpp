@@ -43,7 +43,7 @@ AmxGradient::AmxGradient(const ConvolutionShape& shape, int64_t threads)
     right_ = swapped_ ? shape.outputs : channels;
     sides_ = sides_of(threads, block_floats() * int64_t(sizeof(float)),
                       shape.pixels() * (left_ + right_) * int64_t(sizeof(bf16)), pairs_of(right_));
-    parts_ = std::min(threads / sides_, chunks_of(shape.pixels()));
+    ranges_ = std::min(threads / sides_, chunks_of(shape.pixels()));
     // A run's matrices fit into the first-level cache, if that makes a decent run; else the left one fits into the
     // second.
     constexpr int64_t first_cache = 40 << 10, second_cache = 640 << 10, decent = 4 * wide, longest = 18 * wide;
@@ -56,7 +56,7 @@ AmxGradient::AmxGradient(const ConvolutionShape& shape, int64_t threads)
 int64_t AmxGradient::block_floats() const { return taps() * pairs_of(left_) * pairs_of(right_) * pair_floats; }
 
 int64_t AmxGradient::scratch_bytes() const {
-    return parts_ * block_floats() * int64_t(sizeof(float)) + threads_ * Room(*this).all();
+    return ranges_ * block_floats() * int64_t(sizeof(float)) + threads_ * Room(*this).all();
 }
 
 }  // namespace engine
@@ -134,9 +134,9 @@ struct AmxGradient::Worker {
         end_pair_ = pairs * (side + 1) / job.sides_;
     }
 
-    void run(int64_t part, bool wants_bias) {
+    void run(int64_t range, bool wants_bias) {
         const int64_t all = chunks_of(shape_.pixels()), longest = job_.run_ / wide;
-        const int64_t begin = all * part / job_.parts_, chunks = all * (part + 1) / job_.parts_ - begin;
+        const int64_t begin = all * range / job_.ranges_, chunks = all * (range + 1) / job_.ranges_ - begin;
         const int64_t runs = (chunks + longest - 1) / longest;
         for (int64_t i = 0; i < runs; i++) {
             const int64_t first = begin + chunks * i / runs, end = begin + chunks * (i + 1) / runs;
@@ -276,25 +276,25 @@ bool AmxGradient::available() {
     return result;
 }
 
-float* AmxGradient::sums(char* scratch, int64_t part) const {
-    return reinterpret_cast<float*>(scratch) + part * block_floats();
+float* AmxGradient::sums(char* scratch, int64_t range) const {
+    return reinterpret_cast<float*>(scratch) + range * block_floats();
 }
 
 char* AmxGradient::room(char* scratch, int64_t thread) const {
-    return reinterpret_cast<char*>(sums(scratch, parts_)) + thread * Room(*this).all();
+    return reinterpret_cast<char*>(sums(scratch, ranges_)) + thread * Room(*this).all();
 }
 
 void AmxGradient::work(int64_t thread, const bf16* x, const ResultGradient& dy, bool wants_bias, char* scratch) const {
-    const int64_t part = thread / sides_;
-    if (part >= parts_) return;
+    const int64_t range = thread / sides_;
+    if (range >= ranges_) return;
     const TileConfig config;
     asm volatile("" ::"r"(&config) : "memory");
     _tile_loadconfig(&config);
-    Worker(*this, thread, x, dy, sums(scratch, part), room(scratch, thread)).run(part, wants_bias);
+    Worker(*this, thread, x, dy, sums(scratch, range), room(scratch, thread)).run(range, wants_bias);
     _tile_release();
 }
 
-// Sums the parts' sums, a share of them in each thread, and brings channels into their order.
+// Sums the ranges' sums, a share of them in each thread, and brings channels into their order.
 void AmxGradient::collect(int64_t thread, const Gradient& weights, const Gradient& bias, char* scratch) const {
     const __m512i first_half = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23),
                   second_half = _mm512_add_epi32(first_half, _mm512_set1_epi32(8));
@@ -304,8 +304,8 @@ void AmxGradient::collect(int64_t thread, const Gradient& weights, const Gradien
         __m512 total[64];
         for (int i = 0; i < 64; i++) {
             total[i] = _mm512_load_ps(sums(scratch, 0) + block * pair_floats + i * 16);
-            for (int64_t part = 1; part < parts_; part++)
-                total[i] = _mm512_add_ps(total[i], _mm512_load_ps(sums(scratch, part) + block * pair_floats + i * 16));
+            for (int64_t range = 1; range < ranges_; range++)
+                total[i] = _mm512_add_ps(total[i], _mm512_load_ps(sums(scratch, range) + block * pair_floats + i * 16));
         }
         __m512i ordered[2][32];  // [half of the right channels][left channel]
         for (int i = 0; i < 32; i++) {
@@ -335,10 +335,10 @@ void AmxGradient::collect(int64_t thread, const Gradient& weights, const Gradien
     }
     if (thread > 0 || !bias.values) return;
     const Room sizes(*this);
-    const auto of_part = [&](int64_t part) {
-        return reinterpret_cast<const double*>(room(scratch, part * sides_) + sizes.all() - sizes.bias);
+    const auto of_range = [&](int64_t range) {
+        return reinterpret_cast<const double*>(room(scratch, range * sides_) + sizes.all() - sizes.bias);
     };
-    collect_bias(shape_.outputs, parts_, of_part, bias.add, bias.values);
+    collect_bias(shape_.outputs, ranges_, of_range, bias.add, bias.values);
 }
 
 void AmxGradient::run(const bf16* x, const ResultGradient& given, const Gradient& weights, const Gradient& bias,

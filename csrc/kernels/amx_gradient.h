@@ -51,18 +51,18 @@ private:
     int64_t taps() const { return shape_.kernel[0] * shape_.kernel[1] / together_; }
     int64_t row_at_edge() const { return shape_.channels * together_; }
     int64_t block_floats() const;
-    float* sums(char* scratch, int64_t part) const;
+    float* sums(char* scratch, int64_t range) const;
     char* room(char* scratch, int64_t thread) const;
     void work(int64_t thread, const bf16* x, const ResultGradient& dy, bool wants_bias, char* scratch) const;
     void collect(int64_t thread, const Gradient& weights, const Gradient& bias, char* scratch) const;
 
     ConvolutionShape shape_;
-    int64_t together_;       // columns_together()
-    bool swapped_;           // whether the left matrix, which costs more to prepare, is x and not dy
-    int64_t left_, right_;   // channels of the matrices
-    int64_t threads_;        // each does one part of the pixels for one side of the right matrix's channels
-    int64_t parts_, sides_;  // how many of these there are
-    int64_t run_;            // pixels that are prepared at a time
+    int64_t together_;        // columns_together()
+    bool swapped_;            // whether the left matrix, which costs more to prepare, is x and not dy
+    int64_t left_, right_;    // channels of the matrices
+    int64_t threads_;         // each does one range of the pixels for one side of the right matrix's channels
+    int64_t ranges_, sides_;  // how many of these there are
+    int64_t run_;             // pixels that are prepared at a time
 };
 
 }  // namespace engine

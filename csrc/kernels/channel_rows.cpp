@@ -199,9 +199,9 @@ void affine_rows(const ChannelRows& rows, const T* x, const AffineTerms<T>& term
         const Repeated near(terms.near.of(n, channel), panel), scale(terms.scale.of(n, channel), panel),
             shift(terms.shift.of(n, channel), panel),
             weight(terms.other ? terms.weight.of(n, channel) : nullptr, panel);
-        in_long_rows(panel, [&](const Panel& part, int64_t begin) {
+        in_long_rows(panel, [&](const Panel& joined, int64_t begin) {
             const int64_t here = at + begin;
-            affine_panel(part, x + here, near, scale, shift, terms.other ? terms.other + here : nullptr, weight,
+            affine_panel(joined, x + here, near, scale, shift, terms.other ? terms.other + here : nullptr, weight,
                          y + here);
         });
     });
@@ -221,8 +221,8 @@ void affine_gradients(const ChannelRows& rows, const T* given, const T* x, const
             if (of_scale) add_panel(piece, Products<T>{g, x + at + begin}, of_scale + into);
             if (of_shift) add_panel(piece, Values<T>{g}, of_shift + into);
             if (!wanted) return;
-            in_long_rows(piece, [&](const Panel& part, int64_t first) {
-                scale_panel(part, g + first, factor, wanted + at + begin + first);
+            in_long_rows(piece, [&](const Panel& joined, int64_t first) {
+                scale_panel(joined, g + first, factor, wanted + at + begin + first);
             });
         });
     });

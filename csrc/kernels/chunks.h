@@ -46,15 +46,15 @@ struct Strips {
     }
 };
 
-// Returns the sum of part_of(sample, first position, positions) over all strips, in their order. part_of() is called in
-// any thread. parts: memory for the result of each strip.
-template <typename Sum, typename PartOf>
-Sum sum_of_strips(const Strips& strips, std::vector<Sum>& parts, const PartOf& part_of) {
-    parts.resize(size_t(strips.count()));
+// Returns the sum of sum_of(sample, first position, positions) over all strips, in their order. sum_of() is called in
+// any thread. sums: memory for the result of each strip.
+template <typename Sum, typename SumOf>
+Sum sum_of_strips(const Strips& strips, std::vector<Sum>& sums, const SumOf& sum_of) {
+    sums.resize(size_t(strips.count()));
     strips.each(
-        [&](int64_t strip, int64_t n, int64_t begin, int64_t length) { parts[strip] = part_of(n, begin, length); });
+        [&](int64_t strip, int64_t n, int64_t begin, int64_t length) { sums[strip] = sum_of(n, begin, length); });
     Sum sum{};
-    for (const Sum& part : parts) sum += part;
+    for (const Sum& each : sums) sum += each;
     return sum;
 }
 

@@ -1,5 +1,5 @@
-// Helpers of our own kernels for the gradient of a convolution's weights, in bfloat16: each thread sums a part of the
-// pixels for one side of the channels, and then a share of the parts' sums.
+// Helpers of our own kernels for the gradient of a convolution's weights, in bfloat16: each thread sums a range of the
+// pixels for one side of the channels, and then a share of the ranges' sums.
 #pragma once
 
 #include <omp.h>
@@ -31,8 +31,8 @@ struct ResultGradient {
 constexpr int64_t cache_line = 64;  // bytes
 inline int64_t whole_lines(int64_t bytes) { return (bytes + cache_line - 1) / cache_line * cache_line; }
 
-// Returns how many threads share a part of the pixels. It is 1, so that each thread has a part of its own, unless sums
-// would then be larger than what threads read.
+// Returns how many threads share a range of the pixels. It is 1, so that each thread has a range of its own, unless
+// sums would then be larger than what threads read.
 inline int64_t sides_of(int64_t threads, int64_t bytes_of_sums, int64_t bytes_read, int64_t most) {
     int64_t sides = 1;
     while (sides < threads && (threads % sides || threads / sides * bytes_of_sums > bytes_read)) sides++;
@@ -62,12 +62,12 @@ void share_out(const ConvolutionShape& shape, const ResultGradient& given, int64
     }
 }
 
-// Sets `bias` to the sum of the parts' sums, of_part(part), or adds it with `add`.
-template <typename OfPart>
-void collect_bias(int64_t outputs, int64_t parts, const OfPart& of_part, bool add, float* bias) {
+// Sets `bias` to the sum of the ranges' sums, of_range(range), or adds it with `add`.
+template <typename OfRange>
+void collect_bias(int64_t outputs, int64_t ranges, const OfRange& of_range, bool add, float* bias) {
     for (int64_t output = 0; output < outputs; output++) {
         double sum = add ? double(bias[output]) : 0;
-        for (int64_t part = 0; part < parts; part++) sum += of_part(part)[output];
+        for (int64_t range = 0; range < ranges; range++) sum += of_range(range)[output];
         bias[output] = float(sum);
     }
 }

@@ -16,7 +16,7 @@ struct ImageView {
     std::ptrdiff_t channel_stride, row_stride, column_stride;
 };
 
-// The part of the image that is kept, and whether it is mirrored left to right.
+// The rectangle of the image that is kept, and whether it is mirrored left to right.
 struct CropWindow {
     int top, left, height, width;
     bool mirror;

@@ -60,18 +60,18 @@ ENGINE_VECTORISED void place_points(const float* features, int64_t step, int64_t
     for (int64_t n = 0; n < count; n++) {
         int32_t base[d + 1];
         int ranks[d + 1];
-        float parts[d + 1];                            // by rank
+        float fractions[d + 1];                        // by rank
         const auto excess = int32_t(whole(color[n]));  // how far rounding has moved the origin off the plane
         for (int i = 0; i <= d; i++) {
             const int raised = rank[i][n] + excess, around = raised < 0 ? d + 1 : raised > d ? -d - 1 : 0;
             const float begin = origin[i][n] + float(around);
             ranks[i] = raised + around;
             base[i] = int32_t(whole(begin));
-            parts[ranks[i]] = (place[i][n] - begin) / float(d + 1);
+            fractions[ranks[i]] = (place[i][n] - begin) / float(d + 1);
         }
-        shares[n * (d + 1)] = parts[d] + 1 - parts[0];
+        shares[n * (d + 1)] = fractions[d] + 1 - fractions[0];
         for (int corner = 1; corner <= d; corner++)
-            shares[n * (d + 1) + corner] = parts[d - corner] - parts[d + 1 - corner];
+            shares[n * (d + 1) + corner] = fractions[d - corner] - fractions[d + 1 - corner];
         for (int corner = 0; corner <= d; corner++)
             for (int i = 0; i < d; i++)
                 keys[(n * (d + 1) + corner) * d + i] = base[i] + (ranks[i] <= d - corner ? corner : corner - d - 1);

@@ -14,9 +14,9 @@ namespace {
 
 constexpr int64_t most_columns = 256;
 
-// A part that does not depend on others: columns [begin, end) of one sample, whose rows are the channels; or a plane of
-// one channel, in which neighbours lie in all directions.
-struct Part {
+// A tile of a blob that can be computed by itself: columns [begin, end) of one sample, whose rows are the channels; or
+// a plane of one channel, in which neighbours lie in all directions.
+struct Tile {
     int64_t offset, rows, step, width, begin, end, half;
     bool plane;
 };
@@ -37,37 +37,37 @@ ENGINE_INLINE void add(const float* x, float* sum, int64_t length) {
 
 // Sets sum[i] to the sum of x, or of x^2, over the neighbours of column begin + i of a row.
 template <bool squared>
-ENGINE_INLINE void add_up(const Part& part, const float* x, int64_t row, int64_t begin, int64_t end, float* sum) {
+ENGINE_INLINE void add_up(const Tile& tile, const float* x, int64_t row, int64_t begin, int64_t end, float* sum) {
     std::fill_n(sum, end - begin, 0.f);
-    const int64_t last = std::min(row + part.half, part.rows - 1);
-    for (int64_t other = std::max<int64_t>(row - part.half, 0); other <= last; other++) {
-        const float* const from = x + other * part.step;
-        if (!part.plane) {
+    const int64_t last = std::min(row + tile.half, tile.rows - 1);
+    for (int64_t other = std::max<int64_t>(row - tile.half, 0); other <= last; other++) {
+        const float* const from = x + other * tile.step;
+        if (!tile.plane) {
             add<squared>(from + begin, sum, end - begin);
             continue;
         }
-        for (int64_t shift = -part.half; shift <= part.half; shift++) {
-            const int64_t first = std::max(begin, -shift), behind = std::min(end, part.width - shift);
+        for (int64_t shift = -tile.half; shift <= tile.half; shift++) {
+            const int64_t first = std::max(begin, -shift), behind = std::min(end, tile.width - shift);
             add<squared>(from + first + shift, sum + first - begin, behind - first);
         }
     }
 }
 
-// Calls work(row, begin, end) for stretches of the part's rows.
+// Calls work(row, begin, end) for stretches of the tile's rows.
 template <typename Work>
-ENGINE_INLINE void over_stretches(const Part& part, const Work& work) {
-    for (int64_t row = 0; row < part.rows; row++)
-        for (int64_t begin = part.begin; begin < part.end; begin += most_columns)
-            work(row, begin, std::min(begin + most_columns, part.end));
+ENGINE_INLINE void over_stretches(const Tile& tile, const Work& work) {
+    for (int64_t row = 0; row < tile.rows; row++)
+        for (int64_t begin = tile.begin; begin < tile.end; begin += most_columns)
+            work(row, begin, std::min(begin + most_columns, tile.end));
 }
 
 template <bool by_roots>
-ENGINE_VECTORISED void values_of(const Part& part, const LrnKernels& lrn, const float* x, float* scales, float* y) {
-    over_stretches(part, [&](int64_t row, int64_t begin, int64_t end) ENGINE_BODY {
-        float* const scale = scales + row * part.step;
-        add_up<true>(part, x, row, begin, end, scale + begin);
-        const float* const from = x + row * part.step;
-        float* const into = y + row * part.step;
+ENGINE_VECTORISED void values_of(const Tile& tile, const LrnKernels& lrn, const float* x, float* scales, float* y) {
+    over_stretches(tile, [&](int64_t row, int64_t begin, int64_t end) ENGINE_BODY {
+        float* const scale = scales + row * tile.step;
+        add_up<true>(tile, x, row, begin, end, scale + begin);
+        const float* const from = x + row * tile.step;
+        float* const into = y + row * tile.step;
 #pragma omp simd
         for (int64_t i = begin; i < end; i++) {
             scale[i] = lrn.k + lrn.alpha * scale[i];
@@ -78,10 +78,10 @@ ENGINE_VECTORISED void values_of(const Part& part, const LrnKernels& lrn, const 
 
 // wanted = given scales^-beta - 2 alpha beta x sum over the neighbours of given x scales^-(beta + 1)
 template <bool by_roots>
-ENGINE_VECTORISED void gradients_of(const Part& part, const LrnKernels& lrn, const float* x, const float* scales,
+ENGINE_VECTORISED void gradients_of(const Tile& tile, const LrnKernels& lrn, const float* x, const float* scales,
                                     const float* given, float* ratios, float* wanted) {
-    over_stretches(part, [&](int64_t row, int64_t begin, int64_t end) ENGINE_BODY {
-        const int64_t at = row * part.step;
+    over_stretches(tile, [&](int64_t row, int64_t begin, int64_t end) ENGINE_BODY {
+        const int64_t at = row * tile.step;
 #pragma omp simd
         for (int64_t i = at + begin; i < at + end; i++) {
             wanted[i] = given[i] * power<by_roots>(scales[i], lrn.beta);
@@ -89,11 +89,11 @@ ENGINE_VECTORISED void gradients_of(const Part& part, const LrnKernels& lrn, con
         }
     });
     const float factor = 2 * lrn.alpha * lrn.beta;
-    over_stretches(part, [&](int64_t row, int64_t begin, int64_t end) ENGINE_BODY {
+    over_stretches(tile, [&](int64_t row, int64_t begin, int64_t end) ENGINE_BODY {
         float sum[most_columns];
-        add_up<false>(part, ratios, row, begin, end, sum);
-        const float* const from = x + row * part.step + begin;
-        float* const into = wanted + row * part.step + begin;
+        add_up<false>(tile, ratios, row, begin, end, sum);
+        const float* const from = x + row * tile.step + begin;
+        float* const into = wanted + row * tile.step + begin;
 #pragma omp simd
         for (int64_t i = 0; i < end - begin; i++) into[i] -= factor * from[i] * sum[i];
     });
@@ -198,26 +198,26 @@ void over_positions(const ChannelRows& rows, int team, const Work& work) {
 
 }  // namespace
 
-// Calls work(part) for all parts, in parallel.
+// Calls work(tile) for all tiles, in parallel.
 template <typename Work>
-void LrnKernels::in_parts(const Work& work) const {
+void LrnKernels::in_tiles(const Work& work) const {
     const int64_t plane = height * width, groups = (plane + most_columns - 1) / most_columns;
-    const int64_t parts = outer * (across_channels ? groups : channels);
+    const int64_t tiles = outer * (across_channels ? groups : channels);
 #pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < parts; i++) {
+    for (int64_t i = 0; i < tiles; i++) {
         const int64_t begin = i % groups * most_columns, end = std::min(begin + most_columns, plane);
         if (across_channels)
-            work(Part{i / groups * channels * plane, channels, plane, plane, begin, end, size / 2, false});
+            work(Tile{i / groups * channels * plane, channels, plane, plane, begin, end, size / 2, false});
         else
-            work(Part{i * plane, height, width, width, 0, width, size / 2, true});
+            work(Tile{i * plane, height, width, width, 0, width, size / 2, true});
     }
 }
 
 void LrnKernels::values(const float* x, float* scales, float* y) const {
     with_constants(*this, [&](auto by_roots, auto) {
-        in_parts([&](const Part& part) {
-            const int64_t at = part.offset;
-            values_of<by_roots.value>(part, *this, x + at, scales + at, y + at);
+        in_tiles([&](const Tile& tile) {
+            const int64_t at = tile.offset;
+            values_of<by_roots.value>(tile, *this, x + at, scales + at, y + at);
         });
     });
 }
@@ -225,9 +225,9 @@ void LrnKernels::values(const float* x, float* scales, float* y) const {
 void LrnKernels::gradients(const float* x, const float* scales, const float* given, float* ratios,
                            float* wanted) const {
     with_constants(*this, [&](auto by_roots, auto) {
-        in_parts([&](const Part& part) {
-            const int64_t at = part.offset;
-            gradients_of<by_roots.value>(part, *this, x + at, scales + at, given + at, ratios + at, wanted + at);
+        in_tiles([&](const Tile& tile) {
+            const int64_t at = tile.offset;
+            gradients_of<by_roots.value>(tile, *this, x + at, scales + at, given + at, ratios + at, wanted + at);
         });
     });
 }

@@ -28,7 +28,7 @@ struct LrnKernels {
 
 private:
     template <typename Work>
-    void in_parts(const Work& work) const;
+    void in_tiles(const Work& work) const;
 };
 
 }  // namespace engine

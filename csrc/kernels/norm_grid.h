@@ -1,4 +1,4 @@
-// Divides a tensor's channels into slices, each a few channels, and its samples into parts, in which BatchNorm walks
+// Divides a tensor's channels into slices, each a few channels, and its samples into chunks, in which BatchNorm walks
 // memory.
 #pragma once
 
@@ -38,7 +38,7 @@ public:
         }
         dense_ = rows_.lanes == rows_.channels && !run && follows_itself(rows_) && follows_itself(x_);
         if (rows_.inner == 1 && !run) dense_ = true;
-        parts_ = rows_.outer;
+        chunks_ = rows_.outer;
         if (!dense_) return;
         const int64_t row_bytes = rows_.channels * element_bytes, total = rows_.outer * rows_.inner;
         if (rows_.inner == 1) {
@@ -46,12 +46,12 @@ public:
             x_.inner_stride = x_.outer_stride;
         }
         block_rows_ = std::max<int64_t>(8, block_bytes / row_bytes);
-        rows_.inner = (part_bytes / row_bytes / block_rows_ + 1) * block_rows_;
-        parts_ = (total + rows_.inner - 1) / rows_.inner;
+        rows_.inner = (chunk_bytes / row_bytes / block_rows_ + 1) * block_rows_;
+        chunks_ = (total + rows_.inner - 1) / rows_.inner;
         total_ = total;
     }
 
-    int64_t parts() const { return parts_; }
+    int64_t chunks() const { return chunks_; }
     int64_t channels() const { return rows_.channels; }
     const ChannelSlice& slice(int64_t i) const { return slices_[size_t(i)]; }
     int64_t per_channel() const { return dense_ ? total_ : rows_.outer * rows_.inner; }
@@ -62,15 +62,15 @@ public:
         return step * element % bytes == 0 && rows_.outer_stride * element % bytes == 0;
     }
 
-    // Calls each(slice, panel, where it begins, where it begins in x) for all panels of a part and the slices [first,
+    // Calls each(slice, panel, where it begins, where it begins in x) for all panels of a chunk and the slices [first,
     // last).
     template <typename Each>
-    void panels(int64_t part, int64_t first, int64_t last, const Each& each) const {
-        if (dense_) return dense_panels(part, each);
+    void panels(int64_t chunk, int64_t first, int64_t last, const Each& each) const {
+        if (dense_) return dense_panels(chunk, each);
         for (int64_t s = first; s < last; s++) {
             const ChannelSlice& slice = slices_[s];
             const int64_t block = slice.channel / rows_.lanes, lane = slice.channel % rows_.lanes;
-            const int64_t at = rows_.offset(part, block) + lane, x_at = x_.offset(part, block) + lane;
+            const int64_t at = rows_.offset(chunk, block) + lane, x_at = x_.offset(chunk, block) + lane;
             if (!slice.run) {
                 each(slice, alone(rows_.inner, rows_.inner_stride, x_.inner_stride, slice.count), at, x_at);
                 continue;
@@ -97,7 +97,7 @@ public:
         }
     }
 
-    // Calls first(part, first slice, end slice) for everything, then middle(slice) for all slices, then second(part,
+    // Calls first(chunk, first slice, end slice) for everything, then middle(slice) for all slices, then second(chunk,
     // first slice, end slice) for everything, in reverse order, because the last ones may still be in the cache.
     // Results do not depend on the number of threads.
     template <typename First, typename Middle, typename Second>
@@ -106,13 +106,13 @@ public:
         if (!dense_ && (slices % threads == 0 || slices > 8 * threads)) {
 #pragma omp parallel for schedule(static)
             for (int64_t s = 0; s < slices; s++) {
-                for (int64_t part = 0; part < parts_; part++) first(part, s, s + 1);
+                for (int64_t chunk = 0; chunk < chunks_; chunk++) first(chunk, s, s + 1);
                 middle(slices_[s]);
-                for (int64_t part = parts_; part-- > 0;) second(part, s, s + 1);
+                for (int64_t chunk = chunks_; chunk-- > 0;) second(chunk, s, s + 1);
             }
             return;
         }
-        const int64_t together = dense_ ? slices : 1, pieces = slices / together, items = parts_ * pieces;
+        const int64_t together = dense_ ? slices : 1, pieces = slices / together, items = chunks_ * pieces;
 #pragma omp parallel if (items > 1)
         {
             const int64_t thread = omp_get_thread_num(), team = omp_get_num_threads();
@@ -129,7 +129,7 @@ private:
     // Tells whether each sample's rows follow those of the one before.
     static bool follows_itself(const ChannelRows& rows) { return rows.outer_stride == rows.inner * rows.inner_stride; }
 
-    static constexpr int64_t block_bytes = 8 << 10, part_bytes = 128 << 10;
+    static constexpr int64_t block_bytes = 8 << 10, chunk_bytes = 128 << 10;
 
     int64_t per_row_limit() const { return dense_ ? total_ : rows_.inner; }
 
@@ -138,10 +138,10 @@ private:
         return {rows, step, x_step, lanes, std::min(rows / 4, block_bytes / (step * element_bytes_)), rows};
     }
 
-    // Calls each() for a part whose rows hold all channels, in blocks of rows, with prefetching beyond them.
+    // Calls each() for a chunk whose rows hold all channels, in blocks of rows, with prefetching beyond them.
     template <typename Each>
-    void dense_panels(int64_t part, const Each& each) const {
-        const int64_t begin = part * rows_.inner, end = std::min(begin + rows_.inner, total_);
+    void dense_panels(int64_t chunk, const Each& each) const {
+        const int64_t begin = chunk * rows_.inner, end = std::min(begin + rows_.inner, total_);
         const int64_t step = rows_.inner_stride;
         for (int64_t row = begin; row < end; row += block_rows_) {
             const int64_t rows = std::min(block_rows_, end - row);
@@ -154,8 +154,8 @@ private:
     int64_t element_bytes_;
     std::vector<ChannelSlice> slices_;
     ChannelSlice all_;
-    bool dense_;  // channels last without gaps between rows: parts are runs of rows; else they are samples
-    int64_t parts_ = 0;
+    bool dense_;  // channels last without gaps between rows: chunks are runs of rows; else they are samples
+    int64_t chunks_ = 0;
     int64_t block_rows_ = 0, total_ = 0;
 };
 

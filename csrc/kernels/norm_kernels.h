@@ -74,16 +74,16 @@ ENGINE_INLINE Vector passed(Vector where, Vector ceiling, Vector value) {
     return where > 0 ? below : Vector{};
 }
 
-// Some of a row's lanes, from `first` on: whole vectors, half of one (in blocks for smaller registers), or `part`
-// numbers.
-enum class Kind { whole, half, part };
+// Some of a row's lanes, from `first` on: whole vectors, half of one (in blocks for smaller registers), or the last
+// `rest` numbers.
+enum class Kind { whole, half, rest };
 
 template <typename T, int vectors, Kind kind>
 struct Row {
     static constexpr int count = vectors;
-    int64_t first, part;
+    int64_t first, rest;
 
-    ENGINE_INLINE int64_t bytes() const { return (kind == Kind::half ? wide / 2 : part) * sizeof(T); }
+    ENGINE_INLINE int64_t bytes() const { return (kind == Kind::half ? wide / 2 : rest) * sizeof(T); }
     ENGINE_INLINE Vector get(const T* row, int v) const {
         if (kind == Kind::whole) return load(row + first + v * wide);
         T padded[wide] = {};
@@ -99,10 +99,10 @@ struct Row {
     }
     ENGINE_INLINE Vector coefficient(const float* values, int v, float missing = 0) const {
         if (!values) return Vector{} + missing;
-        return Row<float, vectors, kind>{first, part}.get(values, v);
+        return Row<float, vectors, kind>{first, rest}.get(values, v);
     }
     ENGINE_INLINE void add_sum(float* sums, int v, Vector value) const {
-        const Row<float, vectors, kind> row{first, part};
+        const Row<float, vectors, kind> row{first, rest};
         row.template put<false>(sums, v, row.get(sums, v) + value);
     }
     // Prefetches these lanes of a row a little after `row`, in each array that is not null.
@@ -145,7 +145,7 @@ ENGINE_INLINE void with_rows(int64_t lanes, const Body& body) {
         }
     }
     if (lanes - at == wide / 2) return body(Row<T, 1, Kind::half>{at, 0});
-    if (lanes > at) body(Row<T, 1, Kind::part>{at, lanes - at});
+    if (lanes > at) body(Row<T, 1, Kind::rest>{at, lanes - at});
 }
 
 template <typename Body>

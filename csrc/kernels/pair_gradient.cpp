@@ -51,20 +51,20 @@ PairGradient::PairGradient(const ConvolutionShape& shape, int64_t threads) : sha
         rows_ = (shape.out[0] + runs_of_image() - 1) / runs_of_image();
     else
         rows_ = rows_ / shape.out[0] * shape.out[0];
-    parts_ = std::min(threads / sides_, runs());
+    ranges_ = std::min(threads / sides_, runs());
 }
 
 int64_t PairGradient::scratch_bytes() const {
-    return (parts_ > 1 ? parts_ : 0) * floats() * int64_t(sizeof(float)) + threads_ * Room(*this).all();
+    return (ranges_ > 1 ? ranges_ : 0) * floats() * int64_t(sizeof(float)) + threads_ * Room(*this).all();
 }
 
-// Returns the sums of a part, if there are several.
-float* PairGradient::sums(char* scratch, int64_t part) const {
-    return reinterpret_cast<float*>(scratch) + part * floats();
+// Returns the sums of a range, if there are several.
+float* PairGradient::sums(char* scratch, int64_t range) const {
+    return reinterpret_cast<float*>(scratch) + range * floats();
 }
 
 char* PairGradient::room(char* scratch, int64_t thread) const {
-    return reinterpret_cast<char*>(sums(scratch, parts_ > 1 ? parts_ : 0)) + thread * Room(*this).all();
+    return reinterpret_cast<char*>(sums(scratch, ranges_ > 1 ? ranges_ : 0)) + thread * Room(*this).all();
 }
 
 }  // namespace engine
@@ -158,8 +158,8 @@ struct PairGradient::Worker {
         end_block_ = blocks * (side + 1) / job.sides_;
     }
 
-    void run(int64_t part, bool wants_bias) {
-        const int64_t begin = job_.runs() * part / job_.parts_, end = job_.runs() * (part + 1) / job_.parts_;
+    void run(int64_t range, bool wants_bias) {
+        const int64_t begin = job_.runs() * range / job_.ranges_, end = job_.runs() * (range + 1) / job_.ranges_;
         for (int64_t i = begin; i < end; i++)
             work(place_of(i), place_of(least(i + 1, end - 1)), i == begin, wants_bias);
     }
@@ -170,9 +170,10 @@ private:
     };
 
     Place place_of(int64_t run) const {
-        const int64_t parts = job_.runs_of_image(), image = run / parts * job_.images_of_run(), rows = shape_.out[0];
-        if (parts == 1) return {image, 0, least(job_.images_of_run(), shape_.images - image) * rows};
-        const int64_t row = run % parts * job_.rows_;
+        const int64_t of_image = job_.runs_of_image(), image = run / of_image * job_.images_of_run(),
+                      rows = shape_.out[0];
+        if (of_image == 1) return {image, 0, least(job_.images_of_run(), shape_.images - image) * rows};
+        const int64_t row = run % of_image * job_.rows_;
         return {image, row, least(job_.rows_, rows - row)};
     }
 
@@ -323,26 +324,27 @@ bool PairGradient::available() { return may_use(Isa::avx512_bf16); }
 
 void PairGradient::work(int64_t thread, const bf16* x, const ResultGradient& dy, float* weights, bool wants_bias,
                         char* scratch) const {
-    const int64_t part = thread / sides_;
-    if (part >= parts_) return;
-    float* const to = parts_ > 1 ? sums(scratch, part) : weights;
-    Worker(*this, thread, x, dy, to, room(scratch, thread)).run(part, wants_bias);
+    const int64_t range = thread / sides_;
+    if (range >= ranges_) return;
+    float* const to = ranges_ > 1 ? sums(scratch, range) : weights;
+    Worker(*this, thread, x, dy, to, room(scratch, thread)).run(range, wants_bias);
 }
 
-// Sums the parts' sums, a share of them in each thread.
+// Sums the ranges' sums, a share of them in each thread.
 void PairGradient::collect(int64_t thread, float* weights, float* bias, char* scratch) const {
     const int64_t blocks = floats() / block, begin = blocks * thread / threads_, end = blocks * (thread + 1) / threads_;
-    for (int64_t i = begin * block; parts_ > 1 && i < end * block; i += block) {
+    for (int64_t i = begin * block; ranges_ > 1 && i < end * block; i += block) {
         __m512 sum = _mm512_load_ps(sums(scratch, 0) + i);
-        for (int64_t part = 1; part < parts_; part++) sum = _mm512_add_ps(sum, _mm512_load_ps(sums(scratch, part) + i));
+        for (int64_t range = 1; range < ranges_; range++)
+            sum = _mm512_add_ps(sum, _mm512_load_ps(sums(scratch, range) + i));
         _mm512_storeu_ps(weights + i, sum);
     }
     if (thread > 0 || !bias) return;
     const Room sizes(*this);
-    const auto of_part = [&](int64_t part) {
-        return reinterpret_cast<const double*>(room(scratch, part * sides_) + sizes.all() - sizes.bias);
+    const auto of_range = [&](int64_t range) {
+        return reinterpret_cast<const double*>(room(scratch, range * sides_) + sizes.all() - sizes.bias);
     };
-    collect_bias(shape_.outputs, parts_, of_part, false, bias);
+    collect_bias(shape_.outputs, ranges_, of_range, false, bias);
 }
 
 void PairGradient::run(const bf16* x, const ResultGradient& given, float* weights, float* bias, char* scratch) const {

@@ -34,17 +34,17 @@ private:
     int64_t runs_of_image() const { return (shape_.out[0] + rows_ - 1) / rows_; }
     int64_t runs() const { return (shape_.images + images_of_run() - 1) / images_of_run() * runs_of_image(); }
     int64_t pairs_of_run() const { return (rows_ * shape_.out[1] + 1) / 2; }
-    float* sums(char* scratch, int64_t part) const;
+    float* sums(char* scratch, int64_t range) const;
     char* room(char* scratch, int64_t thread) const;
     void work(int64_t thread, const bf16* x, const ResultGradient& dy, float* weights, bool wants_bias,
               char* scratch) const;
     void collect(int64_t thread, float* weights, float* bias, char* scratch) const;
 
     ConvolutionShape shape_;
-    int64_t threads_;        // each does one part of the runs for one side of the channels
-    int64_t parts_, sides_;  // how many of these there are
-    int64_t rows_;           // rows of results in a run: some of an image, or all of some images
-    int64_t slab_;           // outputs whose pixels are brought side by side at a time
+    int64_t threads_;         // each does one range of the runs for one side of the channels
+    int64_t ranges_, sides_;  // how many of these there are
+    int64_t rows_;            // rows of results in a run: some of an image, or all of some images
+    int64_t slab_;            // outputs whose pixels are brought side by side at a time
 };
 
 }  // namespace engine

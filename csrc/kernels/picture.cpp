@@ -98,7 +98,7 @@ Resampler::Resampler(int width, int height, const Resizing& resizing, const Crop
     if (to_gray) grow(s.greys, rows_kept * (4 * std::ptrdiff_t(s.x.end - s.x.begin) + std::ptrdiff_t(row_slack)));
 }
 
-Part Resampler::part() const {
+PixelRectangle Resampler::needed() const {
     const AxisWeights &x = scratch_.x, &y = scratch_.y;
     return {x.begin, y.begin, x.end - x.begin, y.end - y.begin};
 }
@@ -114,7 +114,7 @@ void Resampler::row(const uint8_t* pixels) {
         pixels = grey;
     }
     const int ring = s.y.most + rows_kept - 1;
-    const auto kept = [&](int y) {  // y: the row in the part
+    const auto kept = [&](int y) {  // y: the row in needed()
         return reinterpret_cast<uint8_t*>(s.rows.data() + y % ring * s.row_pixels);
     };
     const int place = taken_ % at_once_;  // among the rows that are resized together
@@ -164,15 +164,16 @@ void Resampler::finish(int y, const uint32_t* row) const {
     }
 }
 
-void read_pixels(const ImageView<uint8_t>& image, const Part& part, RowSink& sink) {
+void read_pixels(const ImageView<uint8_t>& image, const PixelRectangle& rectangle, RowSink& sink) {
     std::vector<uint8_t>& packed = own_scratch().packed;
-    const std::size_t row_bytes = std::size_t(part.width) * 4 + row_slack;
+    const std::size_t row_bytes = std::size_t(rectangle.width) * 4 + row_slack;
     packed.resize(std::max(packed.size(), rows_kept * row_bytes));
     const std::ptrdiff_t step = image.column_stride, channel = image.channels > 1 ? image.channel_stride : 0;
-    for (int y = 0; y < part.height; ++y) {
-        const uint8_t* source = image.data + (part.top + y) * image.row_stride + part.left * step;
+    for (int y = 0; y < rectangle.height; ++y) {
+        const uint8_t* source = image.data + (rectangle.top + y) * image.row_stride + rectangle.left * step;
         uint8_t* row = packed.data() + std::size_t(y % rows_kept) * row_bytes;
-        for (uint8_t *out = row, *end = row + 4 * std::ptrdiff_t(part.width); out < end; source += step, out += 4) {
+        for (uint8_t *out = row, *end = row + 4 * std::ptrdiff_t(rectangle.width); out < end;
+             source += step, out += 4) {
             out[0] = source[0];
             out[1] = source[channel];
             out[2] = source[2 * channel];

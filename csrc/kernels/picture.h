@@ -13,7 +13,7 @@
 namespace engine {
 
 // A rectangle of pixels.
-struct Part {
+struct PixelRectangle {
     int left, top, width, height;
 };
 
@@ -28,7 +28,7 @@ protected:
     ~RowSink() = default;
 };
 
-// The part of a source that is resized, in pixels and fractions of them, and the size of the result.
+// The rectangle of a source that is resized, in pixels and fractions of them, and the size of the result.
 struct Resizing {
     Filter filter;
     double left, top, right, bottom;
@@ -58,15 +58,15 @@ public:
     Resampler(int width, int height, const Resizing& resizing, const CropWindow& window, const Target& target,
               bool to_gray, bool plain);
 
-    // Returns the rows and columns of the source to give to row().
-    Part part() const;
+    // Returns the rectangle of the source whose rows it needs.
+    PixelRectangle needed() const;
 
     void row(const uint8_t* pixels) override;
 
 private:
     void finish(int y, const uint32_t* row) const;
 
-    int taken_ = 0, written_ = 0;             // rows of the part, rows of the window
+    int taken_ = 0, written_ = 0;             // rows of needed(), rows of the window
     const uint8_t* waiting_[rows_kept] = {};  // rows that will be resized together
     CropWindow window_;
     Target target_;
@@ -75,7 +75,7 @@ private:
     struct Scratch& scratch_;
 };
 
-// Gives the rows of a part of an image in memory, of 1 or 3 channels, to a sink.
-void read_pixels(const ImageView<uint8_t>& image, const Part& part, RowSink& sink);
+// Gives the rows of a rectangle of an image in memory, of 1 or 3 channels, to a sink.
+void read_pixels(const ImageView<uint8_t>& image, const PixelRectangle& rectangle, RowSink& sink);
 
 }  // namespace engine

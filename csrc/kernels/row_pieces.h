@@ -1,5 +1,5 @@
 // Copies and adds pieces of rows between arrays whose rows may differ in length: Concat copies its bottoms so, and
-// Split adds gradients to part of a larger blob.
+// Split adds gradients to a slice of a larger blob.
 #pragma once
 
 #include <cstdint>

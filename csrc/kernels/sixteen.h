@@ -78,7 +78,7 @@ ENGINE_INLINE void write(const Pair<Half>& values, T* into) {
 }
 
 // A piece of a row: read(from, vector) and write(vector, into) access all numbers of its vector (Whole), or, in the
-// last piece, those that are left (Part).
+// last piece, those that are left (Rest).
 template <typename VectorType>
 struct Whole {
     using Vector = VectorType;
@@ -93,7 +93,7 @@ struct Whole {
 };
 
 template <typename VectorType>
-struct Part {
+struct Rest {
     using Vector = VectorType;
     int64_t count;
     template <typename T>
@@ -121,7 +121,7 @@ ENGINE_INLINE void in_registers(int64_t length, const Work& work) {
         work(Whole<Eight>{}, at);
         at += 8;
     }
-    if (at < length) work(Part<Eight>{length - at}, at);
+    if (at < length) work(Rest<Eight>{length - at}, at);
 }
 
 #if defined(__x86_64__)

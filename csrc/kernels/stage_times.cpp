@@ -23,13 +23,13 @@ StageTimes& stage_times() {
 
 void measure_stages(bool on) { measuring = on; }
 
-Stopwatch::Stopwatch(int64_t& sum, const int64_t& part, const int64_t& other_part)
-    : sum_(sum), part_(part), other_part_(other_part) {
-    if (measuring.load(std::memory_order_relaxed)) begin_ = now() - part_ - other_part_;
+Stopwatch::Stopwatch(int64_t& sum, const int64_t& less, const int64_t& also_less)
+    : sum_(sum), less_(less), also_less_(also_less) {
+    if (measuring.load(std::memory_order_relaxed)) begin_ = now() - less_ - also_less_;
 }
 
 Stopwatch::~Stopwatch() {
-    if (begin_) sum_ += now() - part_ - other_part_ - begin_;
+    if (begin_) sum_ += now() - less_ - also_less_ - begin_;
 }
 
 }  // namespace engine

@@ -12,19 +12,19 @@ struct StageTimes {
 StageTimes& stage_times();
 void measure_stages(bool on);
 
-inline constexpr int64_t no_part = 0;
+inline constexpr int64_t no_sum = 0;
 
-// Adds the time of its life to a sum, minus what is added to the two parts meanwhile.
+// Adds the time of its life to a sum, minus what is added to two other sums meanwhile.
 class Stopwatch {
 public:
-    explicit Stopwatch(int64_t& sum, const int64_t& part = no_part, const int64_t& other_part = no_part);
+    explicit Stopwatch(int64_t& sum, const int64_t& less = no_sum, const int64_t& also_less = no_sum);
     Stopwatch(const Stopwatch&) = delete;
     Stopwatch& operator=(const Stopwatch&) = delete;
     ~Stopwatch();
 
 private:
     int64_t &sum_, begin_ = 0;
-    const int64_t &part_, &other_part_;
+    const int64_t &less_, &also_less_;
 };
 
 }  // namespace engine

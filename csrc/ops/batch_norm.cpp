@@ -96,7 +96,7 @@ private:
         output(0, layout);
         for (size_t i = 1; i < outputs_.size(); i++) output_view(i, layout, outputs_[0], false);
         touch(Pass::forward, {input(0), outputs_[0]});
-        sums_ = scratch(plain_layout({2, grid_.parts(), grid_.channels()}));
+        sums_ = scratch(plain_layout({2, grid_.chunks(), grid_.channels()}));
         if (!adds()) {
             if (input(0)->layout == layout) may_overwrite(Pass::forward, input(0), outputs_[0]);
             return;
@@ -166,8 +166,8 @@ private:
         job.ceiling = ceiling_;
         job.y = address<T>(outputs_[0]);
         job.past_caches = job.y != job.x && job.y != job.residual && goes_past_caches(job.y);
-        const auto write = [&](int64_t part, int64_t first, int64_t last) {
-            normalise(kernels, job, part, first, last);
+        const auto write = [&](int64_t chunk, int64_t first, int64_t last) {
+            normalise(kernels, job, chunk, first, last);
         };
         if (again) {
             grid_.run(nothing, nothing, write);
@@ -175,7 +175,7 @@ private:
             grid_.run(nothing, [&](const ChannelSlice& slice) { load_statistics(slice); }, write);
         } else {
             find_pilot(kernels, job.x);
-            run_grid([&](int64_t part, int64_t first, int64_t last) { measure(kernels, job.x, part, first, last); },
+            run_grid([&](int64_t chunk, int64_t first, int64_t last) { measure(kernels, job.x, chunk, first, last); },
                      [&](const ChannelSlice& slice) { gather_statistics(slice); }, [&] { share_statistics(); },
                      [&](const ChannelSlice& slice) { set_statistics(slice); }, write);
         }
@@ -200,9 +200,9 @@ private:
     }
 
     template <typename T>
-    void normalise(const NormKernels<T>& kernels, const Normalisation<T>& job, int64_t part, int64_t first,
+    void normalise(const NormKernels<T>& kernels, const Normalisation<T>& job, int64_t chunk, int64_t first,
                    int64_t last) const {
-        grid_.panels(part, first, last,
+        grid_.panels(chunk, first, last,
                      [&](const ChannelSlice& slice, const Panel& panel, int64_t begin, int64_t x_begin) {
                          const Coefficients mean(slice, of(mean_, slice)), factor(slice, of(factor_, slice)),
                              offset(slice, of(offset_, slice));
@@ -223,30 +223,30 @@ private:
         return tensor->data() + slice.channel;
     }
 
-    // Returns sums of a part from a channel on. Forward sums deviations (which = 0) and their squares (1), backward
+    // Returns sums of a chunk from a channel on. Forward sums deviations (which = 0) and their squares (1), backward
     // gradients g (0) and g (x - mean) (1).
-    float* sums(int which, int64_t part, int64_t channel) const {
-        return address<float>(sums_) + (which * grid_.parts() + part) * grid_.channels() + channel;
+    float* sums(int which, int64_t chunk, int64_t channel) const {
+        return address<float>(sums_) + (which * grid_.chunks() + chunk) * grid_.channels() + channel;
     }
 
-    // Sets both sums of a part. Calls add(slice, panel, begin, begin in x, sums, other sums) for its panels; sums are
+    // Sets both sums of a chunk. Calls add(slice, panel, begin, begin in x, sums, other sums) for its panels; sums are
     // of lanes.
     template <typename Add>
-    void sum_part(int64_t part, int64_t first, int64_t last, const Add& add) const {
+    void sum_chunk(int64_t chunk, int64_t first, int64_t last, const Add& add) const {
         const int64_t from = grid_.slice(first).channel,
                       to = grid_.slice(last - 1).channel + grid_.slice(last - 1).count;
-        for (int which : {0, 1}) std::fill(sums(which, part, from), sums(which, part, from) + (to - from), 0.f);
-        grid_.panels(part, first, last,
-                     [&](const ChannelSlice& slice, const Panel& panel, int64_t begin, int64_t x_begin) {
-                         float *const some = sums(0, part, slice.channel), *const others = sums(1, part, slice.channel);
-                         if (!slice.run) return add(slice, panel, begin, x_begin, some, others);
-                         float lanes[2][16] = {};
-                         add(slice, panel, begin, x_begin, lanes[0], lanes[1]);
-                         for (int64_t lane = 0; lane < panel.lanes; lane++) {
-                             *some += lanes[0][lane];
-                             *others += lanes[1][lane];
-                         }
-                     });
+        for (int which : {0, 1}) std::fill(sums(which, chunk, from), sums(which, chunk, from) + (to - from), 0.f);
+        grid_.panels(
+            chunk, first, last, [&](const ChannelSlice& slice, const Panel& panel, int64_t begin, int64_t x_begin) {
+                float *const some = sums(0, chunk, slice.channel), *const others = sums(1, chunk, slice.channel);
+                if (!slice.run) return add(slice, panel, begin, x_begin, some, others);
+                float lanes[2][16] = {};
+                add(slice, panel, begin, x_begin, lanes[0], lanes[1]);
+                for (int64_t lane = 0; lane < panel.lanes; lane++) {
+                    *some += lanes[0][lane];
+                    *others += lanes[1][lane];
+                }
+            });
     }
 
     // Sets mean_ to the mean of a few values. Sums of deviations from it lose no digits if it is near the mean of all.
@@ -265,9 +265,9 @@ private:
     }
 
     template <typename T>
-    void measure(const NormKernels<T>& kernels, const T* x, int64_t part, int64_t first, int64_t last) const {
-        sum_part(
-            part, first, last,
+    void measure(const NormKernels<T>& kernels, const T* x, int64_t chunk, int64_t first, int64_t last) const {
+        sum_chunk(
+            chunk, first, last,
             [&](const ChannelSlice& slice, const Panel& panel, int64_t, int64_t x_begin, float* sum, float* square) {
                 kernels.sum(panel, x + x_begin, Coefficients(slice, of(mean_, slice)), sum, square);
             });
@@ -275,13 +275,13 @@ private:
 
     double& total(int which, int64_t c) { return totals_[size_t(which * grid_.channels() + c)]; }
 
-    // Sets both totals of a slice's channels to their sums over all parts.
-    void add_parts(const ChannelSlice& slice) {
+    // Sets both totals of a slice's channels to their sums over all chunks.
+    void add_chunks(const ChannelSlice& slice) {
         for (int which : {0, 1}) {
             double* const totals = &total(which, slice.channel);
             std::fill_n(totals, slice.count, 0.0);
-            for (int64_t part = 0; part < grid_.parts(); part++) {
-                const float* const some = sums(which, part, slice.channel);
+            for (int64_t chunk = 0; chunk < grid_.chunks(); chunk++) {
+                const float* const some = sums(which, chunk, slice.channel);
                 for (int64_t i = 0; i < slice.count; i++) totals[i] += some[i];
             }
         }
@@ -294,7 +294,7 @@ private:
     // Replaces the totals by means and variances.
     void gather_statistics(const ChannelSlice& slice) {
         const double count = double(grid_.per_channel());
-        add_parts(slice);
+        add_chunks(slice);
         for (int64_t c = slice.channel; c < slice.channel + slice.count; c++) {
             const double away = total(0, c) / count;
             total(0, c) = values(mean_)[c] + away;
@@ -360,11 +360,11 @@ private:
         job.y = relu_ && adds() ? address<T>(outputs_[0]) : nullptr;
         job.kept = kept_ ? address<T>(kept_) : nullptr;
         job.ceiling = ceiling_;
-        run_grid([&](int64_t part, int64_t first, int64_t last) { sum_gradient(kernels, job, part, first, last); },
+        run_grid([&](int64_t chunk, int64_t first, int64_t last) { sum_gradient(kernels, job, chunk, first, last); },
                  [&](const ChannelSlice& slice) { gather_gradients(slice); }, [&] { add_ranks(); },
                  [&](const ChannelSlice& slice) { set_means(slice); },
-                 [&](int64_t part, int64_t first, int64_t last) {
-                     if (input_gradient(0)) write_gradient(kernels, job, part, first, last);
+                 [&](int64_t chunk, int64_t first, int64_t last) {
+                     if (input_gradient(0)) write_gradient(kernels, job, chunk, first, last);
                  });
         if (job.kept) clear_padding(rows_, sizeof(T), job.kept);
         if (input_gradient(0) && input(0)->layout == layout_)  // else its blocks are a larger blob's
@@ -389,15 +389,15 @@ private:
     }
 
     template <typename T>
-    void sum_gradient(const NormKernels<T>& kernels, const Gradient<T>& job, int64_t part, int64_t first,
+    void sum_gradient(const NormKernels<T>& kernels, const Gradient<T>& job, int64_t chunk, int64_t first,
                       int64_t last) const {
-        sum_part(part, first, last,
-                 [&](const ChannelSlice& slice, const Panel& panel, int64_t begin, int64_t x_begin, float* of_g,
-                     float* of_gx) {
-                     const Coefficients mean(slice, of(mean_, slice)), factor(slice, of(factor_, slice)),
-                         offset(slice, of(offset_, slice));
-                     kernels.sum_gradient(panel, moved(job, begin, x_begin, mean, factor, offset), of_g, of_gx);
-                 });
+        sum_chunk(chunk, first, last,
+                  [&](const ChannelSlice& slice, const Panel& panel, int64_t begin, int64_t x_begin, float* of_g,
+                      float* of_gx) {
+                      const Coefficients mean(slice, of(mean_, slice)), factor(slice, of(factor_, slice)),
+                          offset(slice, of(offset_, slice));
+                      kernels.sum_gradient(panel, moved(job, begin, x_begin, mean, factor, offset), of_g, of_gx);
+                  });
     }
 
     double spread(int64_t c) const { return 1 / std::sqrt(double(values(variance_)[c]) + eps_); }
@@ -405,14 +405,14 @@ private:
     // Writes the gradients of scale and shift. They are those of this rank's batch, averaged over the ranks like all
     // others.
     void gather_gradients(const ChannelSlice& slice) {
-        add_parts(slice);
+        add_chunks(slice);
         for (int64_t c = slice.channel; c < slice.channel + slice.count; c++) {
             if (scale_ >= 0) add_gradient(scale_, c, float(total(1, c) * spread(c)));
             if (shift_ >= 0) add_gradient(shift_, c, float(total(0, c)));
         }
     }
 
-    // Replaces the sums of the first part by the coefficients of x - mean and of 1 in dx.
+    // Replaces the sums of the first chunk by the coefficients of x - mean and of 1 in dx.
     void set_means(const ChannelSlice& slice) {
         const double count = double(grid_.per_channel() * ranks());
         for (int64_t c = slice.channel; c < slice.channel + slice.count; c++) {
@@ -429,13 +429,13 @@ private:
     }
 
     template <typename T>
-    void write_gradient(const NormKernels<T>& kernels, Gradient<T> job, int64_t part, int64_t first,
+    void write_gradient(const NormKernels<T>& kernels, Gradient<T> job, int64_t chunk, int64_t first,
                         int64_t last) const {
         T* const wanted = address<T>(input(0)->diff);
         const bool in_place = wanted == job.given || wanted == job.other || wanted == job.kept;
         const bool past_caches = !in_place && goes_past_caches(wanted), masked = job.kept;
         if (masked) job.given = job.kept;
-        grid_.panels(part, first, last,
+        grid_.panels(chunk, first, last,
                      [&](const ChannelSlice& slice, const Panel& panel, int64_t begin, int64_t x_begin) {
                          const Coefficients mean(slice, of(mean_, slice)), factor(slice, of(factor_, slice)),
                              offset(slice, of(offset_, slice)), of_x(slice, sums(0, 0, slice.channel)),
@@ -456,7 +456,7 @@ private:
     int scale_, shift_;    // the numbers of these parameters, or -1
     TensorPtr mean_, variance_, factor_, offset_;
     memory sums_, added_, kept_;
-    std::vector<double> totals_;    // (2, channels), over all parts
+    std::vector<double> totals_;    // (2, channels), over all chunks
     std::vector<TensorPtr> given_;  // the gradients of y that there are, one or two
 };
 

@@ -4,14 +4,14 @@
 // inputs: x, float32 or bf16, in any layout; outputs: as x; attributes: bf16 (the top's type; else float32), in_rows
 // (the reader takes rows, not images).
 #include "kernels/isa.h"
-#include "ops/common/parts.h"
+#include "ops/common/copy_op.h"
 
 namespace engine {
 namespace {
 
-class Cast : public Parts {
+class Cast : public CopyOp {
 public:
-    explicit Cast(OpSpec spec) : Parts(std::move(spec)) {
+    explicit Cast(OpSpec spec) : CopyOp(std::move(spec)) {
         output(0, wanted_layout());
         copy(input(0)->memory, outputs_[0]->memory, forward_calls_);
         touch(Pass::forward, {input(0), outputs_[0]});

@@ -1,19 +1,19 @@
 // Concatenates blobs along an axis.
 // inputs: one or more, float32 or bf16, that agree in all other axes; outputs: one of their type; attributes: axis. If
-// the top is the first part of a larger blob, into which later Concats write what follows
-// (graph/passes/chain_concats.py), also `parts`, the sizes of all parts of the larger blob along the axis, and
+// the top is the first slice of a larger blob, into which later Concats write what follows
+// (graph/passes/chain_concats.py), also `parts`, those along the axis of all bottoms that the larger blob holds, and
 // `continues`, whether the first input lies there already.
 #include <algorithm>
 
 #include "kernels/row_pieces.h"
-#include "ops/common/parts.h"
+#include "ops/common/copy_op.h"
 
 namespace engine {
 namespace {
 
-class Concat : public Parts {
+class Concat : public CopyOp {
 public:
-    explicit Concat(OpSpec spec) : Parts(std::move(spec)) {
+    explicit Concat(OpSpec spec) : CopyOp(std::move(spec)) {
         if (spec_.inputs.size() == 1) {
             output_view(0, input(0)->layout, input(0), true);
             touch(Pass::forward, input(0));
@@ -23,22 +23,22 @@ public:
         axis_ = spec_.attributes.integer("axis");
         const bool continues = spec_.attributes.flag("continues");
         if (continues)
-            output_view(0, part_of(like_first()), input(0), true);
+            output_view(0, first_slice_of(like_first()), input(0), true);
         else
             make_top(best_layout());
         touch(Pass::forward, outputs_[0]);
         if (continues && outputs_[0]->diff) touch(Pass::backward, outputs_[0]->diff);
         int64_t offset = 0;
         for (size_t i = 0; i < spec_.inputs.size(); i++) {
-            const TensorPtr& part = input(i);
-            if (i > 0 || !continues) place(part, offset);
-            offset += part->layout.get_dims()[axis_];
+            const TensorPtr& bottom = input(i);
+            if (i > 0 || !continues) place(bottom, offset);
+            offset += bottom->layout.get_dims()[axis_];
         }
     }
 
     void forward(const dnnl::stream& stream) override {
         size_t count = 0;
-        for (const Moved& each : moved_) copies_[count++] = each.copy(each.part->memory, outputs_[0]->memory, true);
+        for (const Moved& each : moved_) copies_[count++] = each.copy(each.bottom->memory, outputs_[0]->memory, true);
         if (count) copy_rows(copies_, rows_);
         run(forward_calls_, stream);
     }
@@ -46,16 +46,16 @@ public:
     void backward(const dnnl::stream& stream) override {
         size_t count = 0;
         for (const Moved& each : moved_)
-            if (sends_gradient(each.part))
-                gradients_[count++] = each.copy(each.part->diff->memory, outputs_[0]->diff->memory, false);
+            if (sends_gradient(each.bottom))
+                gradients_[count++] = each.copy(each.bottom->diff->memory, outputs_[0]->diff->memory, false);
         if (count) copy_rows(gradients_, rows_);
         run(backward_calls_, stream);
     }
 
 private:
-    // A part that is copied row by row; sizes are in bytes.
+    // A bottom that is copied row by row; sizes are in bytes.
     struct Moved {
-        TensorPtr part;
+        TensorPtr bottom;
         int64_t offset, pitch, length, whole_pitch;
 
         RowCopy copy(const memory& mine, const memory& whole, bool forward) const {
@@ -65,31 +65,31 @@ private:
         }
     };
 
-    bool sends_gradient(const TensorPtr& part) const { return part->diff && output_gradient(0); }
+    bool sends_gradient(const TensorPtr& bottom) const { return bottom->diff && output_gradient(0); }
 
-    void place(const TensorPtr& part, int64_t offset) {
-        const Dims dims = part->layout.get_dims();
-        touch(Pass::forward, part);
-        if (sends_gradient(part)) touch(Pass::backward, {outputs_[0]->diff, part->diff});
-        if (moves_rows(part, offset)) return;
-        copy(part->memory, piece(outputs_[0], axis_, offset, dims), forward_calls_);
-        if (sends_gradient(part))
-            copy(piece(outputs_[0]->diff, axis_, offset, dims), part->diff->memory, backward_calls_);
+    void place(const TensorPtr& bottom, int64_t offset) {
+        const Dims dims = bottom->layout.get_dims();
+        touch(Pass::forward, bottom);
+        if (sends_gradient(bottom)) touch(Pass::backward, {outputs_[0]->diff, bottom->diff});
+        if (moves_rows(bottom, offset)) return;
+        copy(bottom->memory, slice(outputs_[0], axis_, offset, dims), forward_calls_);
+        if (sends_gradient(bottom))
+            copy(slice(outputs_[0]->diff, axis_, offset, dims), bottom->diff->memory, backward_calls_);
     }
 
-    // Tells whether the part is laid out as the top, so that rows need only be copied, and if so, sets that up.
-    bool moves_rows(const TensorPtr& part, int64_t offset) {
-        const Layout &mine = part->layout, &whole = outputs_[0]->layout;
+    // Tells whether the bottom is laid out as the top, so that rows need only be copied, and if so, sets that up.
+    bool moves_rows(const TensorPtr& bottom, int64_t offset) {
+        const Layout &mine = bottom->layout, &whole = outputs_[0]->layout;
         if (layout_like(whole, mine.get_dims(), whole.get_data_type()) != mine) return false;
-        if (part->diff && part->diff->layout != mine) return false;
+        if (bottom->diff && bottom->diff->layout != mine) return false;
         const auto rows = rows_along(mine, axis_), into = rows_along(whole, axis_);
         if (!rows || !into || rows->count != into->count || rows->unit != into->unit) return false;
         const int64_t bytes = int64_t(memory::data_type_size(mine.get_data_type()));
         const int64_t begin = offset / block(whole) * into->unit;
-        moved_.push_back({part, begin * bytes, rows->pitch * bytes, rows->length * bytes, into->pitch * bytes});
+        moved_.push_back({bottom, begin * bytes, rows->pitch * bytes, rows->length * bytes, into->pitch * bytes});
         rows_ = rows->count;
         copies_.emplace_back();
-        if (sends_gradient(part)) gradients_.emplace_back();
+        if (sends_gradient(bottom)) gradients_.emplace_back();
         return true;
     }
 
@@ -102,7 +102,7 @@ private:
         return size;
     }
 
-    // Returns the dims of the whole: the top, or the larger blob of which it is the first part.
+    // Returns the dims of the whole: the top, or the larger blob of which it is the first slice.
     Dims whole_dims() const {
         Dims dims = spec_.output_shapes[0];
         if (!spec_.attributes.has("parts")) return dims;
@@ -111,20 +111,20 @@ private:
         return dims;
     }
 
-    // Returns the layout of the whole: like the largest input's, or row-major if parts would begin within a block.
+    // Returns the layout of the whole: like the largest input's, or row-major if bottoms would begin within a block.
     Layout best_layout() const {
-        std::vector<Dims> parts;
-        for (const auto& part : spec_.inputs) parts.push_back(part->layout.get_dims());
+        std::vector<Dims> bottoms;
+        for (const auto& bottom : spec_.inputs) bottoms.push_back(bottom->layout.get_dims());
         const auto smaller = [](const TensorPtr& a, const TensorPtr& b) { return a->count() < b->count(); };
         const TensorPtr& largest = *std::max_element(spec_.inputs.begin(), spec_.inputs.end(), smaller);
         if (spec_.attributes.has("parts")) {
             for (const int64_t size : spec_.attributes.integers("parts")) {
-                parts.push_back(parts[0]);
-                parts.back()[axis_] = size;
+                bottoms.push_back(bottoms[0]);
+                bottoms.back()[axis_] = size;
             }
         }
         const Layout wanted = layout_like(largest->layout, whole_dims(), largest->layout.get_data_type());
-        return divides(wanted, axis_, parts) ? wanted : plain_layout(wanted.get_dims(), wanted.get_data_type());
+        return divides(wanted, axis_, bottoms) ? wanted : plain_layout(wanted.get_dims(), wanted.get_data_type());
     }
 
     // Returns the layout of the whole in which the first input lies already.
@@ -136,7 +136,7 @@ private:
     }
 
     // Returns the layout of the top within the whole.
-    Layout part_of(const Layout& whole) const {
+    Layout first_slice_of(const Layout& whole) const {
         const Dims& dims = spec_.output_shapes[0];
         return whole.get_dims() == dims ? whole : whole.submemory_desc(dims, Dims(dims.size(), 0));
     }
@@ -148,7 +148,7 @@ private:
         }
         const auto room = [&] { return std::make_shared<Buffer>(whole.get_size(), Home::activation); };
         const auto top = std::make_shared<Tensor>(spec_.name, spec_.output_shapes[0], Home::activation);
-        top->decide(part_of(whole), room());
+        top->decide(first_slice_of(whole), room());
         if (output_gradient(0)) {
             top->diff = std::make_shared<Tensor>(spec_.name, top->shape, Home::activation);
             top->diff->decide(top->layout, room());

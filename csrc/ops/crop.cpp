@@ -1,15 +1,15 @@
 // Cuts a window out of a blob.
 // inputs: x, float32 or bf16, row-major if the window has other channels than x; outputs: the window, laid out as x;
 // attributes: offsets (where the window begins, for each axis).
+#include "ops/common/copy_op.h"
 #include "ops/common/elementwise.h"
-#include "ops/common/parts.h"
 
 namespace engine {
 namespace {
 
-class Crop : public Parts {
+class Crop : public CopyOp {
 public:
-    explicit Crop(OpSpec spec) : Parts(std::move(spec)) {
+    explicit Crop(OpSpec spec) : CopyOp(std::move(spec)) {
         const TensorPtr& x = input(0);
         const Dims& dims = spec_.output_shapes[0];
         const Layout window = x->layout.submemory_desc(dims, spec_.attributes.integers("offsets"));

@@ -37,7 +37,7 @@ struct Changes {
     double hue = 0, saturation = 1, degrees = 0;
     bool flips = false;
     int64_t width, height;      // scaled
-    int64_t left = 0, top = 0;  // of the part that is kept
+    int64_t left = 0, top = 0;  // of the crop
 };
 
 // Three planes, one after the other.
@@ -192,13 +192,13 @@ private:
             height = rotation.frame_height;
         }
         const bool anywhere = happens("crop_prob");
-        const auto part = [&](int64_t room, const char* name) {
+        const auto offset = [&](int64_t room, const char* name) {
             const int64_t shift = anywhere ? spec_.attributes.integer(name) : 0;
             const double share = anywhere ? chance() : 0.5;
             return whole(std::round(share * double(room + shift) - double(shift / 2)));
         };
-        changes.left = part(width - top_width_, "shift_x");
-        changes.top = part(height - top_height_, "shift_y");
+        changes.left = offset(width - top_width_, "shift_x");
+        changes.top = offset(height - top_height_, "shift_y");
         return changes;
     }
 

@@ -1,7 +1,7 @@
 // Computes long short-term memory (Hochreiter and Schmidhuber 1997, with forget gates) over a sequence: with h' = cont
 // h and c' = cont c of the step before, c = f c' + i g, h = o tanh(c). The gates i, f and o are sigmoids, and g a tanh,
-// of four parts of drive + R h'.
-// inputs, outputs, attributes: see recurrence.h; the drive (T N, 4 H) has the parts of i, f, o and g one after the
+// of four slices of drive + R h'.
+// inputs, outputs, attributes: see recurrence.h; the drive (T N, 4 H) has the slices of i, f, o and g one after the
 // other.
 // params: R (4 H, H).
 #include "kernels/squash.h"

@@ -173,7 +173,7 @@ public:
         for (auto& matrix : matrices_) matrix.resize(classes_ * padded());
         if (!keeps_) return;
         take_room(Pass::backward);
-        moments_ = workspace("moments", plain_layout({2, parts, padded() * padded()}, memory::data_type::f64));
+        moments_ = workspace("moments", plain_layout({2, ranges, padded() * padded()}, memory::data_type::f64));
         touch(Pass::backward, {lattices_, probabilities_, moments_, outputs_[0]->diff});
         for (size_t i = 0; i < 2; i++)
             if (input_gradient(i)) touch(Pass::backward, input(i)->diff);
@@ -233,7 +233,7 @@ private:
         TensorPtr filtering, spatial, bilateral, scores;  // filtering: a filter's own; others: rows
     };
 
-    static constexpr int64_t parts = 16;  // of points, whose moments are summed apart, for any number of threads alike
+    static constexpr int64_t ranges = 16;  // of points, whose moments are summed apart, for any number of threads alike
     static constexpr int64_t most_summed = 512;  // products that are summed in float32
 
     static Layout bytes_layout(int64_t bytes) { return plain_layout({bytes}, memory::data_type::u8); }
@@ -325,15 +325,15 @@ private:
     // Adds the products of filtered gradients and probabilities p to moments_.
     void measure_moments(const float* p) const {
         const Room& from = room(Pass::backward);
-        const int64_t width = (points_ + parts - 1) / parts, moments = padded() * padded();
+        const int64_t width = (points_ + ranges - 1) / ranges, moments = padded() * padded();
 #pragma omp parallel for collapse(2) schedule(static)
         for (int64_t i = 0; i < 2; i++)
-            for (int64_t part = 0; part < parts; part++) {
-                const int64_t end = std::min(points_, (part + 1) * width);
-                for (int64_t at = part * width; at < end; at += most_summed)
+            for (int64_t range = 0; range < ranges; range++) {
+                const int64_t end = std::min(points_, (range + 1) * width);
+                for (int64_t at = range * width; at < end; at += most_summed)
                     add_moments({classes_, points_, at, std::min(most_summed, end - at)},
                                 (i == 0 ? from.spatial : from.bilateral)->data(), p,
-                                address<double>(moments_) + (i * parts + part) * moments);
+                                address<double>(moments_) + (i * ranges + range) * moments);
             }
     }
 
@@ -343,11 +343,11 @@ private:
         const int64_t moments = padded() * padded();
         double* const sums = address<double>(moments_);
         for (int64_t i = 0; i < 2; i++)
-            for (int64_t part = 1; part < parts; part++)
+            for (int64_t range = 1; range < ranges; range++)
                 for (int64_t at = 0; at < moments; at++)
-                    sums[i * parts * moments + at] += sums[(i * parts + part) * moments + at];
+                    sums[i * ranges * moments + at] += sums[(i * ranges + range) * moments + at];
         const auto moment = [&](int64_t i, int64_t c, int64_t k) {
-            return sums[i * parts * moments + c * padded() + k];
+            return sums[i * ranges * moments + c * padded() + k];
         };
         const auto factor = [&](size_t i, int64_t row, int64_t column) {
             return double(param(i)->data()[row * classes_ + column]);
@@ -379,7 +379,7 @@ private:
     std::vector<Bilateral> bilateral_;  // of each sample
     TensorPtr lattices_;                // memory of bilateral_, for as many vertices as there may be
     TensorPtr probabilities_;           // rows, of each iteration and sample
-    TensorPtr moments_;                 // (filters, parts, padded classes, padded classes)
+    TensorPtr moments_;                 // (filters, ranges, padded classes, padded classes)
     std::vector<float> matrices_[2];    // (classes, padded classes), by filter
     Room rooms_[2];                     // by pass
 };

@@ -38,7 +38,7 @@ public:
     }
 
 private:
-    static double share(int64_t part, int64_t all) { return all > 0 ? double(part) / double(all) : 0; }
+    static double share(int64_t some, int64_t all) { return all > 0 ? double(some) / double(all) : 0; }
 
     static double harmonic_mean(double a, double b) { return a + b > 0 ? 2 * a * b / (a + b) : 0; }
 };

@@ -1,14 +1,14 @@
 // Brings the axes of a blob into another order.
 // inputs: x, float32 or bf16, in any layout; outputs: of its type, row-major; attributes: order (which of x's axes
 // becomes axis 0, 1, ...).
-#include "ops/common/parts.h"
+#include "ops/common/copy_op.h"
 
 namespace engine {
 namespace {
 
-class Permute : public Parts {
+class Permute : public CopyOp {
 public:
-    explicit Permute(OpSpec spec) : Parts(std::move(spec)) {
+    explicit Permute(OpSpec spec) : CopyOp(std::move(spec)) {
         const TensorPtr& x = input(0);
         const auto type = x->layout.get_data_type();
         output(0, plain_layout(spec_.output_shapes[0], type));

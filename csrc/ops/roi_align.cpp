@@ -5,15 +5,15 @@
 #include <algorithm>
 
 #include "kernels/vectorised.h"
+#include "ops/common/pixel_weights.h"
 #include "ops/common/region_grid.h"
-#include "ops/common/shares.h"
 
 namespace engine {
 namespace {
 
 // Computes one cell of `lanes` channels that lie side by side.
-ENGINE_VECTORISED static void average(const float* x, const Share& rows, const Share& columns, int64_t width,
-                                      int64_t stride, int64_t lanes, float* y) {
+ENGINE_VECTORISED static void average(const float* x, const CellWeights& rows, const CellWeights& columns,
+                                      int64_t width, int64_t stride, int64_t lanes, float* y) {
     constexpr int64_t together = 8;
     x += (rows.first * width + columns.first) * stride;
     int64_t lane = 0;
@@ -21,10 +21,10 @@ ENGINE_VECTORISED static void average(const float* x, const Share& rows, const S
         float sums[together] = {};
         for (int64_t h = 0; h < rows.count; h++) {
             for (int64_t w = 0; w < columns.count; w++) {
-                const float share = rows.of[h] * columns.of[w];
+                const float weight = rows.of[h] * columns.of[w];
                 const float* const values = x + (h * width + w) * stride + lane;
 #pragma omp simd
-                for (int64_t l = 0; l < together; l++) sums[l] += share * values[l];
+                for (int64_t l = 0; l < together; l++) sums[l] += weight * values[l];
             }
         }
         std::copy_n(sums, together, y + lane);
@@ -68,13 +68,13 @@ public:
 
     void backward(const dnnl::stream&) override {
         add_cells([&](int64_t r, int64_t block, int64_t cell) {
-            const Share rows = rows_[r][cell / pooled_w_], columns = columns_[r][cell % pooled_w_];
+            const CellWeights rows = rows_[r][cell / pooled_w_], columns = columns_[r][cell % pooled_w_];
             const float* const given = outputs_[0]->diff->data() + place(r, block, cell);
             for (int64_t h = 0; h < rows.count; h++) {
                 for (int64_t w = 0; w < columns.count; w++) {
-                    const float share = rows.of[h] * columns.of[w];
+                    const float weight = rows.of[h] * columns.of[w];
                     float* const x = wanted(image_of_[r], block, (rows.first + h) * width_ + columns.first + w);
-                    for (int64_t lane = 0; lane < to_.lanes; lane++) x[lane] += share * given[lane];
+                    for (int64_t lane = 0; lane < to_.lanes; lane++) x[lane] += weight * given[lane];
                 }
             }
         });
@@ -82,7 +82,7 @@ public:
 
 private:
     int64_t ratio_;
-    std::vector<Shares> rows_, columns_;  // the pixels' weights in the cells of each region
+    std::vector<PixelWeights> rows_, columns_;  // the pixels' weights in the cells of each region
 };
 
 static const RegisterOp<ROIAlign> registered("ROIAlign");

@@ -1,15 +1,15 @@
-// Cuts a blob into parts along an axis.
-// inputs: x, float32 or bf16, row-major if a cut would lie within a block of its layout; outputs: the parts, laid out
+// Cuts a blob into slices along an axis.
+// inputs: x, float32 or bf16, row-major if a cut would lie within a block of its layout; outputs: the slices, laid out
 // as x; attributes: axis.
+#include "ops/common/copy_op.h"
 #include "ops/common/elementwise.h"
-#include "ops/common/parts.h"
 
 namespace engine {
 namespace {
 
-class Slice : public Parts {
+class Slice : public CopyOp {
 public:
-    explicit Slice(OpSpec spec) : Parts(std::move(spec)) {
+    explicit Slice(OpSpec spec) : CopyOp(std::move(spec)) {
         if (outputs_.size() == 1) {
             output_view(0, input(0)->layout, input(0), true);
             touch(Pass::forward, input(0));
@@ -22,19 +22,19 @@ public:
         int64_t offset = 0;
         for (size_t i = 0; i < outputs_.size(); i++) {
             const Dims& dims = spec_.output_shapes[i];
-            const TensorPtr part = output(i, layout_like(input(0)->layout, dims, input(0)->layout.get_data_type()));
-            copy(piece(input(0), axis, offset, dims), part->memory, forward_calls_);
-            touch(Pass::forward, part);
-            if (input_gradient(0) && part->diff) {
-                copy(part->diff->memory, piece(input(0)->diff, axis, offset, dims), backward_calls_);
-                touch(Pass::backward, part->diff);
+            const TensorPtr top = output(i, layout_like(input(0)->layout, dims, input(0)->layout.get_data_type()));
+            copy(slice(input(0), axis, offset, dims), top->memory, forward_calls_);
+            touch(Pass::forward, top);
+            if (input_gradient(0) && top->diff) {
+                copy(top->diff->memory, slice(input(0)->diff, axis, offset, dims), backward_calls_);
+                touch(Pass::backward, top->diff);
             }
             offset += dims[axis];
         }
     }
 
     void backward(const dnnl::stream& stream) override {
-        // Parts that lead to no loss have no gradient: theirs is 0.
+        // Tops that lead to no loss have no gradient: theirs is 0.
         if (backward_calls_.size() < outputs_.size() && outputs_.size() > 1) Numbers(input(0)->diff->memory).clear();
         run(backward_calls_, stream);
     }

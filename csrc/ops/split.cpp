@@ -1,7 +1,7 @@
 // Gives a blob to several readers: all tops are views of the bottom, and their gradients are summed in one pass.
-// inputs: x, float32 or bf16, in any layout; outputs: x, once for each reader; attributes: kept, if x is the first part
-// of a larger blob: the top whose reader goes on filling that. The gradient of that top is x's own, to which those of
-// the others are added.
+// inputs: x, float32 or bf16, in any layout; outputs: x, once for each reader; attributes: kept, if x is the first
+// slice of a larger blob: the top whose reader goes on filling that. The gradient of that top is x's own, to which
+// those of the others are added.
 #include "kernels/row_pieces.h"
 #include "ops/common/elementwise.h"
 #include "ops/common/parts.h"

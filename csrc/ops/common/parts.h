@@ -1,4 +1,4 @@
-// The base of Cast, Concat, Crop, Permute, Plain and Slice: copies between blobs and parts of blobs, float32 or bf16.
+// How memory is laid out: like another blob's, and as rows along an axis.
 #pragma once
 
 #include <optional>
@@ -19,17 +19,5 @@ struct AxisRows {
 };
 // Returns nothing if memory cannot be seen so.
 std::optional<AxisRows> rows_along(const Layout& layout, int64_t axis);
-
-class Parts : public Op {
-protected:
-    using Op::Op;
-
-    // Tells whether `whole` can be cut along an axis into parts of these sizes: not if a cut lies within a block.
-    static bool divides(const Layout& whole, int64_t axis, const std::vector<Dims>& parts);
-    // Returns the piece of `whole` that begins at `offset` along the axis and has the sizes `part`, in whole's memory.
-    static memory piece(const TensorPtr& whole, int64_t axis, int64_t offset, const Dims& part);
-    // Adds the copy to the calls.
-    void copy(const memory& from, const memory& to, Calls& calls);
-};
 
 }  // namespace engine

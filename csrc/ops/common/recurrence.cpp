@@ -84,11 +84,11 @@ Recurrence::Recurrence(OpSpec spec, size_t states, std::vector<Product> products
 memory Recurrence::matrix(const Product& product, const Layout& layout, Calls& calls) {
     if (product.matrices.size() == 1) return param(product.matrices[0])->as(layout);
     const memory whole = scratch(layout);
-    std::vector<TensorPtr> parts;
-    for (const size_t i : product.matrices) parts.push_back(param(i));
-    add_own(calls, [parts, whole] {
+    std::vector<TensorPtr> matrices;
+    for (const size_t i : product.matrices) matrices.push_back(param(i));
+    add_own(calls, [matrices, whole] {
         float* to = address<float>(whole);
-        for (const auto& part : parts) to = std::copy_n(part->data(), part->count(), to);
+        for (const auto& each : matrices) to = std::copy_n(each->data(), each->count(), to);
     });
     return whole;
 }

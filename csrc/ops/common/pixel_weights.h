@@ -12,12 +12,12 @@
 namespace engine {
 
 // The pixels [first, first + count) along one axis that a cell reads, and their weights.
-struct Share {
+struct CellWeights {
     int64_t first, count;
     const float* of;
 };
 
-class Shares {
+class PixelWeights {
 public:
     // Begins anew: `cells` cells without samples.
     void clear(int64_t cells) {
@@ -62,7 +62,7 @@ public:
         }
     }
 
-    Share operator[](int64_t cell) const {
+    CellWeights operator[](int64_t cell) const {
         const Cell& found = cells_[cell];
         return {found.first, found.count, values_.data() + found.offset};
     }
