@@ -80,7 +80,7 @@ def test_what_watches_a_run(put, caplog):
     assert f"Iteration {slowest.iteration} was the slowest: " in caplog.text
 
 
-COMPILE = ["c++", *"-std=c++17 -O1 -fopenmp -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra".split()]
+COMPILE = ["c++", *"-std=c++17 -O0 -fopenmp -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra".split()]
 USE_RULE = r"""
 #include <cstdio>
 #include "update.h"

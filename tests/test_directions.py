@@ -53,8 +53,16 @@ ANNOTATIONS = {
 }
 
 
+@functools.cache
 def modules() -> list[Path]:
     return sorted((REPO / "engine").rglob("*.py"))
+
+
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    """All nodes of a module, parents first, of the kinds that imports() looks at."""
+    kinds = ast.If | ast.FunctionDef | ast.AsyncFunctionDef | ast.Import | ast.ImportFrom | ast.Constant
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)]
 
 
 @functools.cache
@@ -63,10 +71,9 @@ def imports(path: Path, annotations: bool = True, inside: bool = True) -> set[st
 
     annotations: with what stands under `if TYPE_CHECKING`. inside: with what stands in functions, and strings.
     """
-    tree = ast.parse(path.read_text())
     found: set[str] = set()
     skipped: set[ast.AST] = set()
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if not annotations and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             skipped.update(ast.walk(node))
         if not inside and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -128,7 +135,8 @@ def test_only_the_front_doors_lie_beside_the_rooms():
 def in_a_circle(edges: dict[str, set[str]]) -> set[str]:
     """Those that import each other, directly or not, and those that import them."""
     done: set[str] = set()
-    while ready := {name for name, needs in edges.items() if name not in done and needs & set(edges) <= done}:
+    known = set(edges)
+    while ready := {name for name, needs in edges.items() if name not in done and needs & known <= done}:
         done |= ready
     return set(edges) - done
 

@@ -138,8 +138,8 @@ def test_inception_resnet_s_rate_grows_with_the_root_of_the_batch(nodes, peak):
     batch = 64 * nodes
     _, found = solver("inception_resnet_v2", batch)
     last, warmup = 100 * IMAGES // batch, 5 * IMAGES // batch
-    up = line(0.1 * (batch / 256) ** 0.5, last, warmup)
-    same(found, lambda i: up(i) if i < warmup else 0.1 * (batch / 256) ** 0.5 * (1 - i / last) ** 3, lambda i: 0.0002)
+    up = line(peak, last, warmup)
+    same(found, lambda i: up(i) if i < warmup else peak * (1 - i / last) ** 3, lambda i: 0.0002)
 
 
 PARABOLA = """

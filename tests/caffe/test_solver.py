@@ -984,7 +984,7 @@ def test_sharing_with_a_solver(tmp_path):
     held *= 3
     assert solver.test_nets[0].forward(start="conv")["loss"] != before
     net = caffe.Net(_net_file(tmp_path), caffe.TEST)
-    net.share_with(solver.net)
+    solver.share_weights(net)
     solver.step(1)
     np.testing.assert_array_equal(net.params["ip2"][0].data, solver.net.params["ip2"][0].data)
     with pytest.raises(EngineError, match="its own weights"):

@@ -97,7 +97,7 @@ def test_weights_of_c3d_stay_as_they_are(tmp_path):
 @needs_shared("zoo")
 def test_nets_and_solvers_of_the_zoo(tmp_path):
     seen = 0
-    for path in sorted((SHARED / "zoo").rglob("*.prototxt"))[::3]:  # all take a minute
+    for path in sorted((SHARED / "zoo").rglob("*.prototxt"))[::6]:  # all take a minute
         solver = "solver" in path.name
         read, upgrade = (read_solver, upgrade_solver_text) if solver else (read_net, upgrade_net_text)
         try:
@@ -107,7 +107,7 @@ def test_nets_and_solvers_of_the_zoo(tmp_path):
         upgrade(str(path), str(tmp_path / "new"))
         assert read(tmp_path / "new").message == before, path
         seen += 1
-    assert seen > 70
+    assert seen > 35
 
 
 @pytest.mark.parametrize("verb", ["upgrade_net_proto_text", "upgrade_solver_proto_text", "upgrade_net_proto_binary"])

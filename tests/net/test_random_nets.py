@@ -18,9 +18,12 @@ from tests.layers.harness import needs_bf16
 from tests.mpi import run_ranks
 from tests.net.random_nets import Draft, random_net
 
-NETS = 1000
-TOGETHER = 250  # nets in one test
-PARTS = pytest.mark.parametrize("first", range(0, NETS, TOGETHER))
+NETS, QUICK = 1000, 400
+TOGETHER = 200  # nets in one test
+PARTS = pytest.mark.parametrize(
+    "first",
+    [pytest.param(first, marks=pytest.mark.slow if first >= QUICK else ()) for first in range(0, NETS, TOGETHER)],
+)
 
 Results = dict[str, np.ndarray]  # losses and gradients by name
 

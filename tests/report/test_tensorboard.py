@@ -116,8 +116,7 @@ solver.close()
 """
 
 
-@pytest.mark.parametrize("limit", [300, 20000])
-@pytest.mark.parametrize("interval", [10, 1000])
+@pytest.mark.parametrize(("limit", "interval"), [(300, 10), (20000, 1000)])
 def test_a_full_disk_ends_the_event_files_alone(tmp_path, limit, interval):
     program = FULL.format(limit=limit, interval=interval)
     environ = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}

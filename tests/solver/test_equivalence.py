@@ -63,7 +63,7 @@ def test_the_same_weights_on_any_number_of_ranks(ranks, option):
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize(("servers", "attempt"), [(2, 1), (1, 0), (0, 0)])
+@pytest.mark.parametrize(("servers", "attempt"), [(2, 1), (0, 0)])
 def test_the_same_bits_in_another_run_and_with_any_number_of_servers(servers, attempt, option):
     assert different(trained(2)[option], trained(2, servers, attempt)[option]) == []
 

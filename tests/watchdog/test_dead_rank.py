@@ -36,8 +36,7 @@ def pid_of_rank(rank: int) -> int | None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("servers", [2, 0])
+@pytest.mark.parametrize(("victim", "servers"), [(0, 2), (1, 0)])
 def test_kill_9_of_one_of_two_ranks(tmp_path, victim, servers):
     (tmp_path / "solver.prototxt").write_text(SOLVER.format(net=REPO / "nets/digits.prototxt", folder=tmp_path))
     environ = {

@@ -190,7 +190,7 @@ def test_any_byte_may_be_damaged(tmp_path):
     net.layer.add(name="a")
     write_caffemodel(path := tmp_path / "x.caffemodel.h5", net, {"a": [np.ones((2, 3), np.float32)]})
     whole, refused = path.read_bytes(), 0
-    for position in range(0, len(whole), 7):
+    for position in range(0, len(whole), 13):
         content = bytearray(whole)
         content[position] ^= 0x55
         path.write_bytes(content)
