@@ -1,4 +1,4 @@
-"""Runs without a snapshot_prefix leave their files in the current folder: a fresh one for each test."""
+"""Gives each test of the solver a fresh current folder, where runs without a snapshot_prefix leave their files."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the solver's tests share: small nets on real data, solvers from text, and what two runs are compared by."""
+"""Shared by the tests of the solver: small nets on real data, solvers made from text, and comparisons of two runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DIGITS = REPO / "examples/digits"
 
-# No BatchNorm: what it subtracts depends on the samples of a rank.
+# The net has no BatchNorm, whose statistics would depend on which samples a rank has.
 DIGITS_NET = """
 layer { name: "data" type: "Data" top: "data" top: "label" include { phase: TRAIN }
   transform_param { scale: 0.0625 crop_size: 6 mirror: true }
@@ -45,12 +45,12 @@ layer { name: "accuracy" type: "Accuracy" bottom: "ip2" bottom: "label" top: "ac
 
 
 def digits_net(batch: int = 16) -> str:
-    """Convolution, dropout and two inner products on crops of the digits, mirrored at random."""
+    """Returns a net of a convolution, dropout and two inner products on crops of the digits, mirrored at random."""
     return DIGITS_NET % {"digits": DIGITS, "batch": batch}
 
 
 def with_defaults(text: str, defaults: str) -> str:
-    """`text` and those fields of `defaults` that it does not have. Both are "field: value field: value ..."."""
+    """Returns `text` with those fields of `defaults` that it lacks. Both are "field: value field: value ..."."""
     given = {word for word in text.split() if word.endswith(":")}
     words = defaults.split()
     missing = [f"{field} {value}" for field, value in zip(words[::2], words[1::2]) if field not in given]
@@ -58,8 +58,11 @@ def with_defaults(text: str, defaults: str) -> str:
 
 
 def make_solver(text: str, net: str, folder: Path | str = "", world: World | None = None, **options) -> Solver:
-    """A solver of `net`, both as text: SGD at a fixed rate of 0.01 for 20 iterations, if `text` says nothing else.
-    With a `folder` it is "net.prototxt" in there and leaves its files there; without one it leaves none."""
+    """Makes a solver of `net`, both given as text.
+
+    Unless `text` says otherwise, it is SGD at a fixed rate of 0.01 for 20 iterations. With a `folder`, its file is
+    "net.prototxt" in there, and it writes its snapshots there; without one it writes none.
+    """
     length = "" if "max_epoch:" in text else "max_iter: 20"
     text = with_defaults(text, f'base_lr: 0.01 lr_policy: "fixed" {length}')
     files = f'snapshot_prefix: "{folder}/net"' if folder else "snapshot_after_train: false"
@@ -70,7 +73,7 @@ def make_solver(text: str, net: str, folder: Path | str = "", world: World | Non
 def solve(
     text: str, net: str, folder: Path | str = "", *, restore: Path | str = "", world: World | None = None
 ) -> Solver:
-    """A solver that has run to its end, from the start or from a solverstate."""
+    """Runs a solver to its end, from the start or from the solverstate `restore`, and returns it."""
     solver = make_solver(text, net, folder, world)
     if restore:
         solver.restore(str(restore))
@@ -80,8 +83,8 @@ def solve(
 
 
 def learned(solver: Solver) -> dict[str, np.ndarray]:
-    """Weights, histories and statistics by name: copies, in Caffe's shapes. With sharded updates it is collective, and
-    rank 0 has the whole."""
+    """Returns copies of weights, statistics and histories by name, in Caffe's shapes. With sharded updates all ranks
+    have to call it, and only rank 0 gets the whole."""
     solver.optimizer.wait()
     sharding, history = solver.optimizer.sharding, solver.optimizer.history
     weights = solver.net.weights_by_layer(sharding.whole_weights() if sharding else {})
@@ -92,7 +95,7 @@ def learned(solver: Solver) -> dict[str, np.ndarray]:
 
 
 def in_files(folder: Path, iteration: int) -> dict[str, np.ndarray]:
-    """The same from the snapshot of an iteration."""
+    """Returns what learned() does, from the snapshot of an iteration."""
     stem = folder / f"net_iter_{iteration}"
     model = read_caffemodel(f"{stem}.caffemodel")
     values = {f"{layer}[{i}]": blob for layer, blobs in model.items() for i, blob in enumerate(blobs)}
@@ -101,19 +104,19 @@ def in_files(folder: Path, iteration: int) -> dict[str, np.ndarray]:
 
 
 def different(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> list[str]:
-    """Names of arrays that are not the same bits."""
+    """Returns the names of arrays whose bits differ."""
     assert a.keys() == b.keys()
     return [name for name in a if a[name].tobytes() != b[name].tobytes()]
 
 
 def distance(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
-    """The largest difference in any array, relative to the array's largest element."""
+    """Returns the largest difference of any array, relative to the array's largest element."""
     assert a.keys() == b.keys()
     return max(float(np.abs(a[name] - b[name]).max() / np.abs(a[name]).max()) for name in a)
 
 
 def send_at(solver: Solver, iteration: int, number: int) -> None:
-    """Sends this process a signal in the middle of an iteration."""
+    """Makes the process send itself a signal at the beginning of an iteration's step."""
     step = solver.step
 
     def signalled() -> None:
@@ -125,8 +128,8 @@ def send_at(solver: Solver, iteration: int, number: int) -> None:
 
 
 def send_in_test(solver: Solver, iteration: int, number: int) -> list[int]:
-    """Sends this process a signal after the second batch of a test of three. Returns the iterations of all batches, as
-    they come."""
+    """Makes the process send itself a signal after the second batch of a test of three. Returns a list, to which each
+    batch of a test appends its iteration."""
     batches: list[int] = []
 
     def signalled(net, size, keys) -> None:
@@ -140,7 +143,7 @@ def send_in_test(solver: Solver, iteration: int, number: int) -> list[int]:
 
 
 class Losses(Observer):
-    """Iteration -> the loss of its test."""
+    """Collects the losses of tests, by iteration."""
 
     def __init__(self) -> None:
         self.losses: dict[int, float] = {}
@@ -152,15 +155,15 @@ class Losses(Observer):
 def all_fine(
     ranks: int, program: str, timeout: float = 120, names: dict[str, object] | None = None, **environ: str
 ) -> str:
-    """Runs a program, which finds these names defined, on ranks, each of which has to print "fine"; returns the log."""
+    """Runs a program, in which `names` are defined, on ranks, each of which has to print "fine"; returns the log."""
     done = run_ranks(ranks, program, timeout=timeout, environ=environ, names=names)
     assert done.returncode == 0 and done.stdout.count("fine") == ranks, done.stdout + done.stderr[-3000:]
     return done.stderr
 
 
 def assert_refused(text: str, words: str) -> None:
-    """A solver of the digits with this text is one line of error, with its place."""
-    import pytest  # ranks, which import this module, too, need none of it
+    """Checks that making a solver of the digits with this text fails with one line that has `words` and the place."""
+    import pytest  # not above: ranks import this module, too, and do not need pytest
 
     with pytest.raises(EngineError, match=words) as found:
         make_solver(text, digits_net())

@@ -1,7 +1,7 @@
-"""A solver's features, two at a time: a feature that is well tested by itself still fails where it meets another.
+"""Tests a solver's features two at a time: a feature that works by itself may fail together with another.
 
-A pair is trained for 8 iterations, and once more from its snapshot of the fourth: the bits at the end must be the same.
-On two ranks, of half the batch each, it must end where one rank ends.
+A pair is trained for 8 iterations, and once more from its snapshot of iteration 4: both must end with the same bits. On
+two ranks, with half of the batch each, it must end where one rank does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ max_iter: 8 snapshot: 4 snapshot_prefix: "%s/net" test_iter: 1 test_interval: 10
 average_loss: 3 comm_param { bucket_mb: 0.005 chunk_mb: 0.002 watchdog: 0 servers: 1 } net_param { %s }
 """
 
-# Each as arguments of --set.
+# The arguments of --set that switch each feature on.
 FEATURES: dict[str, list[str]] = {
     "nesterov": ["type=Nesterov"],
     "adam": ["type=Adam"],
@@ -69,13 +69,13 @@ FEATURES: dict[str, list[str]] = {
     "drift check": ["comm_param.drift_check=2"],
     "local": ["comm_param.mode=LOCAL", "comm_param.sync_every=3"],
 }
-ROUNDED = {"compressed", "error feedback", "bf16"}  # what ranks compute differs by more than the order of sums
-APART = {"local"}  # ranks are to train otherwise than one does
-FORGETS = {"error feedback"}  # what rounding took is not in a snapshot
+ROUNDED = {"compressed", "error feedback", "bf16"}  # two ranks differ from one by more than the order of sums
+APART = {"local"}  # two ranks are meant to train otherwise than one
+FORGETS = {"error feedback"}  # a snapshot does not hold what rounding has left over
 
 
 def pairs() -> list[tuple[str, str]]:
-    """Those that do not set one field to two values."""
+    """Returns all pairs but those that would set one field to two values."""
 
     def values(name: str) -> dict[str, str]:
         return dict(each.split("=") for each in FEATURES[name])
@@ -87,7 +87,7 @@ def pairs() -> list[tuple[str, str]]:
 
 
 def trained(pair: tuple[str, str], folder: Path, world: World, restore: str = "") -> Solver:
-    """A solver that has run to its end. Raises EngineError where it is refused."""
+    """Runs a solver to its end and returns it. Raises EngineError if the solver is refused."""
     fields = dict(each.split("=") for name in pair for each in FEATURES[name])
     config = parse_solver(
         SOLVER % (folder, digits_net(BATCH // world.size)),
@@ -103,7 +103,7 @@ def trained(pair: tuple[str, str], folder: Path, world: World, restore: str = ""
 
 
 def faults(some: list[tuple[str, str]], folder: Path, world: World) -> Iterator[str]:
-    """Collective. Trains every pair; what is wrong with it, or why it is refused, one line for each."""
+    """Trains each pair, and yields a line for each fault or refusal. All ranks have to call it."""
     for pair in some:
         try:
             yield from (f"{' and '.join(pair)}: {fault}" for fault in _faults(pair, folder, world))

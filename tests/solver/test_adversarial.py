@@ -1,4 +1,4 @@
-"""Adversarial training: two nets, their meeting, their updates, their snapshot."""
+"""Adversarial training of a generator and a discriminator: gradients through both, updates, snapshots, refusals."""
 
 import subprocess
 import sys
@@ -61,7 +61,7 @@ def write(
     discriminator: str = DISCRIMINATOR,
     solver: str = SOLVER,
 ) -> Path:
-    """The three files; returns the solver's. fields: of adversarial."""
+    """Writes both nets and the solver; returns the solver's path. fields: of adversarial_param, in the solver."""
     (folder / "generator.prototxt").write_text(generator % {"digits": DIGITS, "batch": batch})
     (folder / "discriminator.prototxt").write_text(discriminator)
     (folder / "solver.prototxt").write_text(solver % fields)
@@ -81,7 +81,7 @@ def ready(solver: AdversarialSolver) -> AdversarialSolver:
 
 
 def everything(solver: AdversarialSolver) -> dict[str, np.ndarray]:
-    """Weights and histories of both nets, as copies."""
+    """Returns copies of the weights, histories and statistics of both nets."""
     values = {}
     for name, optimizer in zip(("generator", "discriminator"), solver.optimizers, strict=True):
         optimizer.wait()
@@ -141,7 +141,7 @@ def test_each_update_changes_its_own_net_and_none_other(tmp_path):
     solver._teach = taught
     solver.step()
     first = everything(solver)
-    solver.step()  # the generator's alone
+    solver.step()  # updates the generator only
     second = everything(solver)
     assert [{name.split()[0] for name in names} for names in judged] == [{"discriminator"}]
     assert not np.array_equal(first["generator weights"], before["generator weights"])
@@ -152,7 +152,7 @@ def test_each_update_changes_its_own_net_and_none_other(tmp_path):
 
 
 def test_the_discriminator_learns_from_the_mean_of_real_and_made(tmp_path):
-    """Its gradient is that of a net which sees both in one batch."""
+    """The discriminator's gradient is that of a net which sees real and made samples in one batch."""
     solver = ready(make(tmp_path, batch=8))
     solver.opponent.keep_gradients()
     weights = {name: [blob.get() for blob in blobs] for name, blobs in solver.discriminator.params.items()}
@@ -225,7 +225,7 @@ def test_the_discriminators_schedule_ends_with_the_run(tmp_path, fields, updates
 
 @pytest.mark.parametrize("overrides", [(), ["adversarial.discriminator_solver.clip_gradients=1e-3"]])
 def test_gradients_of_the_discriminator_are_clipped_as_the_mean_of_two_passes(tmp_path, overrides):
-    """By plain descent at a rate of 1 its weights go as far as their gradient is long."""
+    """With plain SGD at a rate of 1, weights move by exactly the norm of their gradient."""
     plain = ["type=SGD", "momentum=0", "base_lr=1", "clip_gradients=1e-3", *overrides]
     solver = ready(make(tmp_path, overrides=plain))
     before = everything(solver)
@@ -239,7 +239,8 @@ def test_gradients_of_the_discriminator_are_clipped_as_the_mean_of_two_passes(tm
 
 @pytest.mark.parametrize("steps", ["generator_steps: 2", "generator_steps: 3", "discriminator_steps: 3", ""])
 def test_no_noise_is_drawn_twice(tmp_path, steps):
-    """Of whole batches, in turns of the discriminator and between them; and a run that goes on draws what it would."""
+    """The noise is that of whole batches. The discriminator's turns and the generator's draw different noise, and a run
+    that goes on from a snapshot draws what it would have drawn."""
     generator = GENERATOR.replace(" per_sample: true", "").replace("dim: 1 dim: 16", "dim: 16 dim: 16")
 
     def drawn(restore: str = "") -> list[float]:
@@ -303,7 +304,8 @@ def test_one_snapshot_holds_both_nets_and_both_states(tmp_path):
     model = read_caffemodel(tmp_path / "solver_iter_3.caffemodel")
     assert {name for name, blobs in model.items() if blobs} == {"g1", "g2", "d1", "d2"}
     state = read_solverstate(tmp_path / "solver_iter_3.solverstate")
-    assert len(state.history) == 2 * 4 + 4  # Adam remembers two of each, SGD one
+    # Adam has two histories for each of the generator's 4 blobs, SGD one for each of the discriminator's.
+    assert len(state.history) == 2 * 4 + 4
     (tmp_path / "solver_iter_3.caffemodel").write_bytes(
         (tmp_path / "solver_iter_3.caffemodel").read_bytes()[:-9] + b"broken!!!"
     )
@@ -312,7 +314,8 @@ def test_one_snapshot_holds_both_nets_and_both_states(tmp_path):
 
 
 def test_a_kill_leaves_a_whole_pair(tmp_path):
-    """While snapshots are written one after the other: the newest whole one goes on as if nothing had happened."""
+    """The run is killed at any moment of writing snapshots. The newest whole snapshot goes on with the bits of a run
+    that was not killed."""
     overrides = ["snapshot=1", "max_iter=100000"]
     command = [sys.executable, "-m", "engine", "train", "--solver", str(write(tmp_path, RULES))]
     command += [word for override in overrides for word in ("--set", override)]
@@ -377,7 +380,8 @@ def test_two_ranks_learn_what_one_learns_from_the_double_batch(tmp_path):
     start = make(tmp_path, RULES)
     weights = everything(start)["generator weights"]
     start.close()
-    assert np.abs(one["generator weights"] - weights).max() > 0.02 * np.abs(weights).max()  # it has moved
+    # The weights have moved since the start.
+    assert np.abs(one["generator weights"] - weights).max() > 0.02 * np.abs(weights).max()
 
 
 NORMALISED = [
@@ -395,7 +399,7 @@ NORMALISED = [
 @pytest.mark.parametrize("field, of_layer", [("bn_sync: true", "sync"), ("bn_stats_batch_size: 4", "stats_batch_size")])
 @pytest.mark.parametrize("which", [0, 1])
 def test_statistics_are_those_that_each_file_says(tmp_path, which, field, of_layer):
-    """Also in the joint net, which holds the layers of both."""
+    """This also holds in the joint net, which has the layers of both files."""
     texts = list(NORMALISED)
     texts[which] += field
     solver = make(tmp_path, generator=texts[0], discriminator=texts[1])
@@ -527,7 +531,7 @@ def test_check_describes_both_nets(tmp_path):
     made, judged = (16 + 1) * 32 + 2 * 16 + 1, 16 * 8 + 8 + 8 * 4 * 4 + 1
     assert [generator.parameters, discriminator.parameters] == [made + judged, judged]
     assert [generator.memory.gradients, discriminator.memory.gradients] == [4 * made, 4 * judged]
-    assert report.optimizer_bytes == 4 * (2 * made + judged)  # of Adam and SGD
+    assert report.optimizer_bytes == 4 * (2 * made + judged)  # Adam for the generator, SGD for the discriminator
     assert "3 updates of the discriminator (SGD, base_lr 0.02), then 1 of the generator (Adam" in "".join(report.notes)
     assert "input 'picture' is 'digit' where it is real, 'made' where it is made" in "".join(report.notes)
     text = to_text(report)
@@ -550,7 +554,7 @@ def test_a_run_that_goes_on_shows_no_losses_before_the_discriminators_turn(tmp_p
     assert whole.solve()
     whole.close()
     solver = make(tmp_path, "generator_steps: 3", overrides=text)
-    for _ in range(2):  # also from a snapshot of its own past
+    for _ in range(2):  # the second time, it goes back to its own past
         solver.restore(str(tmp_path / "solver_iter_4.solverstate"))
         solver.replica.share()
         solver.feeder.start(solver.state.samples_seen)

@@ -1,4 +1,4 @@
-"""Asynchronous SGD (`comm_param { mode: ASYNC }`): what ranks learn that wait for nobody more than the bound asks."""
+"""Asynchronous SGD (`comm_param { mode: ASYNC }`): ranks wait for nobody beyond the bound of staleness."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from tests.solver.test_restart import start, train
 from tests.watchdog.test_dead_rank import pid_of_rank
 
 COMMON = "max_iter: 6 momentum: 0.9 weight_decay: 0.001 base_lr: 0.02 random_seed: 3 "
-NAMES = {"COMMON": COMMON}  # of programs
+NAMES = {"COMMON": COMMON}  # of programs that ranks run
 OPTIONS = {
     "sgd": "iter_size: 2 warmup_iter: 3 warmup_start_lr: 0.002 momentum_correction: true",
     "still": 'warmup_policy: "constant" warmup_start_lr: 0 warmup_iter: 3 momentum_correction: true',
@@ -45,12 +45,12 @@ print("fine", flush=True)
 
 @pytest.mark.mpi
 def test_without_staleness_it_is_synchronous():
-    """But for the order of additions: by schedules and rules whose constants change from update to update."""
+    """Weights differ by the order of additions only, with schedules and rules whose constants change at each update."""
     all_fine(3, EQUAL, names={"OPTIONS": OPTIONS, **NAMES})
 
 
 def test_one_rank_is_synchronous():
-    """Bit for bit."""
+    """The weights have the same bits as in synchronous training."""
     one, other = (solve(f"{COMMON} {mode}", digits_net()) for mode in ("", "comm_param { mode: ASYNC }"))
     assert one.optimizer.weights.tobytes() == other.optimizer.weights.tobytes()
 
@@ -82,7 +82,8 @@ print("fine", flush=True)
 
 
 def counts(bound: int, iterations: int) -> tuple[list[int], list[int]]:
-    """How many gradients each of two ranks has computed, of which the second is slow; the staleness that came."""
+    """Trains on two ranks, of which the second is slow. Returns how many gradients each has computed, and which values
+    of staleness came up."""
     told = all_fine(2, SLOW.format(bound=bound, iterations=iterations), names=NAMES)
     line = re.search(r"Staleness of gradients, in updates: (.*); mean", told)
     assert line, told
@@ -158,7 +159,8 @@ print("fine", flush=True)
 
 @pytest.mark.mpi
 def test_gradients_that_are_two_updates_old():
-    """Four by one rank make two updates, then one of the first weights comes: its rate may be divided by two."""
+    """Four gradients of one rank make two updates; then comes one that was computed with the first weights. Its rate
+    may be divided by the staleness, 2."""
     all_fine(2, SINGLE)
 
 
@@ -200,7 +202,7 @@ print("fine", flush=True)
 
 @pytest.mark.mpi
 def test_snapshots_and_tests(tmp_path):
-    """Of the same weights on all ranks, from which a run goes on with any number of them, and in any mode."""
+    """All ranks test and save the same weights. A run goes on from them with any number of ranks, in any mode."""
     for name in ("three", "two", "one", "local"):
         (tmp_path / name).mkdir()
     state = str(tmp_path / "three/net_iter_30.solverstate")
@@ -243,7 +245,7 @@ MODES = {"ASYNC": "mode: ASYNC max_staleness: 2", "LOCAL": "mode: LOCAL sync_eve
 
 
 def begin(folder, iterations: int, word: str, snapshot: int = 10, mode: str = "ASYNC"):
-    """A run of two ranks that has said `word`."""
+    """Starts a run of two ranks; returns its process as soon as it has logged `word`."""
     (folder / "train.prototxt").write_text(digits_net(8))
     fields = {"folder": folder, "iterations": iterations, "snapshot": snapshot, "mode": MODES[mode]}
     (folder / "solver.prototxt").write_text(SOLVER.format(**fields))
@@ -300,7 +302,7 @@ def test_bad_input(text):
 
 
 def test_one_line_about_memory():
-    """Float32 weights and sums of a share, and room for what comes from the other ranks."""
+    """It counts float32 weights and sums of a rank's share, and room for what comes from the other ranks."""
     solver = make_solver("comm_param { mode: ASYNC } momentum: 0.9", digits_net())
     assert remembered(solver.param, ranks=4) == 1.5
     solver.close()
@@ -308,7 +310,7 @@ def test_one_line_about_memory():
 
 @pytest.mark.mpi
 def test_a_snapshot_before_all_windows_of_losses_are_full(tmp_path):
-    """Ranks have taken different numbers of steps by then."""
+    """Ranks have then taken different numbers of steps, so their windows of losses differ in length."""
     program = f"""
 import time
 from engine.comm.world import world
@@ -326,7 +328,8 @@ print("fine", flush=True)
 """
     all_fine(2, program, names=NAMES)
     state = read_solverstate(tmp_path / "net_iter_4.solverstate")
-    assert 4 < len(state.recent_loss) <= 8 and np.isfinite(state.recent_loss).all()  # rank 0, of 8 gradients
+    # Rank 0 has seen up to 8 gradients by then.
+    assert 4 < len(state.recent_loss) <= 8 and np.isfinite(state.recent_loss).all()
 
 
 HANGUP = """
@@ -359,5 +362,5 @@ print("fine", flush=True)
 
 @pytest.mark.mpi
 def test_a_signal_does_not_repeat_what_it_comes_in(tmp_path):
-    """A test or a snapshot, after which ranks meet at once."""
+    """It comes in a test or in a snapshot, and ranks then meet at once, without another test or snapshot."""
     all_fine(2, HANGUP.format(folder=tmp_path), names=NAMES)

@@ -1,4 +1,4 @@
-"""comm_param { autotune: true }: the first iterations try settings, and are training like any other."""
+"""comm_param { autotune: true }: the first iterations try settings, and train as any others do."""
 
 import re
 from contextlib import nullcontext
@@ -19,11 +19,12 @@ from engine.weights import read_solverstate
 from tests.mpi import run_ranks
 from tests.solver.harness import assert_refused, different, digits_net, in_files
 
-ITERATIONS = 210  # of which a field of two values takes at most 180
+ITERATIONS = 210  # trying both values of one field takes 180 of them at most
 
 
 def trained(folder, text, *arguments, ranks=2, **environ):
-    """A run of `engine train` on ranks, by default two, whose sums are the same bits however they are cut."""
+    """Runs `engine train` on ranks, two by default, whose sums are the same bits however they are divided; returns the
+    finished process."""
     folder.mkdir()
     (folder / "net.prototxt").write_text(digits_net(4))
     (folder / "solver.prototxt").write_text(
@@ -41,8 +42,8 @@ def resumed(solver, *arguments, ranks=2, **environ):
 
 @pytest.mark.mpi
 def test_the_weights_are_those_of_a_run_that_does_not_tune(tmp_path):
-    """Through tests and snapshots in the middle of trials, with a clip and momentum; the choice goes into a solver, and
-    a run that goes on from a snapshot after it has it, too."""
+    """It tunes through tests and snapshots, with clipping and momentum. The choice can be copied into a solver, and a
+    run that goes on from a later snapshot takes it, too."""
     given = "algorithm: PLAIN drift_check: 20 bucket_mb: 0.01 chunk_mb: 0.01 priority: true"
     clip = f"clip_gradients: 5 comm_param {{ {given} %s }}"
     done = trained(tmp_path / "tuned", clip % "autotune: true")
@@ -60,7 +61,8 @@ def test_the_weights_are_those_of_a_run_that_does_not_tune(tmp_path):
     assert different(in_files(tmp_path / "tuned", ITERATIONS), in_files(tmp_path / "again", ITERATIONS)) == []
     kept = [read_solverstate(folder / f"net_iter_{ITERATIONS}.solverstate").tuned for folder in tmp_path.iterdir()]
     assert len(kept) == 2 and kept[0] and kept[0] == kept[1]
-    assert read_solverstate(tmp_path / "tuned/net_iter_15.solverstate").tuned is None  # of at least 20
+    # At iteration 15 the search is not over: it takes 20 at least.
+    assert read_solverstate(tmp_path / "tuned/net_iter_15.solverstate").tuned is None
     plain = trained(tmp_path / "plain", clip % "servers: 1")
     assert plain.returncode == 0, plain.stderr[-3000:]
     for iteration in (30, ITERATIONS):
@@ -91,7 +93,8 @@ def test_on_several_hosts_the_sum_by_hosts_is_tried_too(tmp_path):
 
 
 class Uneven(World):
-    """One of three ranks on two hosts; the ranks run one after the other. told: what rank 0 has broadcast so far."""
+    """Stands for one of three ranks on two hosts, which run one after the other. told: what rank 0 has broadcast so
+    far."""
 
     size = 3
 
@@ -105,7 +108,7 @@ class Uneven(World):
 
 
 class Reducing:
-    """What a tuner sees of an optimizer: it takes other settings."""
+    """Has what a tuner needs of an optimizer: settings, and communicate() to change them."""
 
     def __init__(self, cores: tuple[int, ...] | None):
         self.param = proto.SolverParameter()
@@ -117,7 +120,7 @@ class Reducing:
 
 @pytest.mark.parametrize(("chosen", "error"), [(True, None), (False, "x.solverstate: what autotune has chosen cannot")])
 def test_ranks_of_uneven_hosts_go_on_with_the_same_settings(chosen, error):
-    """The algorithm is free on the host of two ranks only; each rank's servers keep their own cores."""
+    """The algorithm can be chosen only on the host with two ranks. The servers of each rank keep its own cores."""
     told, found = [], []
     wanted = CommSettings(2, bucket_bytes=1 << 20, chunk_bytes=1 << 19, reduction=Reduction(hierarchical=True))
     for rank in range(3):

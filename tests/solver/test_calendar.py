@@ -1,4 +1,4 @@
-"""Iterations, samples and epochs, against counting."""
+"""Calendar's conversions between iterations, samples and epochs, against counting one by one."""
 
 from fractions import Fraction
 
@@ -8,7 +8,7 @@ from engine.solver.calendar import Calendar
 
 
 def iterations_of(calendar: Calendar, epochs: Fraction) -> int:
-    """By counting: the whole iterations that fit."""
+    """Returns how many whole iterations fit into epochs, at least 1, by counting."""
     count = 0
     while calendar.samples(count + 1) <= epochs * calendar.size:
         count += 1
@@ -18,7 +18,7 @@ def iterations_of(calendar: Calendar, epochs: Fraction) -> int:
 @pytest.mark.parametrize("steps", [(), (25, 35)])
 @pytest.mark.parametrize("epochs", ["0.05", "0.1", "0.33", "0.7", "1", "2.9"])
 def test_a_calendar(epochs, steps):
-    """Marks of an interval lie where runs of so many epochs end."""
+    """What is due at an interval comes at the iterations where runs of so many epochs would end."""
     calendar = Calendar(10, 100, steps, 4)
     assert [calendar.samples(i) for i in (0, 10, 25)] == [0, 100, 250]
     if steps:

@@ -1,5 +1,5 @@
-"""A small SSD and small YOLOs learn where rectangles are: AnnotatedData with its augmentations, the loss, the test's
-mAP."""
+"""Small SSD and YOLO nets learn to find rectangles. This covers AnnotatedData with its augmentations, the losses, and
+the mean average precision of tests."""
 
 import csv
 import json
@@ -35,7 +35,7 @@ def convolution(name: str, bottom: str, outputs: int, stride: int = 1, relu: boo
 
 
 def head(name: str, outputs: int) -> str:
-    """A prediction for each prior, in the order of the priors."""
+    """Returns layers that predict `outputs` values for each place, flattened in the order of the priors."""
     return (
         convolution(name, "c3", outputs, relu=False)
         + f"""layer {{ name: "{name}_perm" type: "Permute" bottom: "{name}" top: "{name}_perm"
@@ -44,7 +44,8 @@ def head(name: str, outputs: int) -> str:
     )
 
 
-# Two classes besides the background, one prior of 20 pixels and two stretched ones on a grid of 6 x 6.
+# There are two classes besides the background. Each place of a grid of 6 x 6 has a square prior of 20 pixels and two
+# stretched ones.
 BODY = (
     convolution("c1", "data", 16, 2)
     + convolution("c2", "c1", 32, 2)
@@ -74,7 +75,7 @@ layer { name: "map" type: "DetectionEvaluate" bottom: "found" bottom: "label" to
 
 
 def picture(random: np.random.RandomState) -> proto.AnnotatedDatum:
-    """One or two rectangles on noise: class 1 is bright, class 2 dark."""
+    """Draws one or two rectangles on noise, bright ones of class 1 and dark ones of class 2."""
     pixels = random.normal(128, 10, (1, SIDE, SIDE))
     message = proto.AnnotatedDatum(type=proto.AnnotatedDatum.BBOX)
     for left in (0, SIDE // 2)[: random.randint(1, 3)]:
@@ -107,7 +108,7 @@ def databases(tmp_path):
 
 
 def overlap(one, other) -> float:
-    """Intersection over union of two boxes (x1, y1, x2, y2)."""
+    """Returns the intersection over union of two boxes (x1, y1, x2, y2)."""
     width, height = (min(one[k + 2], other[k + 2]) - max(one[k], other[k]) for k in (0, 1))
     if width <= 0 or height <= 0:
         return 0
@@ -116,7 +117,11 @@ def overlap(one, other) -> float:
 
 
 def average_precision(found: list, label: int) -> float:
-    """Of (image, label, score, x1, y1, x2, y2) in the test pictures: the area under the precision over the recall."""
+    """Returns the area under the curve of precision over recall in the test pictures.
+
+    Args:
+        found: rows (image, label, score, x1, y1, x2, y2).
+    """
     boxes = [
         [(a.bbox.xmin, a.bbox.ymin, a.bbox.xmax, a.bbox.ymax) for g in each.annotation_group for a in g.annotation]
         for each in pictures_of(label)
@@ -131,7 +136,7 @@ def average_precision(found: list, label: int) -> float:
 
 
 def pictures_of(label: int) -> list[proto.AnnotatedDatum]:
-    """The test pictures with the boxes of one class."""
+    """Returns the test pictures with the boxes of one class only."""
     return [
         proto.AnnotatedDatum(annotation_group=[group for group in each.annotation_group if group.group_label == label])
         for each in PICTURES["test"]
@@ -208,7 +213,7 @@ def test_a_small_yolo_learns(databases, layers):
 
 
 def check_report(folder, net: str):
-    """engine test --report of the trained net, against the plain formula."""
+    """Compares `engine test --report` of the trained net with average_precision()."""
     (folder / "net.prototxt").write_text(net)
     files = [str(folder / name) for name in ("net.prototxt", "ssd_iter_150.caffemodel", "report")]
     assert main(["test", "--model", files[0], "--weights", files[1], "--report", files[2]]) == 0
@@ -230,7 +235,7 @@ def check_report(folder, net: str):
 
 
 def test_classes_of_yolo_have_the_names_of_their_labels(databases, monkeypatch):
-    """Its class 0 is label 1 of the map, whose label 0 is the background."""
+    """Class 0 of YOLO is label 1 of the label map, whose label 0 is the background."""
     monkeypatch.setattr("engine.inference.trained.load", lambda *_: None)
     part = {"phase": "TEST", "batch": 16, "shuffle": "false", "augment": "", "samplers": ""}
     net = DATA.format(source=databases / "test", folder=databases, **part) + convolution("c", "data", 14, 12, False)

@@ -1,11 +1,11 @@
-"""Ranks whose weights or optimizer state are not the same any more are named, with the first blob that differs."""
+"""Ranks whose weights or optimizer state no longer agree are named, with the first blob that differs."""
 
 import pytest
 
 from engine.solver.drift import _describe
 from tests.mpi import run_ranks
 
-# In each of the cases (text, rank, fault), the fault is done to the rank after its third iteration.
+# In each case (text, rank, fault), the program does the fault to the rank after its third iteration.
 PROGRAM = """
 from engine.comm.world import world
 from engine.errors import CommError
@@ -35,7 +35,7 @@ world().close()
 """
 WEIGHT = "solver.optimizer.weights[placed['ip1[0]'].offset + 5] += 1e-6"
 HISTORY = "solver.optimizer.history.arrays[0][placed['ip2[1]'].offset] *= -1"
-# The fault of one blob spreads to all by the next iteration: the check must come before it.
+# One rank's fault spreads to all by the next iteration, so the check has to come before it.
 CASES = {
     ("comm_param { drift_check: 3 } momentum: 0.9 max_iter: 8", 2, WEIGHT): "rank 2 of 4 differs in the weights of "
     "ip1[0]",
@@ -46,7 +46,7 @@ CASES = {
         3,
         HISTORY.replace("arrays[0]", "arrays[1]").replace("*= -1", "+= 1e-6"),
     ): "rank 3 of 4 differs in Adam's second moment of ip2[1]",
-    # at the snapshot
+    # found at the snapshot
     ("momentum: 0.9 max_iter: 3", 1, WEIGHT): "rank 1 of 4 differs in the weights of ip1[0]",
     (  # ranks average after iterations 3, 5 and 7, and a check is due after 2, 4 and 6
         "comm_param { mode: LOCAL sync_every: 2 sync_start: 1 drift_check: 2 } momentum: 0.9 max_iter: 8 "

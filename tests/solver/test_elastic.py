@@ -1,4 +1,4 @@
-"""comm_param { elastic { } }: the death of ranks does not end a run."""
+"""comm_param { elastic { } }: a run goes on when some of its ranks die."""
 
 import re
 
@@ -26,8 +26,8 @@ from tests.solver.harness import (
 HOLD, SHRINK = proto.ElasticParameter.HOLD, proto.ElasticParameter.SHRINK
 ITERATIONS = 60
 
-# Rank R kills itself in iteration I, for each R: I of DEATHS, or where I says; no layer's random numbers depend on who
-# computes.
+# Rank R kills itself in iteration DEATHS[R], or at the place that DEATHS[R] names. No layer's random numbers depend on
+# which rank computes.
 PROGRAM = """
 import os, signal, sys
 from engine.comm.world import world
@@ -84,8 +84,16 @@ def files(folder, text, batch=8):
 
 
 def survived(folder, deaths, text, ranks=4, ends=(1,)):
-    """A run in which ranks die; what the log says of that. ends: how often each of the others may tell its end, once
-    with the trace."""
+    """Trains on ranks, some of which die.
+
+    Args:
+        deaths: rank -> the iteration in which it dies, or the name of a place.
+        ends: how often each of the others may call its observers' end(), once at most with the trace.
+
+    Returns:
+        (rank, iteration, ranks left, iteration gone back to, rest of the line) of each death that the log tells of,
+        the number of samples seen, the log.
+    """
     files(folder, text)
     program = PROGRAM % {"deaths": deaths, "folder": folder}
     done = run_ranks(ranks, program, timeout=120, options=outliving())
@@ -110,8 +118,8 @@ def survived(folder, deaths, text, ranks=4, ends=(1,)):
 @pytest.mark.mpi
 @pytest.mark.parametrize("servers", [0, 2])
 def test_a_batch_that_can_be_divided_is_held(tmp_path, servers):
-    """Two of four ranks die, one after the other, rank 0 first: the weights at the end, and in the snapshots that
-    another rank has written, are those of one rank that takes all samples, but for the order of additions."""
+    """Two of four ranks die one after the other, rank 0 first. The weights at the end, and in the snapshot that another
+    rank has written, are those of one rank that takes all samples, but for the order of additions."""
     comm = f"elastic {{ keep_every: 5 }} servers: {servers} drift_check: 10"
     text = f"clip_gradients: 20 comm_param {{ {comm} }} iter_size: 3"
     told, samples, _ = survived(tmp_path / "four", {0: 23, 2: 41}, text)
@@ -126,7 +134,8 @@ def test_a_batch_that_can_be_divided_is_held(tmp_path, servers):
     solve(f"{alone} iter_size: 12 clip_gradients: 80", digits_net(8), tmp_path / "alone")
     for iteration in (40, ITERATIONS):
         assert distance(in_files(tmp_path / "four", iteration), in_files(tmp_path / "alone", iteration)) < 2e-5
-    assert not list((tmp_path / "four").glob(".*"))  # the lock went from the dead to the living, and is given back
+    # The lock went from the dead rank to a living one, which has removed it.
+    assert not list((tmp_path / "four").glob(".*"))
 
 
 @pytest.mark.mpi
@@ -134,7 +143,7 @@ def test_a_batch_that_can_be_divided_is_held(tmp_path, servers):
     ("scaling", "full", "share"),
     [
         ("", 0.02, 0.75),
-        ("lr_scaling { base_batch: 8 cap: 0.07 }", 0.07, 0.06 / 0.07),  # 0.08 by the rule
+        ("lr_scaling { base_batch: 8 cap: 0.07 }", 0.07, 0.06 / 0.07),  # the rule would give 0.08
     ],
 )
 def test_a_smaller_batch_takes_a_smaller_rate(tmp_path, scaling, full, share):
@@ -156,7 +165,7 @@ def test_ranks_that_die_together_and_one_that_is_left(tmp_path):
 
 @pytest.mark.mpi
 def test_a_death_in_the_last_gather_is_outlived(tmp_path):
-    """Who has to receive from the dead rank knows of it, and all go back."""
+    """Only the rank that receives from the dead one notices its death; all go back."""
     told, samples, _ = survived(tmp_path / "x", {2: "the last gather"}, "comm_param { elastic { keep_every: 8 } }", 3)
     assert [line[:4] for line in told] == [("2", str(ITERATIONS), "2", "56")] and samples == 56 * 24 + 4 * 16
 
@@ -166,7 +175,8 @@ def test_a_death_in_the_last_gather_is_outlived(tmp_path):
     ("rank", "place", "ends"), [(2, "the end", (1, 2)), (0, "the end", (2,)), (0, "after a gather of the end", (2,))]
 )
 def test_a_death_while_observers_tell_of_the_end(tmp_path, rank, place, ends):
-    """Who waits for the dead one tells its end again with the others; so does who speaks now that rank 0 has died."""
+    """A rank that waits for the dead one calls end() again together with the others. So does the rank that speaks in
+    place of a dead rank 0."""
     text = "comm_param { elastic { keep_every: 8 } }"
     told, samples, log = survived(tmp_path / "x", {rank: place}, text, 3, ends)
     assert told == [] and samples == ITERATIONS * 24 and log.count("Optimization Done.") >= 1
@@ -192,7 +202,7 @@ def test_with_too_few_the_run_ends(tmp_path):
 
 @pytest.mark.mpi
 def test_where_mpi_ends_all_ranks_with_one_the_log_says_so(tmp_path):
-    """Every library does, unless its mpiexec is asked for something else; copies are not even made then."""
+    """Every MPI library does so unless its mpiexec is told otherwise. Then no copies of the state are kept."""
     files(tmp_path / "elastic", "comm_param { elastic { } }")
     done = run_ranks(2, ["-m", "engine", "train", "--solver", str(tmp_path / "elastic/solver.prototxt")], timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -220,7 +230,7 @@ def test_one_rank_needs_nobody(tmp_path):
 
 @pytest.mark.parametrize("size, words", [(1, "there is 1 rank, and"), (2, "there are 2 ranks, and")])
 def test_a_stage_does_not_begin_with_too_few(size, words, monkeypatch):
-    """As many as a death at the end of the stage before has left."""
+    """So few are left if ranks die at the end of the stage before."""
     monkeypatch.setattr(elastic, "detect", lambda: Launch("mpiexec", 0, 3, 0, 3))
     world = World()
     solver = make_solver("comm_param { elastic { min_ranks: 3 } }", digits_net(), world=world)
@@ -228,7 +238,7 @@ def test_a_stage_does_not_begin_with_too_few(size, words, monkeypatch):
     with pytest.raises(CommError, match=rf"{words} comm_param\.elastic\.min_ranks is 3: start as many, with --resume"):
         elastic.make(solver)
     world.size = 3
-    assert elastic.make(solver) is None  # a World of one process cannot outlive any
+    assert elastic.make(solver) is None  # None: a World of one process cannot go on without a rank
 
     world.size = 1
     with pytest.raises(CommError, match="there is 1 rank, and"):
@@ -237,7 +247,7 @@ def test_a_stage_does_not_begin_with_too_few(size, words, monkeypatch):
 
 
 def test_more_than_are_started_is_an_error_of_the_solver():
-    """Which a restart with as many ranks would meet again."""
+    """A restart with as many ranks would fail again, so the supervisor must not try one."""
     words = r"comm_param\.elastic\.min_ranks: expected as many ranks as are started, 1, at most, got 3"
     solver = make_solver("comm_param { elastic { min_ranks: 3 } }", digits_net())
     with pytest.raises(ConfigError, match=words):
@@ -265,7 +275,7 @@ def test_samples_are_counted_on_in_other_batches():
     calendar = Calendar(24, 100, begun=30, before=30 * 32)
     assert calendar.samples(30) == 960 and calendar.samples(35) == 960 + 5 * 24
     due = [iteration for iteration in range(30, 60) if calendar.is_due(iteration, 0, 1.0)]
-    assert due == [31, 35, 40, 44, 48, 52, 56]  # the last before 1,000, 1,100, ... 1,600 samples
+    assert due == [31, 35, 40, 44, 48, 52, 56]  # the last iterations before 1,000, 1,100, ... 1,600 samples
 
 
 @pytest.mark.parametrize(
@@ -285,7 +295,7 @@ def test_what_does_not_go_together(text, words):
 
 
 def test_sources_of_single_ranks_are_refused(tmp_path):
-    """With a rank its samples would be lost."""
+    """If a rank died, the samples that only it can read would be lost."""
     (tmp_path / "part0").symlink_to(DIGITS / "digits_train_lmdb")
     net = digits_net().replace(f"{DIGITS}/digits_train_lmdb", f"{tmp_path}/part%#")
     own = f'layer {{ name: "own" type: "Data" top: "own" data_param {{ source: "{tmp_path}/part%#" batch_size: 16 }} }}'

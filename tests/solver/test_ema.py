@@ -1,4 +1,5 @@
-"""Tests of the weights' average: NumPy's, in tests and snapshots; training goes on without noticing it."""
+"""The average of weights (ema) is what NumPy computes; tests and snapshots use it, and training does not depend on
+it."""
 
 import json
 
@@ -78,7 +79,7 @@ def test_tests_score_it_and_training_does_not_notice(tmp_path):
     assert solver.solve()
     solver.close()
     alone = Evaluator(parse_net(NET, "net"), World())
-    alone.run(5)  # as at iteration 0: a test begins where the one before has ended
+    alone.run(5)  # as the test at iteration 0 did: a test begins where the one before has ended
     for iteration in (10, 20):
         load(alone.net, [str(tmp_path / f"net_iter_{iteration}_ema.caffemodel")])
         assert alone.run(5)["loss"] == pytest.approx(seen.records[iteration].outputs["loss"], abs=1e-6)
@@ -97,18 +98,19 @@ def test_states_with_and_without_it(tmp_path, caplog):
     solve("max_iter: 20 momentum: 0.9", NET, tmp_path / "plain", restore=tmp_path / "net_iter_20.solverstate")
     assert "net_iter_20.solverstate is left out: the solver has no ema" in caplog.text
     before, after = in_files(tmp_path, 20), in_files(tmp_path / "plain", 20)
-    assert len(after) < len(before)  # by the average's set
+    assert len(after) < len(before)  # the average's blobs are missing
     assert different({name: before[name] for name in after}, after) == []
 
 
 def test_a_snapshot_before_the_first_update(tmp_path, caplog):
-    """It has no average, and misses none: the first update begins it, whatever stands there by then."""
+    """Such a snapshot has no average, and no warning says so: the first update begins it, whatever its memory holds."""
     caplog.set_level("INFO", "engine")
     make_solver(EMA, NET, tmp_path).snapshot()
     solver = make_solver(EMA, NET)
     solver.restore(str(tmp_path / "net_iter_0.solverstate"))
     assert "No average" not in caplog.text
-    solver.optimizer.weights[:] *= np.float32(1e-9)  # so that sums with what stands there would round it away
+    # If the memory's content were added, these small weights would be rounded away.
+    solver.optimizer.weights[:] *= np.float32(1e-9)
     solver.average.step(0)
     solver.average.catch_up()
     np.testing.assert_array_equal(solver.average.weights, solver.optimizer.weights)
@@ -124,7 +126,7 @@ def test_a_snapshot_after_the_first_update_has_an_average(tmp_path):
 
 @pytest.mark.parametrize("norm", ["BatchNorm", "BN"])
 def test_statistics_of_any_shape_go_on(norm, tmp_path):
-    """A BN's are (1, C, 1, 1)."""
+    """The statistics of a BN have shape (1, C, 1, 1)."""
     net = NET.replace('type: "BatchNorm"', f'type: "{norm}"')
     (tmp_path / "again").mkdir()
     solve(TESTED + " snapshot: 10", net, tmp_path)
@@ -133,7 +135,7 @@ def test_statistics_of_any_shape_go_on(norm, tmp_path):
 
 
 def test_it_is_of_the_weights_that_updates_leave_where_a_forward_rescales_them(tmp_path):
-    """Whenever somebody looks: a snapshot comes before the next forward."""
+    """The average does not depend on who looks at it when, e.g. for a snapshot before the next forward."""
     net = NET.replace("num_output: 10", "num_output: 10 bias_term: false normalize: true")
     often, once = (solve(EMA + f"max_iter: 20 {more}", net, tmp_path) for more in ("snapshot: 3", ""))
     np.testing.assert_array_equal(often.average.weights, once.average.weights)

@@ -18,7 +18,8 @@ from tests.solver.harness import different, digits_net, distance, in_files, lear
 
 SAME = 'base_lr: 0.05 lr_policy: "poly" power: 1 momentum: 0.9 weight_decay: 0.001 random_seed: 3 '
 IN_EPOCHS = SAME + "max_epoch: 0.5 warmup_epoch: 0.1 warmup_start_lr: 0.01 snapshot_epoch: 0.25 display_epoch: 0.1 "
-IN_ITERATIONS = SAME + "max_iter: 44 warmup_iter: 8 warmup_start_lr: 0.01 snapshot: 22 "  # 1437 samples by 16
+# An epoch has 1437 samples, a batch 16.
+IN_ITERATIONS = SAME + "max_iter: 44 warmup_iter: 8 warmup_start_lr: 0.01 snapshot: 22 "
 
 
 def test_epochs_train_as_iterations_do(tmp_path):
@@ -38,7 +39,7 @@ world = world()
 solve(CHANGING, digits_net(16 // world.size), {folder!r}, world=world)
 world.close()
 """
-# Rate, decay and batch change; 16 samples, then 32.
+# The rate, the decay and the batch change; the batch grows from 16 samples to 32.
 CHANGING = """
 base_lr: 0.02 lr_policy: "cosine" max_epoch: 0.3 warmup_epoch: 0.05 policy_after_warmup: true momentum: 0.9
 lr_scaling { base_batch: 8 } momentum_correction: true random_seed: 3 snapshot_epoch: 0.2 clip_gradients: 0.5
@@ -62,7 +63,7 @@ def last(folder: Path) -> int:
 
 
 def test_what_changes_goes_on_bit_exactly(changing, tmp_path):
-    """From the snapshot after the growth of the batch and between two decays."""
+    """The snapshot lies after the growth of the batch and between two steps of the decay."""
     solve(CHANGING, digits_net(), tmp_path, restore=changing / "net_iter_15.solverstate")
     assert different(in_files(changing, last(changing)), in_files(tmp_path, last(changing))) == []
 
@@ -97,7 +98,7 @@ world.close()
 
 @pytest.mark.mpi
 def test_what_changes_goes_on_on_other_ranks(changing, tmp_path):
-    """--resume auto holds the batch that the run began with, and it grows as before."""
+    """--resume auto keeps the batch that the run began with, which then grows as before."""
     for kind in ("caffemodel", "solverstate"):
         shutil.copy(changing / f"net_iter_15.{kind}", tmp_path)
     done = run_ranks(2, RESUMED.format(folder=tmp_path), names={"CHANGING": CHANGING})
@@ -106,7 +107,7 @@ def test_what_changes_goes_on_on_other_ranks(changing, tmp_path):
 
 
 def test_the_decay_changes_at_its_step(tmp_path):
-    """As if the run went on from a snapshot with another weight_decay."""
+    """The weights are those of a run that goes on from a snapshot with another weight_decay."""
     plain = "momentum: 0.9 random_seed: 3 max_iter: 12 "
     whole = solve(
         plain + 'weight_decay: 0.25 weight_decay_schedule { policy: "multistep" gamma: 2 stepvalue: 6 }', digits_net()
@@ -117,7 +118,7 @@ def test_the_decay_changes_at_its_step(tmp_path):
 
 
 def test_the_batch_grows_at_its_step(tmp_path):
-    """As if the run went on from a snapshot with another iter_size."""
+    """The weights are those of a run that goes on from a snapshot with another iter_size."""
     plain = "momentum: 0.9 random_seed: 3 max_iter: 12 "
     whole = solve(plain + "batch_growth { factor: 3 stepvalue: 6 }", digits_net(8))
     solve(plain + "snapshot: 6", digits_net(8), tmp_path)
@@ -145,7 +146,7 @@ def test_data_without_a_size():
     with pytest.raises(ConfigError, match=r"net\.prototxt:1:1: max_epoch needs the size of the data set.*epoch_size"):
         make_solver("max_epoch: 2", DUMMY)
     solver = make_solver("max_epoch: 2 epoch_size: 10", DUMMY)
-    assert solver.param.max_iter == 5 and solver.given.max_epoch == 2  # batches of 4
+    assert solver.param.max_iter == 5 and solver.given.max_epoch == 2  # in batches of 4
     assert solver.calendar.epochs(5) == 2 and solver.calendar.is_due(5, 0, 2) and not solver.calendar.is_due(4, 0, 2)
     solver.close()
     with pytest.raises(ConfigError, match="lr_scaling needs the batch_size of a data layer"):
@@ -153,7 +154,7 @@ def test_data_without_a_size():
 
 
 def test_the_batch_of_a_net_without_a_data_layer(tmp_path, caplog):
-    """Which is counted as one sample, and shown in its own."""
+    """The solver counts a batch of such a net as one sample, but epochs, messages and `check` count its rows."""
     caplog.set_level("INFO", "engine")
     text = "max_epoch: 3 epoch_size: 16 iter_size: 2 snapshot_epoch: 1"
     solve(text, DUMMY, tmp_path)
@@ -192,7 +193,7 @@ world.close()
 
 @pytest.mark.mpi
 def test_an_epoch_of_sources_that_are_a_rank_s_own(tmp_path):
-    """Epochs are those of the first data layer."""
+    """The first data layer decides how long an epoch is."""
     Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
     for rank, count in enumerate((3, 5)):
         (tmp_path / f"list_{rank}.txt").write_text("a.png 0\n" * count)

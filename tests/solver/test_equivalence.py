@@ -1,4 +1,4 @@
-"""Many ranks train as one does: 1 rank x 16, 2 x 8 and 4 x 4 samples, 24 iterations of 2 micro-batches."""
+"""Any number of ranks trains as one does: 1 x 16, 2 x 8 and 4 x 4 samples, 24 iterations of 2 micro-batches."""
 
 import functools
 import tempfile
@@ -13,7 +13,7 @@ from tests.solver.harness import different, distance
 pytestmark = pytest.mark.mpi
 
 COMMON = "max_iter: 24 iter_size: 2 momentum: 0.9 weight_decay: 0.001 base_lr: 0.02 random_seed: 3 "
-BUCKETS = " comm_param { bucket_mb: 0.006 }"  # small, else all is in one
+BUCKETS = " comm_param { bucket_mb: 0.006 }"  # so small that there are several
 WARM = "warmup_iter: 7 warmup_start_lr: 0.002 clip_gradients: 0.5 "
 OPTIONS = {
     "sgd": WARM + 'lr_policy: "poly" power: 1 momentum_correction: true',
@@ -26,7 +26,7 @@ OPTIONS = {
     "plateau": 'lr_policy: "plateau" gamma: 0.5 plateau_winsize: 3 plateau_winsize: 3 average_loss: 4',
 }
 
-NAMES = {"BUCKETS": BUCKETS, "COMMON": COMMON, "OPTIONS": OPTIONS}  # of programs
+NAMES = {"BUCKETS": BUCKETS, "COMMON": COMMON, "OPTIONS": OPTIONS}  # of programs that ranks run
 PROGRAM = """
 import hashlib
 import numpy as np
@@ -47,7 +47,7 @@ world.close()
 
 @functools.cache
 def trained(ranks: int, servers: int = 2, attempt: int = 0) -> dict[str, dict[str, np.ndarray]]:
-    """Option -> what rank 0 learned with it; the ranks have compared their bits."""
+    """Returns what rank 0 has learned with each option. The ranks compare their bits in the program."""
     with tempfile.TemporaryDirectory() as folder:
         program = PROGRAM.format(folder=folder)
         done = run_ranks(ranks, program, timeout=120, environ={"MLSL_NUM_SERVERS": str(servers)}, names=NAMES)

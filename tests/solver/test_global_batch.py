@@ -1,4 +1,4 @@
-"""What would make the global batch the one that a solver is meant for."""
+"""The advice for a run whose global batch is not the one that its solver is meant for."""
 
 import re
 
@@ -20,14 +20,14 @@ def test_what_gives_the_meant_batch_leaves_tests_alone():
 
 
 def test_another_iter_size_is_no_advice_where_gradients_are_clipped():
-    """The limit is one of the sum over micro-batches."""
+    """The limit applies to the sum over micro-batches, so another iter_size would change what is clipped."""
     (told,) = batch_warnings(parse_solver(MEANT), 8, 2)
     (clipped,) = batch_warnings(parse_solver(MEANT + "clip_gradients: 1"), 8, 2)
     assert "--set iter_size=4 or" in told and "--set iter_size" not in clipped and "8 ranks would" in clipped
 
 
 def test_indicators_of_sequences_have_the_meant_batch_too():
-    """Of as many sequences as the data layer has samples."""
+    """ContinuationIndicator gets as many sequences as the data layer gets samples."""
     indicator = """layer { name: "i" type: "ContinuationIndicator" top: "i"
       continuation_indicator_param { time_step: 7 batch_size: 4 } } } """
     (told,) = batch_warnings(parse_solver(MEANT.removesuffix("} ") + indicator), 8, 2)

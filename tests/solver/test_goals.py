@@ -1,5 +1,5 @@
-"""snapshot_keep, snapshot_best and early_stopping: which files stay, which weights are the best, when a run ends; and
-that a run which is interrupted comes to the same."""
+"""snapshot_keep, snapshot_best and early_stopping: which files stay, which weights are best, when a run ends. A run
+that is interrupted comes to the same result."""
 
 import json
 import shutil
@@ -45,7 +45,7 @@ def digits_net(batch: int = 16) -> str:
 
 @pytest.fixture(autouse=True)
 def no_curves(monkeypatch):
-    """Which take a second to draw."""
+    """Saves the second that drawing a run's curves takes."""
     monkeypatch.setattr("engine.report.plot.write_curve", lambda points, prefix: None)
 
 
@@ -54,7 +54,7 @@ RUN = TESTS + 'max_iter: 40 snapshot: 10 snapshot_keep: 2 snapshot_best: "accura
 
 
 class Seen(Observer):
-    """The value of an output at each test, and what is told of files."""
+    """Collects the values of an output by iteration, and the paths of snapshots that are there."""
 
     def __init__(self, output="accuracy"):
         self.output, self.values, self.there = output, {}, set()
@@ -96,7 +96,7 @@ def content(folder, iteration, kind="", prefix="net"):
 
 
 def test_as_many_snapshots_stay_as_are_asked_for(tmp_path):
-    """Those of other runs stay, too: of this prefix, and of one that begins alike."""
+    """Snapshots of other runs stay, whether they have this prefix or one that begins with the same letters."""
     others = {"net_iter_7.caffemodel", "net_iter_7.solverstate", "net_b_iter_10.caffemodel", "net_iter_10x.caffemodel"}
     for name in others:
         (tmp_path / name).write_bytes(b"another run's")
@@ -122,7 +122,7 @@ def test_the_best_weights_are_those_of_the_best_test(tmp_path, output, ema):
     _, seen = watched(RUN.replace("accuracy", output) + ema, tmp_path)
     best = (max if output == "accuracy" else min)(seen.values.values())
     at = next(iteration for iteration, value in seen.values.items() if value == best)
-    assert at > 0 and len(set(seen.values.values())) > 3  # or another rule would find it, too
+    assert at > 0 and len(set(seen.values.values())) > 3  # otherwise a wrong rule could find the same test
     path = tmp_path / f"net_iter_{at}_best.caffemodel"
     assert (tmp_path / "net_best.caffemodel").resolve() == path.resolve() and str(path) in seen.there
     scored = Evaluator(parse_net(digits_net(), "net"), World())
@@ -130,7 +130,7 @@ def test_the_best_weights_are_those_of_the_best_test(tmp_path, output, ema):
     assert scored.run()[output][0] == pytest.approx(best, abs=1e-6)
     state = read_solverstate(tmp_path / "net_iter_40.solverstate")
     assert state.kept_snapshots == [20, 30]
-    if at < 40:  # whose test comes after the snapshot
+    if at < 40:  # at 40, the test comes after the snapshot
         assert (state.best_value, state.best_iteration) == (best, at)
 
 
@@ -153,7 +153,7 @@ def test_the_end_names_the_best(tmp_path, caplog):
 @pytest.mark.parametrize("stop", [10, 20, 30])
 @pytest.mark.parametrize("early", ["", "early_stopping { patience: 3 min_delta: 0.05 }"])
 def test_a_run_that_goes_on_comes_to_the_same(tmp_path, stop, early):
-    """At whatever snapshot: the same best weights, the same end, the same files, the same state."""
+    """From any snapshot it comes to the same best weights, the same end, the same files and the same state."""
     (tmp_path / "whole").mkdir()
     (tmp_path / "parts").mkdir()
     whole, _ = watched(RUN + early, tmp_path / "whole")
@@ -175,7 +175,7 @@ def test_a_run_that_goes_on_comes_to_the_same(tmp_path, stop, early):
 
 
 def test_a_run_without_a_gain_ends(tmp_path, caplog):
-    """Nothing is learned: the first test is the best, and three more are waited for."""
+    """At a rate of 0, the first test stays the best, and the run ends after three more."""
     caplog.set_level("INFO", "engine")
     text = TESTS + 'max_iter: 40 base_lr: 0 early_stopping { output: "accuracy" patience: 3 }'
     solver, seen = watched(text, tmp_path)
@@ -183,7 +183,7 @@ def test_a_run_without_a_gain_ends(tmp_path, caplog):
     assert f"Early stopping: 3 tests without a gain; the best accuracy is {seen.values[0]:.6g}" in caplog.text
     assert names(tmp_path) == snapshot(15)
     again, seen = watched(text, tmp_path, restore=tmp_path / "net_iter_15.solverstate")
-    assert again.iteration == 15 and not seen.values  # it knows that it is over
+    assert again.iteration == 15 and not seen.values  # the state says that the run is over
     longer, _ = watched(
         text.replace("patience: 3", "patience: 5"), tmp_path, restore=tmp_path / "net_iter_15.solverstate"
     )
@@ -191,7 +191,7 @@ def test_a_run_without_a_gain_ends(tmp_path, caplog):
 
 
 def test_going_on_from_an_early_end_repeats_its_test_on_the_same_samples(tmp_path):
-    """And so all later ones have theirs."""
+    """Only then do all later tests see the samples of an uninterrupted run."""
     net, text = (
         digits_net().replace("batch_size: 180", "batch_size: 47"),
         TESTS + "test_iter: 1 max_iter: 40 base_lr: 0 ",
@@ -201,7 +201,7 @@ def test_going_on_from_an_early_end_repeats_its_test_on_the_same_samples(tmp_pat
     short, _ = watched(stopping % 2, tmp_path, net=net)
     assert 0 < short.iteration < 40
     state = tmp_path / f"net_iter_{short.iteration}.solverstate"
-    watched(stopping % 2, tmp_path, restore=state, net=net)  # which is over, and writes it again
+    watched(stopping % 2, tmp_path, restore=state, net=net)  # the run is over, and writes its snapshot again
     longer, rest = watched(stopping % 100, tmp_path, restore=state, net=net)
     assert longer.iteration == 40 and min(rest.values) == short.iteration
     assert rest.values == {at: value for at, value in whole.values.items() if at >= short.iteration}
@@ -245,7 +245,8 @@ def test_best_weights_that_are_gone_are_sought_anew(tmp_path, caplog):
 
 
 def test_a_run_that_goes_on_by_another_output_seeks_the_best_anew(tmp_path, caplog):
-    """With the same output, and from a state of before, which does not name it, it goes on with what it knows."""
+    """With the same output, or from an old state that does not name its output, it goes on with the best that the state
+    holds."""
     caplog.set_level("INFO", "engine")
     text = TESTS + 'max_iter: %d base_lr: 0 snapshot_best: "%s" early_stopping { patience: 3 }'
     solver, _ = watched(text % (40, "loss"), tmp_path)
@@ -271,7 +272,8 @@ def test_a_run_that_goes_on_by_another_output_seeks_the_best_anew(tmp_path, capl
     "best, stopping, known", [("loss", "loss", 5), ("accuracy", "loss", 5), ("loss", "accuracy", None)]
 )
 def test_each_goal_is_taken_up_by_itself(tmp_path, best, stopping, known):
-    """A repeated test counts once for early_stopping, whose output stays, also where that of the best does not."""
+    """The state goes by the loss. A test that is repeated counts once for early_stopping if its output is still the
+    loss, even if snapshot_best has another."""
     text = TESTS + 'snapshot_best: "%s" early_stopping { output: "%s" }'
     goals = make_solver(text % (best, stopping), digits_net(), tmp_path).test_nets.goals
     loss = "lowest loss of test net #0"
@@ -300,7 +302,7 @@ def test_a_file_named_like_the_link_stays(tmp_path, caplog):
 
 
 def files(folder, *texts):
-    """Solvers a, b and so on of the digits; the value of --solver."""
+    """Writes solvers a, b and so on of the digits; returns the value of --solver for them."""
     (folder / "net.prototxt").write_text(digits_net())
     paths = []
     for name, text in zip("abc", texts):
@@ -330,7 +332,8 @@ def test_a_stage_that_ends_early_is_over(tmp_path, capfd):
 
 @pytest.mark.parametrize("initial", ["", "test_initialization: false test_interval: 10"])
 def test_a_stage_that_is_killed_in_its_last_test_makes_it(tmp_path, monkeypatch, initial):
-    """Which finds the best weights, with which the next stage begins; without a test before it there are none yet."""
+    """The last test finds the best weights, with which the next stage begins. If no test came before it, there are no
+    best weights yet."""
     first = f'max_iter: 10 base_lr: 0.01 random_seed: 3 snapshot_best: "loss" {initial or "test_interval: 5"}'
     folders = [tmp_path / "whole", tmp_path / "killed"]
     for folder in folders:
@@ -348,7 +351,7 @@ def test_a_stage_that_is_killed_in_its_last_test_makes_it(tmp_path, monkeypatch,
         patched.setattr(Solver, "test", killed)
         assert main(["train", "--solver", solvers]) == 1
     assert "a_iter_10.solverstate" in names(folders[1])
-    for _ in range(2):  # once more where the second stage has begun
+    for _ in range(2):  # the second time, the second stage has begun
         assert main(["train", "--solver", solvers, "--resume", "auto"]) == 0
     assert content(folders[0], 4, prefix="b") == content(folders[1], 4, prefix="b")
 
@@ -414,7 +417,8 @@ def test_an_output_of_several_values_is_no_goal(tmp_path):
     )
     with pytest.raises(ConfigError, match="snapshot_best: output 'more' has 3 values, a goal is one number"):
         make_solver(TESTS + 'snapshot_best: "more"', digits_net() + more, tmp_path)
-    net = net.replace("batch_size: 180", "batch_size: 10")  # its values could be the samples'
+    # With batches of 10, its 10 values could be one for each sample.
+    net = net.replace("batch_size: 180", "batch_size: 10")
     solver = make_solver(TESTS + 'snapshot_best: "by_class" test_iter: 1', net, tmp_path)
     with pytest.raises(ConfigError, match="snapshot_best: output 'by_class' has 10 values, a goal is one number"):
         solver.test()
@@ -452,7 +456,7 @@ def test_the_state_is_written_and_read(tmp_path, suffix):
 
 @pytest.mark.mpi
 def test_ranks_decide_alike(tmp_path):
-    """Two ranks, and one that goes on with the global batch of both: which decisions, and which files."""
+    """Two ranks agree on decisions and files, and one rank with the global batch of both comes to the same."""
     program = """
 import json, sys
 from engine.comm.world import world
@@ -481,7 +485,8 @@ world().close()
 
 
 def test_files_are_written_where_the_watchdog_is_patient(tmp_path, monkeypatch):
-    """A snapshot may take ten times as long as an iteration, the best weights as well."""
+    """The watchdog allows a snapshot ten times as long as an iteration. It must know that the best weights are written,
+    too."""
     places = []
 
     def written(write):
@@ -506,7 +511,7 @@ def test_a_net_that_is_not_tested_is_no_goal(field, tmp_path):
 
 
 def test_the_goal_is_that_of_the_net_that_is_tested(tmp_path):
-    """Of two test nets with the same outputs the first one is left out."""
+    """Of two test nets with the same outputs, the first has test_iter 0, so the goal is the second's."""
     (tmp_path / "net.prototxt").write_text(digits_net())
     names = f'test_net: "{tmp_path}/net.prototxt" ' * 2
     text = f'{TESTS} {names} test_iter: 0 test_iter: 2 max_iter: 5 snapshot_best: "accuracy"'

@@ -1,4 +1,4 @@
-"""BVLC Caffe's own runs: the same losses and weights, and its files go on where it stopped."""
+"""Compares with runs of BVLC's Caffe: the same losses and weights, and runs go on from its files."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ pytestmark = [needs_shared("golden/solvers"), pytest.mark.parametrize("case", CA
 
 
 def open_case(case: str) -> tuple[Solver, dict[str, np.ndarray]]:
-    """A solver of the case on its one batch, with weights of our own, and the case's arrays."""
+    """Makes the solver of a case with the case's one batch and new weights; returns it with the case's arrays."""
     arrays = dict(np.load(SHARED / f"golden/solvers/{case}.npz"))
     solver = make_solver(str(arrays["solver"]), str(arrays["net"]))
     for blob in ("x", "l"):
@@ -29,7 +29,7 @@ def weights(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, list[np.nda
 
 
 def run(solver: Solver, steps: int) -> list[float]:
-    """The loss before each update."""
+    """Takes steps; returns the loss before each update."""
     solver.feeder.start(solver.state.samples_seen)
     losses = []
     for _ in range(steps):
@@ -45,13 +45,14 @@ def test_ten_steps(case):
     after = solver.net.weights_by_layer()
     for layer, blobs in weights(arrays, "after10").items():
         for ours, theirs in zip(after[layer], blobs, strict=True):
-            # Steps of RMSProp and Adam do not shrink with the gradient: those that are nearly 0 keep few digits.
+            # Steps of RMSProp and Adam do not shrink with the gradient, so weights whose gradient is nearly 0 agree in
+            # few digits.
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-4 if case == "rmsprop" else 2e-6)
 
 
 @needs_shared("golden/files")
 def test_caffe_s_files_go_on(case):
-    """Steps 11 and 12 from Caffe's snapshot, and those of a run of ours."""
+    """Compares steps 11 and 12 from Caffe's snapshot with those of a run of ours from the start."""
     whole, arrays = open_case(case)
     whole.net.load_weights(weights(arrays, "before"), case)
     losses = run(whole, 12)
@@ -73,7 +74,7 @@ def test_caffe_s_weights_by_layer_name(case):
 
 @needs_shared("golden/files")
 def test_the_state_counts_steps_as_caffe_s_does(case, tmp_path):
-    """Caffe goes on from this number: with 0 it would begin at the first rate again."""
+    """Caffe goes on from this number. If it were 0, Caffe would begin at the first rate again."""
     arrays = dict(np.load(SHARED / f"golden/solvers/{case}.npz"))
     solver = make_solver(str(arrays["solver"]), str(arrays["net"]), tmp_path)
     run(solver, 10)

@@ -30,7 +30,7 @@ SOLVER = 'net: "{folder}/net.prototxt" base_lr: 0.01 lr_policy: "fixed" momentum
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
-    """Of a solver, with a cache of its own."""
+    """Makes a folder with a net and a solver, and a cache of its own; returns the folder."""
     monkeypatch.setenv("ENGINE_CACHE", str(tmp_path / "cache"))
     (tmp_path / "net.prototxt").write_text(NET)
     (tmp_path / "solver.prototxt").write_text(SOLVER.format(folder=tmp_path))
@@ -47,7 +47,7 @@ def weights(folder: Path, name: str) -> bytes:
 
 
 def table(folder: Path, kernel: str) -> str:
-    """The file of a table in which one kernel takes all passes of the convolution."""
+    """Writes a table in which one kernel does all passes of the convolution; returns its path."""
     net = Net(read_net(str(folder / "net.prototxt")), proto.TRAIN)
     ops = {op.key: Measured(dict.fromkeys(op.passes, kernel)) for op in net.builder.asked}
     path = folder / f"{kernel}.json"
@@ -74,7 +74,8 @@ def test_a_resume_keeps_the_kernels(folder):
 
 
 def test_a_program_hands_the_kernels_on(folder, capfd):
-    """Which has built its nets by rules of thumb before it goes on from a snapshot."""
+    """The program's nets are built with kernels by rules of thumb before it restores a snapshot. Its own snapshots
+    still name those of the snapshot."""
     assert main(arguments(folder, "whole", "--kernels", table(folder, "direct"))) == 0
     half = folder / "whole_iter_2.solverstate"
     solver = caffe.SGDSolver(str(folder / "solver.prototxt"))
@@ -104,7 +105,8 @@ def test_what_is_no_table_is_refused(folder, capsys):
 
 @pytest.mark.mpi
 def test_the_same_bits_with_the_same_cache(folder):
-    """Two ranks: one measures, both compute the same (snapshots compare the ranks), and so does the second run."""
+    """Of two ranks one measures, and both compute alike (snapshots compare the ranks). The second run reads the cache
+    and comes to the same bits."""
     for name in ("first", "second"):
         done = run_ranks(2, ["-m", "engine", *arguments(folder, name, "--kernels", "measure")], timeout=200)
         assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Local SGD (`comm_param { mode: LOCAL }`): what ranks learn by themselves, and when it becomes their average."""
+"""Local SGD (`comm_param { mode: LOCAL }`): what ranks learn by themselves, and when they take their average."""
 
 import numpy as np
 import pytest
@@ -65,7 +65,7 @@ print("fine", flush=True)
 @pytest.mark.mpi
 @pytest.mark.parametrize(("ranks", "clip"), [(3, 0), (2, 3.0)])
 def test_ranks_update_by_themselves_and_average(ranks, clip):
-    """Weights and momentum of each rank are those of a reference in NumPy, with any number of servers."""
+    """The weights and momentum of each rank are those of a reference in NumPy."""
     all_fine(ranks, REFERENCE.format(clip=clip))
 
 
@@ -121,7 +121,8 @@ EMA = 'type: "Adam" base_lr: 0.001 ema: 0.9'
 
 @pytest.mark.mpi
 def test_snapshots_hold_the_average(tmp_path):
-    """They fall between two averages here: the run goes on from them to the same bits, also on other ranks."""
+    """The snapshot falls between two averages. From it, a run goes on to the same bits, and also on other numbers of
+    ranks."""
     for name in ("whole", "again", "ema", "ema_again", "one", "three"):
         (tmp_path / name).mkdir()
     state = str(tmp_path / "whole/net_iter_4.solverstate")
@@ -150,7 +151,7 @@ def test_snapshots_hold_the_average(tmp_path):
 
 
 def test_one_rank_is_synchronous():
-    """Bit for bit."""
+    """The weights have the same bits as in synchronous training."""
     one, other = (solve(f"{COMMON} {mode}", digits_net()) for mode in ("", "comm_param { mode: LOCAL sync_every: 2 }"))
     assert one.optimizer.weights.tobytes() == other.optimizer.weights.tobytes()
 

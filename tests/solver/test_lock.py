@@ -1,4 +1,4 @@
-"""A snapshot_prefix belongs to one run."""
+"""Only one run at a time may have a snapshot_prefix."""
 
 import errno
 import os
@@ -26,7 +26,7 @@ time.sleep(float(sys.argv[2]))
 
 
 def holder(prefix: str, seconds: float = 60) -> subprocess.Popen:
-    """Another process that has the prefix."""
+    """Starts another process that locks the prefix, and returns it once it has the lock."""
     command = [sys.executable, "-c", HOLDER, prefix, str(seconds)]
     process = subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "has it\n"
@@ -61,7 +61,7 @@ def test_the_lock_of_a_run_that_was_killed_stops_nobody(tmp_path, other):
 
 @pytest.fixture
 def strange(tmp_path, other, monkeypatch):
-    """The lock's file, which this user may read alone."""
+    """Makes the lock's file one that this user can read but not write, and returns its path."""
     path, given = tmp_path / ".net.lock", os.open
     theirs = path.read_text()
 
@@ -75,13 +75,14 @@ def strange(tmp_path, other, monkeypatch):
 
 
 def test_the_lock_of_another_user(tmp_path, other, strange, monkeypatch):
-    """Who may remove what a run that was killed has left gets it."""
+    """If the run was killed, a user who may remove the lock's file gets the lock."""
     with pytest.raises(EngineError, match=f"is in use by process {other.pid} on "):
         lock_prefix(str(tmp_path / "net"))
     other.kill()
     other.wait()
     with monkeypatch.context() as patched, pytest.raises(EngineError, match="if that run has ended, remove the file"):
-        patched.setattr(Path, "unlink", lambda path, missing_ok: path.rmdir())  # which fails, as in a sticky folder
+        # Rmdir() fails on a file, as unlink() does in a sticky folder.
+        patched.setattr(Path, "unlink", lambda path, missing_ok: path.rmdir())
         lock_prefix(str(tmp_path / "net"))
     assert lock_prefix(str(tmp_path / "net")) and strange.read_text().split()[1] == str(os.getpid())
     unlock_prefix(str(tmp_path / "net"))
@@ -92,7 +93,7 @@ def test_it_waits_for_a_run_that_ends(tmp_path):
     process = holder(str(tmp_path / "net"), 0.5)
     assert lock_prefix(str(tmp_path / "net"), patience=30)
     process.wait()
-    assert (tmp_path / ".net.lock").exists()  # this process's, not the one that the other has removed
+    assert (tmp_path / ".net.lock").exists()  # this process's file, not the one that the other has removed
     unlock_prefix(str(tmp_path / "net"))
 
 
@@ -102,7 +103,7 @@ def test_a_process_that_a_layer_forked_does_not_hold_it(tmp_path):
     child = os.fork()
     if child == 0:
         os.close(write)
-        os.read(read, 1)  # until the other end is closed
+        os.read(read, 1)  # waits until the other end is closed
         os._exit(0)
     unlock_prefix(str(tmp_path / "net"))
     done = subprocess.run([sys.executable, "-c", HOLDER, str(tmp_path / "net"), "0"], cwd=REPO, timeout=30)

@@ -1,4 +1,4 @@
-"""Layers that ranks hold in parts: the same training as with whole ones, snapshots that are whole."""
+"""Layers that ranks hold in parts train as whole ones do, and snapshots hold the whole."""
 
 import functools
 import subprocess
@@ -117,7 +117,7 @@ DIGITS_PARTS = "'conv[0]': (4, 1, 3, 3)", "'ip1[0]': (16, 128)", "'ip2[1]': (5,)
 
 
 def small(name: str, crop: int, batch: int, source) -> str:
-    """A net of nets/, with an eighth of the channels, on small pictures of 12 classes."""
+    """Returns a net of nets/ with an eighth of the channels, on small pictures of 12 classes."""
     message = read_net(str(REPO / f"nets/{name}.prototxt")).message
     for layer in message.layer:
         if layer.type == "Convolution":
@@ -145,7 +145,8 @@ def pictures(folder: Path) -> Path:
 
 @dataclass
 class Case:
-    """net: of a data source, for so many ranks. told: shapes of what this rank holds."""
+    """A net to verify. net: makes its text of a data source and the number of ranks. told: shapes of what this rank
+    holds."""
 
     net: Callable[[Path, int], str]
     told: tuple[str, ...]
@@ -165,7 +166,7 @@ def vgg16(parts: int):
     return lambda source, ranks: small("vgg16", 32, 8 // ranks, source) + divided("conv5_1", "fc8", parts)
 
 
-# Ranks -> what they verify, one case after the other, for they take longer to start.
+# The cases of each number of ranks. One start of the ranks verifies them all, because starting takes longer.
 CASES = {
     2: {
         "small buckets": Case(digits(0), DIGITS_PARTS, SMALL),
@@ -226,7 +227,7 @@ TEXT = "max_iter: 8 snapshot: 4 momentum: 0.9 random_seed: 3 test_iter: 3 test_i
 
 
 def solved(folder, ranks: int, net: str, text: str = TEXT, restore: str = "") -> list[str]:
-    """Lines of the tests in training."""
+    """Trains; returns the lines of the log that give the tests' outputs."""
     folder.mkdir(exist_ok=True)
     done = run_ranks(ranks, SOLVE.format(text=text, net=net, folder=str(folder), restore=restore), timeout=120)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What a solver comes to: its lines, its curves, and what contradicts itself."""
+"""The outline of a run: the lines that the log begins with, and the doubts about what contradicts itself."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""Overlap, as the timeline of a real run shows it: late layers are reduced while early ones are still in backward."""
+"""Communication overlaps with computing, by the timeline of a real run: late layers are reduced while early ones are
+still in backward."""
 
 import json
 
@@ -6,7 +7,7 @@ import pytest
 
 from tests.mpi import run_ranks
 
-# Weights at the end, computing at the beginning: the last layer's 2 MB are ready long before backward is over.
+# Early layers compute long and the last one has the weights, so its 2 MB are ready long before backward is over.
 CONVOLUTION = """
 layer { name: "conv#" type: "Convolution" bottom: "c#" top: "c%"
   convolution_param { num_output: 32 kernel_size: 3 pad: 1 weight_filler { type: "msra" } } }
@@ -37,7 +38,7 @@ world().close()
 
 
 def spans(path) -> dict[int, list[dict]]:
-    """Rank -> its spans, with their row's name and the end."""
+    """Returns the spans of each rank in a timeline, each with the name of its row and its end."""
     with open(path) as file:
         events = json.load(file)["traceEvents"]
     rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
@@ -73,7 +74,7 @@ def test_late_layers_are_reduced_while_early_ones_are_in_backward(tmp_path, serv
             late = [event for event in reduced if event["name"] == "reduce ip[0]"]
             assert all(event["ts"] >= last["end"] for event in late), "reduced before it was there"
             overlapped += any(event["ts"] < first["end"] for event in late)
-        # A busy machine may put off a server now and then, but not each time: without overlap it is 0 of 6.
+        # On a busy machine a server may be late now and then, but not in each iteration. Without overlap it is 0 of 6.
         assert overlapped >= 1 if servers else overlapped == 0
 
 
@@ -95,7 +96,8 @@ def test_the_next_forward_begins_while_late_layers_are_in_flight(tmp_path):
     done = run_ranks(2, program, environ={"MLSL_NUM_SERVERS": "1"})
     assert done.returncode == 0, done.stderr
     ranks = spans(path)
-    ends = {e["args"]["iteration"]: e["end"] for e in ranks[0] if e["name"] == "conv0 bwd"}  # of rank 0, which chooses
+    # Of rank 0, which decides the order.
+    ends = {e["args"]["iteration"]: e["end"] for e in ranks[0] if e["name"] == "conv0 bwd"}
     for events in ranks.values():
         overlapped = 0
         for iteration in range(2, 7):

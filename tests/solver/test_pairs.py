@@ -6,7 +6,7 @@ from engine.comm.world import World
 from tests.mpi import run_ranks
 from tests.solver.pairs import faults, pairs
 
-# Why a pair may be refused: what the message says.
+# Words of the messages by which a pair may be refused.
 REFUSED = ("goes with type", "has no momentum", "say the same thing", "does not go together with")
 
 

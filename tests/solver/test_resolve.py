@@ -1,4 +1,4 @@
-"""Solvers in epochs, with rates for a base batch, against the published recipes; and what they must not say."""
+"""Solvers in epochs, with rates for a base batch, against published recipes; and fields that contradict each other."""
 
 import math
 
@@ -41,13 +41,13 @@ def test_one_file_for_any_number_of_ranks(ranks, local, peak, warmup):
     assert (param.warmup_iter, param.max_iter) == (warmup, math.floor(90 * IMAGENET / batch))
     assert param.base_lr == pytest.approx(peak) and calendar.batch == batch
     rate = LearningRate(param)
-    assert rate(0) == pytest.approx(0.1)  # of the base batch
+    assert rate(0) == pytest.approx(0.1)  # the rate of the base batch
     assert rate(warmup) == pytest.approx(peak * (1 - warmup / param.max_iter), rel=1e-5)
     assert not param.HasField("max_epoch") and param.max_iter
 
 
 def test_below_the_base_batch_no_warm_up_comes_down():
-    """It begins at the rate of the batch, which is less than that of the base batch."""
+    """The rate would begin at that of the base batch, which is higher; it is the batch's own from the start."""
     param, _ = resolved(RECIPE, 16)
     rate = LearningRate(param)
     assert param.base_lr == pytest.approx(0.1 * 16 / 256)
@@ -56,7 +56,8 @@ def test_below_the_base_batch_no_warm_up_comes_down():
 
 
 def test_the_tensorflow_recipe():
-    """T: 24576 images, 9.6 halved to 4.8, 260 iterations of warm-up, linear to 0 over the other 4420 of 4680."""
+    """T: a batch of 24576 images, the rate of 9.6 halved to 4.8, 260 iterations of warm-up, then linear to 0 over the
+    other 4420 of 4680."""
     text = RECIPE.replace("6.4", "4.8") + "policy_after_warmup: true"
     param, _ = resolved(text, 24576, 1280000)
     assert (param.warmup_iter, param.max_iter) == (260, 4687)
@@ -68,7 +69,7 @@ def test_the_tensorflow_recipe():
 
 
 def test_the_square_root():
-    """I: Inception-ResNet-v2."""
+    """I: the recipe of Inception-ResNet-v2."""
     text = 'base_lr: 0.045 lr_policy: "fixed" max_iter: 9 lr_scaling { rule: SQRT base_batch: 32 }'
     assert resolved(text, 2048)[0].base_lr == pytest.approx(0.045 * 8)
     assert resolved(text, 32)[0].base_lr == pytest.approx(0.045)
@@ -80,7 +81,7 @@ def test_the_square_root():
         ("", 0.5),
         ("lr_scaling { }", 0.5),
         ("lr_scaling { rule: SQRT }", math.sqrt(0.5)),
-        ("lr_scaling { cap: 6.4 }", 1),  # 19.2 and 9.6 by the rule
+        ("lr_scaling { cap: 6.4 }", 1),  # by the rule alone they would be 19.2 and 9.6
         ("lr_scaling { cap: 12.8 }", 0.75),
     ],
 )
@@ -161,7 +162,7 @@ def test_too_large_a_rate():
 
 
 def test_cycles_without_number():
-    """What a file may say costs no time."""
+    """The number of cycles that a file asks for does not cost time."""
     for mult in (1.0000001, 1.5, 1e30):
         param = parse_solver(f'base_lr: 1 lr_policy: "sgdr" cycle_iter: 1 cycle_mult: {mult}').message
         assert 0 <= LearningRate(param)(2**31 - 1) <= 1

@@ -1,4 +1,5 @@
-"""--resume auto and --max_restarts: the newest whole snapshot, the same global batch, the same result."""
+"""--resume auto and --max_restarts go on from the newest whole snapshot, with the same global batch, to the same
+result."""
 
 import os
 import shutil
@@ -159,7 +160,7 @@ def test_a_snapshot_that_has_changed_is_refused(two_snapshots):
 
 
 def test_the_digest_is_of_what_was_written(tmp_path, monkeypatch):
-    """Not of what another run has put there before the state is written."""
+    """It is not that of the file which another run has put in its place before the state is written."""
 
     def write(path, state):
         shutil.copy(tmp_path / "net_iter_3.caffemodel", tmp_path / "net_iter_6.caffemodel")
@@ -180,7 +181,7 @@ def test_weights_beside_a_state_go_before_those_it_names(two_snapshots):
 
 
 def test_snapshots_of_before_a_supervised_run_do_not_count(two_snapshots, monkeypatch):
-    """Whatever the clocks of the host and the file server say."""
+    """This holds whatever times the clocks of the host and of the file server give the files."""
     monkeypatch.setenv("ENGINE_KNOWN_SNAPSHOTS", str(two_snapshots / "known"))
     text = f'max_iter: 9 snapshot_prefix: "{two_snapshots}/net" net_param {{ {digits_net()} }}'
     config = parse_solver(text, str(two_snapshots / "solver.prototxt"))
@@ -190,7 +191,7 @@ def test_snapshots_of_before_a_supervised_run_do_not_count(two_snapshots, monkey
             take_prefix(config, World())
             assert resume_stages([config], World(), []).snapshot is None
         solve("max_iter: 4", digits_net(), two_snapshots)
-        solve("max_iter: 6", digits_net(), two_snapshots)  # again
+        solve("max_iter: 6", digits_net(), two_snapshots)  # over the same snapshots
         for path in two_snapshots.glob("net_iter_*"):
             os.utime(path, (1, 1))
         (two_snapshots / "net_iter_3.solverstate").touch()
@@ -216,7 +217,7 @@ def test_a_run_that_goes_back_tells_of_the_snapshots_that_it_leaves(tmp_path, ca
         (128, 4, 32, 1, (32, 1)),
         (128, 2, 32, 1, (32, 2)),  # fewer ranks: more micro-batches
         (128, 1, 32, 1, (32, 4)),
-        (128, 8, 32, 1, (16, 1)),  # more ranks: smaller ones
+        (128, 8, 32, 1, (16, 1)),  # more ranks: smaller micro-batches
         (256, 4, 32, 4, (32, 2)),  # or fewer of them
         (96, 1, 64, 1, (48, 2)),
         (30, 3, 32, 1, (10, 1)),
@@ -236,14 +237,14 @@ OTHER = 'layer { name: "e" type: "Data" top: "e" data_param { source: "e" batch_
     ("transform", "more", "total", "batch", "expected"),
     [
         ("", "", 12, 4, (3, 2)),
-        (MIX, "", 12, 4, (2, 3)),  # pairs
-        ("", NORM % ("stats_batch_size: 2", ""), 60, 16, (10, 3)),  # 15 has no slices of 2
+        (MIX, "", 12, 4, (2, 3)),  # the data layer mixes pairs of samples, so batches are even
+        ("", NORM % ("stats_batch_size: 2", ""), 60, 16, (10, 3)),  # 15 samples cannot be divided into slices of 2
         ("", f"bn_stats_batch_size: 8 {NORM % ('', '')}", 48, 16, (8, 3)),
         (MIX, NORM % ("stats_batch_size: 3", ""), 60, 12, (6, 5)),
         ("", f"bn_stats_batch_size: 4 {NORM % ('use_global_stats: true', '')}", 12, 4, (3, 2)),
         ("", NORM % ("stats_batch_size: 4", "include { phase: TEST }"), 12, 4, (3, 2)),
-        ("", OTHER % (3, ""), 80, 12, (8, 5)),  # the other's becomes 2
-        ("", OTHER % (4, MIX), 24, 8, (4, 3)),  # and here
+        ("", OTHER % (3, ""), 80, 12, (8, 5)),  # the other data layer's batch becomes 2
+        ("", OTHER % (4, MIX), 24, 8, (4, 3)),  # here as well
     ],
 )
 def test_the_batch_that_holds_it_is_one_that_the_net_takes(tmp_path, transform, more, total, batch, expected):
@@ -256,7 +257,7 @@ def test_the_batch_that_holds_it_is_one_that_the_net_takes(tmp_path, transform, 
 
 
 def test_sequences_are_as_many_as_the_held_batch(caplog):
-    """And what is a sum over them is told."""
+    """A note tells of a loss whose gradient is a sum over the batch."""
     net = """layer { name: "d" type: "Data" top: "d" top: "l" data_param { source: "d" batch_size: 12 } }
       layer { name: "i" type: "ContinuationIndicator" top: "i"
         continuation_indicator_param { time_step: 7 batch_size: 6 } }
@@ -271,7 +272,7 @@ def test_sequences_are_as_many_as_the_held_batch(caplog):
 
 
 def test_without_a_data_layer_iter_size_holds_the_batch(caplog):
-    """Whose rows nobody knows yet."""
+    """Nobody knows the number of rows before the net is built."""
     caplog.set_level("INFO", "engine")
     dummy = 'layer { name: "d" type: "DummyData" top: "d" dummy_data_param { shape { dim: 4 dim: 3 } } }'
     config = parse_solver(f'net_param {{ {dummy} }} base_lr: 1 lr_policy: "fixed"', "solver.prototxt")
@@ -318,7 +319,8 @@ def test_all_numbers_of_ranks_that_it_names_can_hold_it(total, ranks, batch, adj
 @pytest.mark.mpi
 @pytest.mark.parametrize(("before", "after", "note"), [(2, 1, "1 rank x 16 x iter_size 2"), (1, 2, "2 ranks x 8 x")])
 def test_another_number_of_ranks_holds_the_batch(tmp_path, before, after, note):
-    """With the same files, and the same result: samples, dropout and clipping do not depend on ranks or iter_size."""
+    """The result stays the same, from the same files: samples, dropout and clipping do not depend on ranks or
+    iter_size."""
     whole, broken = files(tmp_path / "whole"), files(tmp_path / "broken")
     clip = ("--set", "clip_gradients=0.3")
     assert train(whole, before, "--resume", "auto", *clip)[0] == 0
@@ -339,7 +341,7 @@ def test_a_batch_that_cannot_be_held_ends_the_run(tmp_path):
 
 @pytest.mark.mpi
 def test_a_crashed_run_is_started_again(tmp_path):
-    """With an older run's snapshot, which does not count, in the same place."""
+    """It begins anew, though the snapshot of an older run lies in the same place, since that does not count."""
     whole, broken = files(tmp_path / "whole"), files(tmp_path / "broken")
     longer = ("--set", "max_iter=140", "--set", "snapshot=20")
     assert train(whole, 2, *longer)[0] == 0

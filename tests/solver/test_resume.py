@@ -1,4 +1,4 @@
-"""A run that stops and goes on ends with the same bits as one that never stopped."""
+"""A run that stops and goes on ends with the same bits as one that has never stopped."""
 
 import os
 import re
@@ -52,7 +52,7 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """A net on an LMDB of 22 JPEG files, augmented."""
+    """Makes an LMDB of 22 JPEG files; returns a net that reads and augments them."""
     root = tmp_path_factory.mktemp("photos")
     for number in range(22):
         folder = root / "images" / "abc"[number % 3]
@@ -131,7 +131,7 @@ def test_weights_that_moved_with_their_state(photos, tmp_path):
 
 
 def test_a_run_that_goes_on_from_another_s_snapshot_writes_its_own_last_one(photos, tmp_path):
-    """Also where the script had gone back to its own last one before."""
+    """It does so even if the script has restored its own last snapshot before."""
     (other := tmp_path / "other").mkdir()
     text = "max_iter: 6 snapshot: 3 random_seed: 7 "
     solve(text, photos, tmp_path)
@@ -166,7 +166,8 @@ def test_states_of_other_runs_are_refused(photos, tmp_path):
     ],
 )
 def test_a_state_that_is_refused_changes_nothing(photos, tmp_path, text, why):
-    """Neither weights and history nor which snapshots are kept: the solver trains as if nobody had asked."""
+    """Neither weights and history nor the list of kept snapshots change: the solver trains as if restore() had not been
+    called."""
     solve("max_iter: 3 random_seed: 5 momentum: 0.9", photos, tmp_path)
     solver = make_solver(f"{text} snapshot_keep: 1", photos, tmp_path)
     before = learned(solver)
@@ -177,7 +178,7 @@ def test_a_state_that_is_refused_changes_nothing(photos, tmp_path, text, why):
 
 
 def test_weights_that_lack_a_layer_are_refused(photos, tmp_path):
-    """It would go on from initial values."""
+    """Without them, the layer would go on from its initial values."""
     solve("max_iter: 3", photos, tmp_path)
     solver = make_solver("", photos.replace('name: "ip"', 'name: "fc"'), tmp_path)
     before = learned(solver)
@@ -197,7 +198,7 @@ world().close()
 @pytest.mark.mpi
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
 def test_another_number_of_ranks_goes_on_with_the_same_samples(tmp_path, before, after):
-    """The data, dropout and augmentation of 16 samples per iteration, whoever takes them."""
+    """The data, dropout and augmentation are those of the 16 samples of an iteration, whichever rank takes them."""
     (whole := tmp_path / "whole").mkdir()
     text, restore = MOMENTUM + "average_loss: 15", ""
     solve(text, digits_net(16), whole)
@@ -210,7 +211,8 @@ def test_another_number_of_ranks_goes_on_with_the_same_samples(tmp_path, before,
     assert read_solverstate(restore).samples_seen == 160
     assert distance(in_files(tmp_path, 20), in_files(whole, 20)) < 1e-5
     losses = [read_solverstate(folder / "net_iter_20.solverstate").recent_loss for folder in (tmp_path, whole)]
-    np.testing.assert_allclose(*losses, rtol=1e-5)  # the window reaches back over the break, and over ranks
+    # The window of losses goes back to before the break, and covers all ranks.
+    np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
 SOLVER = """
@@ -251,7 +253,7 @@ def test_sigterm_stops_between_two_steps_and_the_run_goes_on(photos, tmp_path):
 
 @pytest.mark.parametrize("format", ["BINARYPROTO", "HDF5"])
 def test_tests_go_on_where_those_before_the_snapshot_ended(tmp_path, format):
-    """2 tests of 3 batches of 47 samples come before it."""
+    """Before the snapshot come 2 tests of 3 batches of 47 samples, so the position is within an epoch."""
     if format == "HDF5":
         pytest.importorskip("h5py")
     text = (
@@ -273,7 +275,7 @@ def test_tests_go_on_where_those_before_the_snapshot_ended(tmp_path, format):
 
 @pytest.mark.parametrize("iteration", [0, 4, 8])
 def test_a_signal_breaks_off_a_test_which_is_made_again(tmp_path, iteration, capfd):
-    """Also the one before the first iteration, and the one after the last."""
+    """This includes the test before the first iteration and the one after the last."""
     set_up()
     text = f"max_iter: 8 test_iter: 3 test_interval: 2 {MOMENTUM}"
     whole, first, rest = Losses(), Losses(), Losses()
@@ -302,7 +304,8 @@ def test_a_signal_breaks_off_a_test_which_is_made_again(tmp_path, iteration, cap
 
 
 def test_of_two_test_nets_observers_see_both_or_none(tmp_path, capfd):
-    """The first has its lines at once, and is tested again when the second is."""
+    """The lines of the first test net are logged at once. It is tested again when the run goes on and the second can be
+    tested."""
 
     class Tests(Observer):
         def test(self, record) -> None:
@@ -328,12 +331,12 @@ def test_of_two_test_nets_observers_see_both_or_none(tmp_path, capfd):
 
 
 def test_a_signal_while_the_run_ends_does_not_promise_another_iteration(tmp_path, capfd):
-    """Here it comes with the last snapshot."""
+    """The signal comes while the last snapshot is written."""
 
     class Saved(Observer):
         def saved(self, iteration, path) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
-            while solver.signals.on_stop:  # another thread tells
+            while solver.signals.on_stop:  # waits until another thread has told of the signal
                 time.sleep(0.01)
 
     set_up()
@@ -390,7 +393,7 @@ def test_a_signal_does_not_break_off_the_last_snapshot(tmp_path, monkeypatch):
 
 @pytest.mark.mpi
 def test_a_net_in_which_nothing_learns_ends_as_others_do(tmp_path):
-    """As for BatchNorm's statistics alone. Servers would have no bucket to wait for."""
+    """Such a net may have BatchNorm's statistics only. Servers must not wait for a bucket, for there is none."""
     begin = time.monotonic()
     frozen = re.sub(r"param \{ lr_mult: [12]( decay_mult: 0)? \}", "", digits_net(8))
     frozen = re.sub('(type: "(Convolution|InnerProduct)")', r"\1 param { lr_mult: 0 } param { lr_mult: 0 }", frozen)

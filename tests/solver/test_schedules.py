@@ -1,4 +1,4 @@
-"""Learning-rate policies against their formulas, and what a wrong one is told."""
+"""Learning-rate policies against their formulas, and the messages for wrong ones."""
 
 import math
 
@@ -47,19 +47,19 @@ LONG = {
     'lr_policy: "poly" base_lr: 0.5 min_lr: 0.125 power: 2 max_iter: 200': lambda i: 0.125 + 0.375 * (1 - i / 200) ** 2,
     'lr_policy: "step" base_lr: 1 gamma: 0.5 stepsize: 50 min_lr: 0.25': lambda i: max(0.25, 0.5 ** (i // 50)),
     'lr_policy: "sgdr" base_lr: 0.5 cycle_iter: 40': lambda i: 0.25 * (1 + math.cos(math.pi * (i % 40) / 40)),
-    # 20 + 40 + 80 + 160 iterations
+    # Cycles of 20, 40, 80 and 160 iterations.
     'lr_policy: "sgdr" base_lr: 0.5 cycle_iter: 20 cycle_mult: 2': lambda i: next(
         0.25 * (1 + math.cos(math.pi * (i - 20 * (2**k - 1)) / (20 * 2**k)))
         for k in range(9)
         if i < 20 * (2 ** (k + 1) - 1)
     ),
-    # 50 + 60 + 72 + 86.4 iterations; float32 does not hold 1.2
+    # Cycles of 50, 60, 72 and 86.4 iterations. (As a float32, 1.2 is rounded.)
     'lr_policy: "sgdr" base_lr: 0.5 cycle_iter: 50 cycle_mult: 1.2': lambda i: next(
         0.25 * (1 + math.cos(math.pi * (i - begin) / length))
         for begin, length in ((182, 86.4), (110, 72), (50, 60), (0, 50))
         if i >= begin
     ),
-    # Wang's and Codreanu's gradual_warmup_then_dec(0.1, 50, 4.8, step, 200)
+    # This is gradual_warmup_then_dec(0.1, 50, 4.8, step, 200) of Wang and Codreanu.
     'lr_policy: "poly" base_lr: 4.8 power: 1 max_iter: 200 warmup_iter: 50 warmup_start_lr: 0.1 '
     "policy_after_warmup: true": lambda i: 0.1 + 4.7 * i / 50 if i < 50 else 4.8 * (200 - i) / 150,
     'lr_policy: "fixed" base_lr: 3 warmup_iter: 50 warmup_start_lr: 0.5 warmup_policy: "constant"': lambda i: (
@@ -98,7 +98,7 @@ def test_formula_over_a_run(text):
     ],
 )  # fmt: skip
 def test_weight_decay(text, expected):
-    """It knows no warm-up."""
+    """The schedule of the weight decay does not wait for the warm-up."""
     param = parse_solver(f"max_iter: 100 warmup_iter: 20 weight_decay: 0.25 {text}").message
     decay = WeightDecay(param)
     decay.check()
@@ -131,7 +131,7 @@ def test_formula(text):
 
 
 def test_warm_up_does_not_shift_the_policy():
-    """P's recipe: 0.1 to 4.8 in 446 iterations, then linear decay as if it had run from the start."""
+    """P's recipe: from 0.1 to 4.8 in 446 iterations, then a linear decay as if it had run from the start."""
     policy = rate('lr_policy: "poly" base_lr: 4.8 power: 1 max_iter: 8040 warmup_iter: 446 warmup_start_lr: 0.1')
     assert policy(0) == pytest.approx(0.1)
     assert policy(223) == pytest.approx(0.1 + 4.7 / 2, rel=1e-6)
@@ -187,7 +187,7 @@ def test_every_policy_of_the_reference_is_known():
     ],
 )
 def test_formulas_without_a_value(text, at):
-    """They are refused before the run, and, where the run goes on for longer, in it."""
+    """Such formulas are refused before the run, and during it if it goes on for longer than it was to."""
     param = parse_solver(f'net: "x" {text} max_iter: 20').message
     if at is None:
         validate(param, "s.prototxt")
@@ -214,13 +214,13 @@ def test_gamma_below_0_is_caffe_s_error(policy):
 
 
 def test_sigmoid_begins_with_nothing():
-    """As in Caffe, whose exp() is infinite there."""
+    """As in Caffe, whose exp() is infinite at iteration 0, the rate is 0."""
     policy = rate('lr_policy: "sigmoid" base_lr: 0.1 gamma: 1 stepsize: 1000')
     assert [policy(1000), policy(2000)] == pytest.approx([0.05, 0.1]) and policy(0) == 0
 
 
 class Caffe:
-    """How Caffe's SGDSolver counts steps: one in an iteration at most."""
+    """Counts steps as Caffe's SGDSolver does: one at most in an iteration."""
 
     def __init__(self, text):
         self.param, self.iteration, self.step = parse_solver(f'net: "x" {text}').message, 0, 0
@@ -252,14 +252,14 @@ def test_steps_are_counted_as_caffe_does(text):
 
 
 def test_steps_of_a_warm_up():
-    """Intel's Caffe takes none in it; then, one in an iteration, those that it has missed."""
+    """Intel's Caffe takes no steps in a warm-up. Then it catches up, with one step in each iteration."""
     text = 'base_lr: 1 gamma: 0.5 warmup_iter: 6 lr_policy: "multistep" stepvalue: 3 stepvalue: 4 stepvalue: 9'
     param, mine = parse_solver(f'net: "x" {text}').message, rate(text)
     assert [current_step(param, iteration) for iteration in range(12)] == [0] * 7 + [1, 2, 2, 3, 3]
     assert [mine(iteration) for iteration in range(6, 11)] == [0.5, 0.25, 0.25, 0.125, 0.125]
     steps = parse_solver('net: "x" base_lr: 1 gamma: 0.5 warmup_iter: 6 lr_policy: "step" stepsize: 4').message
     assert [current_step(steps, iteration) for iteration in range(11)] == [0] * 7 + [1, 1, 2, 2]
-    param.policy_after_warmup = True  # stepvalues 9, 10 and 15 of the run
+    param.policy_after_warmup = True  # then the steps come at iterations 9, 10 and 15
     assert [current_step(param, iteration) for iteration in (9, 10, 11, 15, 16)] == [0, 1, 2, 2, 3]
 
 
@@ -295,7 +295,7 @@ def test_schedules_that_go_by_the_length_of_a_run(text, needed):
     ],
 )
 def test_iterations_at_which_schedules_may_jump(monkeypatch, text, expected):
-    """Besides the first and last two, and two in the middle."""
+    """They come besides the usual ones: the first two, the last two, and two in the middle."""
     monkeypatch.setattr(schedules, "POINTS", 2)
     usual = [] if "max_iter: 0" in text else [0, 1, 498, 499, 998, 999]
     assert milestones(parse_solver(text).message) == sorted([*usual, *expected])
@@ -324,7 +324,7 @@ def test_quadratic_warm_up():
 def test_momentum(text, expected):
     momentum = Momentum(parse_solver(f"max_iter: 100 momentum: 0.5 {text}").message)
     assert [momentum(i, 0.04) for i in range(100)] == pytest.approx([expected(i) for i in range(100)])
-    assert momentum(1000, 0.04) == pytest.approx(expected(100))  # a program may step further
+    assert momentum(1000, 0.04) == pytest.approx(expected(100))  # a program may take more steps than max_iter
 
 
 def test_weight_decay_policy():

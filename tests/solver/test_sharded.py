@@ -1,4 +1,4 @@
-"""Sharded updates (`comm_param { shard_updates }`) train as whole ones do, and leave the same snapshots."""
+"""Sharded updates (`comm_param { shard_updates }`) train as whole ones do, and write the same snapshots."""
 
 import os
 import re
@@ -30,8 +30,9 @@ OPTIONS = {
     "plateau": 'lr_policy: "plateau" gamma: 0.5 plateau_winsize: 2 plateau_winsize: 2 average_loss: 2',
 }
 BF16 = "compression: BF16"
-# What travels -> the largest difference of any weight from whole updates, relative to the largest. Sums of float32 are
-# the same bits, norms are added up in another order; weights that travel as bfloat16 lose up to 2^-9 of each.
+# Settings of what travels, and by how much weights may differ from those of whole updates, relative to the largest.
+# Sums of float32 have the same bits, but norms are added up in another order; a weight that travels as bfloat16 loses
+# up to 2^-9 of its value.
 WAYS = {"": 1e-6, BF16: 0.01, f"{BF16} error_feedback: true": 0.01}
 
 PROGRAM = """
@@ -85,8 +86,8 @@ def run(ranks: int, program: str, **environ: str) -> None:
     ],
 )
 def test_sharded_updates_train_as_whole_ones(ranks, hosts, again):
-    """By every rule, with every option that needs norms or moments; the same bits in another run with other servers.
-    On two hosts of two ranks MPI's own collectives sum up."""
+    """This holds for every rule and every option that needs norms or moments. Another run with another number of
+    servers has the same bits. On two hosts of two ranks, MPI's own collectives sum up."""
     run(ranks, PROGRAM.format(again=again, hosts=hosts), MPIR_CVAR_NUM_CLIQUES=str(hosts))
 
 
@@ -105,7 +106,8 @@ print("fine", flush=True)
 
 @pytest.mark.mpi
 def test_snapshots_hold_the_whole(tmp_path):
-    """Written on 4 ranks, resumed with and without shards on 1 to 4: the same bits as the run that went on on 4."""
+    """A snapshot of 4 ranks is resumed with and without shards on 1 to 4 ranks. On 4 it comes to the same bits as the
+    run that was not interrupted."""
     for name in ("all", "again", "bf16", "bf16_again", "one", "two", "three"):
         (tmp_path / name).mkdir()
     sharded, state = "shard_updates: true", str(tmp_path / "all/net_iter_3.solverstate")
@@ -121,7 +123,7 @@ def test_snapshots_hold_the_whole(tmp_path):
     solve(ADAM, digits_net(12), tmp_path / "one", restore=state)
     for name in ("one", "two", "three"):
         assert distance(in_files(tmp_path / "all", 6), in_files(tmp_path / name, 6)) <= 1e-4, name
-    # What is written is float32, not what travelled.
+    # Snapshots hold float32 weights, not the bfloat16 that travels.
     weights = in_files(tmp_path / "bf16", 6)["ip1[0]"]
     assert np.count_nonzero(weights.view(np.uint32) & 0xFFFF) > 0.9 * weights.size
 
@@ -155,13 +157,15 @@ print("fine", flush=True)
     "comm, net", [(f" comm_param {{ shard_updates: true {BF16} }}", ""), ("", divided("conv", "ip2"))]
 )
 def test_weights_and_history_travel_in_messages_of_bounded_size(tmp_path, comm, net):
-    """Not as Python's objects, all of which would be one message; and the watchdog knows that this may take long."""
+    """They are not sent as pickled objects, each of which would be one message. The watchdog knows that sending may
+    take long."""
     run(2, PICKLED.format(folder=str(tmp_path), comm=comm, net=net))
 
 
 @pytest.mark.mpi
 def test_the_average_is_of_float32_weights(tmp_path):
-    """One that keeps nothing of those before: the weights of the last update, not what has travelled of them."""
+    """With an ema of almost 0, the average is the last update's weights: the float32 ones, not the bfloat16 that has
+    travelled."""
     program = RESUME.replace("text = ADAM", 'text = ADAM.replace("ema: 0.9", "ema: 1e-9")')
     run(3, program.format(runs=[(f"shard_updates: true {BF16}", str(tmp_path), "")]))
     average = read_caffemodel(tmp_path / "net_iter_6_ema.caffemodel")
@@ -178,7 +182,7 @@ max_iter: 100000 snapshot: 30 snapshot_prefix: "{folder}/net" comm_param {{ shar
 
 @pytest.mark.mpi
 def test_a_rank_that_is_killed(tmp_path):
-    """The run goes on from its last snapshot, to the same bits as one that nobody disturbed."""
+    """The run goes on from its last snapshot, to the same bits as one that was not disturbed."""
     for name in ("killed", "alone"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "train.prototxt").write_text(digits_net(8))
@@ -258,7 +262,7 @@ def test_layers_in_parts_are_refused():
 @pytest.mark.mpi
 @pytest.mark.parametrize("comm", ["shard_updates: true compression: BF16", "mode: ASYNC"])
 def test_layers_that_rescale_their_weights_are_refused(comm):
-    """The masters, which are updated, would not be rescaled."""
+    """Updates change the master weights, which the layers would not rescale."""
     program = f"""
 from engine.comm.world import world
 from engine.errors import ConfigError
@@ -309,7 +313,7 @@ print("fine", flush=True)
 
 @pytest.mark.mpi
 def test_shared_parameters_are_saved_in_float32(tmp_path):
-    """Under the names of all layers that have them: the last one counts where they are read."""
+    """A snapshot has them under the names of all their layers, and a reader takes those of the last one."""
     all_fine(2, SHARED.format(folder=tmp_path))
     weights = in_files(tmp_path, 2)
     assert np.array_equal(weights["ip1[0]"], weights["twin[0]"])

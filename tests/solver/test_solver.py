@@ -1,4 +1,4 @@
-"""The loop: what happens at which iteration, what is written, and what is said about it."""
+"""The solver's loop: what happens at which iteration, what is written, and what is logged."""
 
 import logging
 import os
@@ -21,7 +21,7 @@ from engine.weights import read_caffemodel, read_solverstate, write_caffemodel
 from tests.mpi import run_ranks
 from tests.solver.harness import DIGITS, all_fine, different, digits_net, learned, make_solver, send_at, solve
 
-# One batch that never changes: an inner product and its loss. Tests set x and the label.
+# An inner product and its loss, on one batch that never changes. Tests set x and the label.
 SMALL_NET = """
 layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 4 dim: 3 } } }
 layer { name: "label" type: "Input" top: "label" input_param { shape { dim: 4 } } }
@@ -30,7 +30,7 @@ layer { name: "ip" type: "InnerProduct" bottom: "x" top: "ip"
 layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
 """
 
-# What Caffe's parse_log.py looks for, and the time at the start of every line.
+# The patterns that Caffe's parse_log.py looks for, and the time at the beginning of every line.
 GLOG = re.compile(r"^[IWEF](\d{4}) (\d\d:\d\d:\d\d\.\d{6}) +\d+ \S+:\d+\] ")
 ITERATION = re.compile(r"Iteration (\d+)")
 NUMBER = r"([-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?|nan|inf)"
@@ -40,7 +40,7 @@ OUTPUT = re.compile(rf"(Train|Test) net output #(\d+): (\S+) = {NUMBER}(?: \(\* 
 
 
 class Log(logging.Handler):
-    """The lines of a run, and what a parser makes of them."""
+    """Collects the lines of a run's log, and parses them."""
 
     def __init__(self):
         super().__init__()
@@ -51,7 +51,7 @@ class Log(logging.Handler):
         self.lines += self.format(record).split("\n")
 
     def parse(self) -> dict[str, list[tuple[int, float]]]:
-        """What was measured -> (iteration, value) in the order of the lines."""
+        """Returns what the log says was measured: (iteration, value) in the order of the lines, by name."""
         found: dict[str, list[tuple[int, float]]] = {}
         iteration = -1
         for line in self.lines:
@@ -108,7 +108,7 @@ def test_a_test_of_no_iterations_tests_nothing(log):
 
 
 def test_a_script_goes_back_before_where_it_began(log, tmp_path):
-    """What is left is told by the iterations since then."""
+    """The time left is computed from the iterations since it went back, not since its first start."""
     first, other = (small_solver("max_iter: 8 display: 1", folder=tmp_path) for _ in range(2))
     for until in (3, 6):
         first.run(until)
@@ -131,7 +131,7 @@ def test_average_loss_is_the_mean_of_the_last_ones(log):
 
 
 def test_a_weighted_blob_counts_as_its_layer_has_left_it(log):
-    """Not as what is made of it in place, here 9."""
+    """The loss counts the blob before the next layer changes it in place, here to 9 times the value."""
     net = """
 layer { name: "x" type: "DummyData" top: "x" dummy_data_param { shape { dim: 4 dim: 3 }
   data_filler { type: "constant" value: 1 } } }
@@ -144,8 +144,8 @@ layer { name: "power" type: "Power" bottom: "ip" top: "ip" power_param { power: 
 
 
 def test_a_test_sees_the_weights_of_its_iteration(log, tmp_path):
-    """The test at iteration 10 of a run is that of iteration 0 of one that is fine-tuned from its snapshot, where it is
-    of the whole set: others go on where the last one ended."""
+    """The test at iteration 10 equals the test at iteration 0 of a run that begins with the weights of iteration 10.
+    Each is of the whole test set; with fewer samples a test would go on where the last one ended."""
     solve("test_interval: 10 snapshot: 10", digits_net(), tmp_path)
     tests = log.parse()["Test loss"]
     assert [i for i, _ in tests] == [0, 10, 20]
@@ -221,9 +221,9 @@ def test_parameters_with_lr_mult_0_stand_still():
         ("max_iter: 5 snapshot: 2 snapshot_after_train: false", ["net_iter_2", "net_iter_4"]),
         ("max_iter: 2 snapshot_after_train: false", []),
         ('max_iter: 2 snapshot_prefix: "%s/a_%#_of_%*"', ["a_0_of_1_iter_2"]),
-        ('max_iter: 2 snapshot_prefix: "%s/"', ["net_iter_2"]),  # a folder: named after the solver
+        ('max_iter: 2 snapshot_prefix: "%s/"', ["net_iter_2"]),  # a folder: the name is that of the solver's file
         ('max_iter: 2 snapshot_prefix: "%s"', ["net_iter_2"]),
-        ('max_iter: 2 snapshot_prefix: ""', ["net_iter_2"]),  # beside the solver
+        ('max_iter: 2 snapshot_prefix: ""', ["net_iter_2"]),  # in the solver's folder
     ],
 )
 def test_snapshots_are_named_as_caffe_names_them(tmp_path, text, names):
@@ -295,7 +295,7 @@ def test_fine_tuning_starts_a_renamed_layer_afresh(tmp_path, log):
 
 
 def test_history_is_in_the_order_of_the_file_whatever_is_fused(tmp_path):
-    """BVLC's SolverState has a blob for each parameter in the order of the layers."""
+    """BVLC's SolverState has a blob for each parameter, in the order of the layers."""
     net = """
 layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 4 dim: 3 } } }
 layer { name: "bn" type: "BatchNorm" bottom: "x" top: "bn" }
@@ -303,7 +303,7 @@ layer { name: "ip" type: "InnerProduct" bottom: "x" top: "ip" inner_product_para
 layer { name: "scale" type: "Scale" bottom: "bn" top: "scale" }
 layer { name: "loss" type: "EuclideanLoss" bottom: "scale" bottom: "ip" top: "loss" }
 """
-    # The net's x is read twice, so the order of layers is not that of the chain BatchNorm + Scale.
+    # The net's x is read twice, so the layers of the chain BatchNorm + Scale do not stand one after the other.
     solve("max_iter: 1", net, tmp_path)
     shapes = [blob.shape for blob in read_solverstate(tmp_path / "net_iter_1.solverstate").history]
     assert shapes == [(3,), (3,), (1,), (3, 3), (3,), (3,)]
@@ -369,14 +369,14 @@ world().close()
 """
     done = run_ranks(2, program)
     assert done.returncode == 0, done.stderr
-    # Ranks agree while a step is under way: what comes during step 3 is obeyed after step 4.
+    # Ranks agree on stopping while a step is under way, so a signal in step 3 is obeyed after step 4.
     assert "[5, 5] [[], []]" in done.stdout
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(("comm", "last"), [("", 4), ("comm_param { mode: LOCAL sync_every: 4 }", 7)])
 def test_several_ranks_say_after_which_iteration_they_stop(comm, last):
-    """A signal that comes while they are in iteration 3, for which they have agreed already."""
+    """The signal comes in iteration 3, while the ranks have already agreed to go on with the next one."""
     program = f"""
 import os, signal, time
 from engine.comm.world import world
@@ -476,7 +476,7 @@ def test_snapshots_hold_the_mean_of_the_ranks_statistics(tmp_path):
     assert done.stdout == "averaged\n", done.stderr
 
 
-# Numbers that are none
+# Values that are not finite
 
 
 def test_a_loss_that_is_not_finite_names_iteration_and_layer(tmp_path):
@@ -492,7 +492,7 @@ def test_a_loss_that_is_not_finite_names_iteration_and_layer(tmp_path):
 
 
 def test_data_that_are_not_finite_are_named(tmp_path):
-    """Nothing is said of base_lr, which is not the cause."""
+    """The message does not mention base_lr, which is not the cause."""
     h5py = pytest.importorskip("h5py")
     values = np.ones((6, 3), np.float32)
     values[4, 1] = np.nan
@@ -511,7 +511,7 @@ def test_data_that_are_not_finite_are_named(tmp_path):
 
 
 def test_data_that_are_not_known_are_not_to_blame(tmp_path):
-    """NaN in a target of LpqLoss."""
+    """A NaN in LpqLoss's target means that the target is not known."""
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["x"], file["y"] = np.ones((4, 3), np.float32), np.array([[1, 2], [1, np.nan]] * 2, np.float32)
@@ -528,7 +528,7 @@ def test_data_that_are_not_known_are_not_to_blame(tmp_path):
 
 
 def test_weights_that_are_not_finite_are_seen_behind_a_relu6():
-    """In a convolution it makes 0 of NaN, so that the loss stays finite."""
+    """ReLU6 fused into a convolution turns NaN into 0, so the loss stays finite."""
     net = """layer { name: "data" type: "DummyData" top: "x" top: "l" dummy_data_param {
         shape { dim: 4 dim: 3 dim: 12 dim: 12 } shape { dim: 4 } data_filler { type: "gaussian" } data_filler {} } }"""
     for bottom, top in (("x", "a"), ("a", "b"), ("b", "c")):
@@ -546,7 +546,7 @@ def test_weights_that_are_not_finite_are_seen_behind_a_relu6():
 
 
 def test_weights_that_are_not_finite_are_not_written(tmp_path):
-    """The last update before a snapshot has no forward that would notice."""
+    """No forward follows the last update before a snapshot, so the snapshot has to look at the weights itself."""
     solver = small_solver("max_iter: 5 snapshot: 1", folder=tmp_path)
     solver.solve()
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -557,7 +557,7 @@ def test_weights_that_are_not_finite_are_not_written(tmp_path):
 
 
 class Speechless(Observer):
-    """Cannot write what it has to say."""
+    """Raises an error at the end of the run, as an observer that cannot write its file does."""
 
     def __init__(self, error: Exception):
         self.error = error
@@ -617,7 +617,8 @@ def test_test_data_with_other_classes_are_told(tmp_path, caplog, lacking, told, 
     "change, told", [("", True), (f'source: "{DIGITS}/digits_test_lmdb"', False), ("rand_skip: 9", False)]
 )
 def test_two_layers_that_give_the_same_are_told(caplog, change, told):
-    """As both halves of a siamese net may: the order and the crops of a source depend on the seed alone."""
+    """The two halves of a siamese net may be like that by mistake: the order and the crops of a source depend on the
+    seed alone."""
     layers = [
         f"""layer {{ name: "{name}" type: "Data" top: "{name}" top: "{name}_label" transform_param {{ crop_size: 6 }}
           data_param {{ source: "{DIGITS}/digits_train_lmdb" batch_size: 16 shuffle: true {changed} }} }}
@@ -643,11 +644,11 @@ def test_two_layers_that_give_the_same_are_told(caplog, change, told):
         (3, "", "", "they have 4 and 3 items"),
         (4, "", "shuffle: true", "only 'right' has shuffle: true"),
         (4, "", "rand_skip: 4", "they differ in rand_skip"),
-        (3, "", "batch_size: 1", None),  # no pairs: batches of another size
+        (3, "", "batch_size: 1", None),  # not pairs, because the batches have different sizes
     ],
 )
 def test_pairs_that_come_apart_are_told(tmp_path, caplog, lines, left, right, words):
-    """As of a siamese net whose lists have lines of one number for each pair."""
+    """The two lists of a siamese net have a line of the same number for each pair."""
     Image.fromarray(np.zeros((2, 2), np.uint8)).save(tmp_path / "x.png")
     net = ""
     for name, count, fields in (("left", 4, left), ("right", lines, right)):
@@ -690,7 +691,7 @@ def test_a_stage_that_no_rule_names_is_told(log):
 
 
 def test_what_has_no_effect_in_a_net_is_told_once(log):
-    """Of the net for training and those for tests, which may be one file."""
+    """The note is about the nets for training and for tests, which may come from one file."""
     net = digits_net().replace("batch_size: 16", "batch_size: 16 mirror: true")
     make_solver("max_iter: 0 test_iter: 1 test_interval: 1 test_initialization: false", net).solve()
     notes = [line for line in log.lines if "Note: " in line]
@@ -706,7 +707,7 @@ def test_what_has_no_effect_in_a_net_is_told_once(log):
     ],
 )
 def test_another_global_batch_than_is_meant_is_told(caplog, fields, told):
-    """And what it would take."""
+    """The message also says what it would take to have the meant batch."""
     make_solver(f"max_iter: 0 {fields}", digits_net()).solve()
     words = "net.prototxt:1:13: rates and iterations are meant for a global_batch of 32, and this run's is 16"
     assert (words in caplog.text and told in caplog.text) == bool(told)
@@ -770,7 +771,7 @@ def test_layers_of_the_test_net_that_nothing_trains_are_told(tmp_path, caplog):
 
 
 def test_a_whole_test_set_has_one_end():
-    """Which is refused before the first iteration, not at the first test."""
+    """Data layers that do not end together are refused before the first iteration, not at the first test."""
     source = f'data_param {{ source: "{DIGITS}/digits_test_lmdb" backend: LMDB batch_size: 30 }}'
     net = (
         digits_net()
@@ -788,7 +789,7 @@ def test_a_run_without_iterations_ends_well(tmp_path):
 
 
 def test_outputs_are_logged_by_name(log):
-    """As Caffe does; a loss whose top has no name counts, and is not logged."""
+    """This is Caffe's order. A loss whose top has no name counts, but is not logged."""
     layers = [("z", "Power", "x"), ("b", "Reduction", "x"), ("a", "Power", "x")]
     net = """layer { name: "x" type: "DummyData" top: "x"
         dummy_data_param { shape { dim: 2 dim: 1 } data_filler { value: 3 } } }"""

@@ -1,4 +1,4 @@
-"""Several solvers in a row: the weights, the samples, the place after a kill, and what cannot follow what."""
+"""A row of solvers, one stage after the other: weights, samples, resuming after a kill, and stages that do not fit."""
 
 import os
 import re
@@ -37,7 +37,11 @@ STAGES = {  # as in the 72-epoch run: a first part, a cycle, a branch from befor
 
 
 def files(folder: Path, **changes: str) -> str:
-    """Writes the stages; returns the value of --solver. changes: in place of a stage's text, or "" for none."""
+    """Writes the stages' files; returns the value of --solver.
+
+    Args:
+        changes: the text of a stage by name, in place of that in STAGES; "" leaves the stage out.
+    """
     (folder / "net.prototxt").write_text(digits_net())
     texts = {**STAGES, **changes}
     for name, text in texts.items():
@@ -51,13 +55,13 @@ def train(*arguments: str) -> int:
 
 
 def asked(solvers: str, *sets: str, shorten: int | None = None) -> list[SolverConfig]:
-    """The solvers as `engine train` takes them."""
+    """Returns the solvers as `engine train` reads them."""
     options = Namespace(solver=solvers, set=list(sets), shorten=shorten, precision=None, level=None, stage=[])
     return asked_solvers(options)
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Every snapshot but for the names of folders in it."""
+    """Returns the content of every snapshot by file name, without the names of folders in it."""
     found = {}
     for path in sorted(folder.glob("*_iter_*")):
         if path.suffix == ".caffemodel":
@@ -81,14 +85,15 @@ def same(a: Path, b: Path) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
-    """A row that nothing has interrupted."""
+    """Trains a row that nothing interrupts; returns its folder."""
     folder = tmp_path_factory.mktemp("whole")
     assert train("--solver", files(folder)) == 0
     return folder
 
 
 def test_each_stage_begins_where_and_with_what_the_one_before_has_left(whole):
-    ends = {"one": 6, "two": 5, "three": 4, "four": 2}  # 0.03 epochs of 1437 samples: two batches of 16
+    # Stage four has 0.03 epochs of 1437 samples, which are two batches of 16.
+    ends = {"one": 6, "two": 5, "three": 4, "four": 2}
     sample, before = 0, None
     for name, end in ends.items():
         state = read_solverstate(whole / f"{name}_iter_{end}.solverstate")
@@ -101,7 +106,7 @@ def test_each_stage_begins_where_and_with_what_the_one_before_has_left(whole):
 
 
 def test_the_log_says_where_a_run_begins(tmp_path, capfd):
-    assert train("--solver", files(tmp_path, three="", four="")) == 0  # 1437 samples
+    assert train("--solver", files(tmp_path, three="", four="")) == 0  # on 1437 samples
     told = capfd.readouterr().err
     assert f"Stage 2 of 2: {tmp_path}/two.prototxt" in told
     assert "Iteration 0 begins with sample 0 (epoch 0) of the order of seed 7" in told
@@ -111,7 +116,8 @@ def test_the_log_says_where_a_run_begins(tmp_path, capfd):
 
 
 def test_the_set_up_of_a_later_stage_may_take_as_long_as_that_of_the_first(tmp_path, monkeypatch):
-    """The watchdog is to know: the stage before has left its board where its last updates were waited for."""
+    """The watchdog has to know. The stage before leaves its board at the wait for the last updates, which may take
+    less."""
     found, next_position = [], stages.next_position
 
     def asked(*args):
@@ -124,7 +130,8 @@ def test_the_set_up_of_a_later_stage_may_take_as_long_as_that_of_the_first(tmp_p
 
 
 def test_no_sample_of_an_epoch_comes_twice(tmp_path, monkeypatch):
-    """Each comes with its augmentation, which epoch and index decide. The stages go over the end of an epoch."""
+    """Epoch and index decide the augmentation, so a sample that came twice would be augmented alike. The stages go over
+    the end of an epoch."""
     read: Counter[tuple[int, str]] = Counter()
     following = Feeder.next
 
@@ -147,7 +154,7 @@ def test_no_sample_of_an_epoch_comes_twice(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kill", ["one_iter_2", "one_iter_6", "two_iter_2", "three_iter_2", "four_iter_2"])
 def test_resume_auto_goes_on_in_the_right_stage(whole, tmp_path, kill):
-    """As after a kill just when this snapshot was whole: nothing of later ones is there."""
+    """The folder is that of a run which was killed just after this snapshot, so there are none of later stages."""
     solvers = files(tmp_path)
     stage, _, last = kill.partition("_iter_")
     for path in whole.glob("*_iter_*"):
@@ -164,7 +171,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_snapshots_of_another_run_are_not_written_over(whole, tmp_path, capfd):
-    """A later stage's that began with other weights, and any whose stage before is not over."""
+    """These are snapshots of a later stage that began with other weights, or whose stage before is not over."""
     solvers = files(tmp_path)
     slower = ["--solver", solvers, "--resume", "auto", "--set", "1:base_lr=0.04"]
     for path in [*whole.glob("two_iter_*"), *whole.glob("one_iter_2.*")]:
@@ -178,7 +185,7 @@ def test_snapshots_of_another_run_are_not_written_over(whole, tmp_path, capfd):
     assert train(*slower) == 0
     for path in [*tmp_path.glob("three_iter_*"), *tmp_path.glob("four_iter_*")]:
         path.unlink()
-    for path in whole.glob("two_iter_*"):  # of the run at a rate of 0.05, after a first stage at 0.04
+    for path in whole.glob("two_iter_*"):  # the first stage of these had a rate of 0.05, here it was 0.04
         (tmp_path / path.name).write_bytes(path.read_bytes())
     before = contents(tmp_path)
     capfd.readouterr()
@@ -188,7 +195,8 @@ def test_snapshots_of_another_run_are_not_written_over(whole, tmp_path, capfd):
 
 
 def test_a_stage_of_a_shorter_run_is_not_over(tmp_path, capfd):
-    """In epochs, as after a trial with --shorten: only the snapshot knows how many iterations these are."""
+    """Its length is given in epochs, as after a trial with --shorten. Only the snapshot knows how many iterations they
+    were."""
     solvers = files(tmp_path, one='max_epoch: 0.03 base_lr: 0.05 lr_policy: "fixed"', three="", four="")
     assert train("--solver", solvers) == 0
     assert train("--solver", solvers, "--resume", "auto", "--set", "1:max_epoch=0.06") == 1
@@ -199,7 +207,8 @@ def test_a_stage_of_a_shorter_run_is_not_over(tmp_path, capfd):
         path.unlink()
     assert train("--solver", solvers, "--resume", "auto", "--set", "1:max_epoch=0.06") == 0
     capfd.readouterr()
-    assert read_solverstate(tmp_path / "one_iter_5.solverstate").max_epoch == pytest.approx(0.06)  # 1437 samples by 16
+    # 1437 samples in batches of 16.
+    assert read_solverstate(tmp_path / "one_iter_5.solverstate").max_epoch == pytest.approx(0.06)
     assert train("--solver", solvers, "--resume", "auto", "--set", "1:max_epoch=0.06") == 0
     assert f"Stage 1 of 2 is done: {tmp_path}/one_iter_5.solverstate" in capfd.readouterr().err
 
@@ -209,7 +218,7 @@ def test_a_run_that_began_with_other_weights_does_not_go_on(whole, tmp_path, cap
     two, four = ["--weights", f"{whole}/one_iter_2.caffemodel"], ["--weights", f"{whole}/one_iter_4.caffemodel"]
     assert train("--solver", solver, *four) == 0
     assert train("--solver", solver, "--resume", "auto", *four) == 0
-    assert train("--solver", solver, "--resume", "auto") == 0  # whatever they were
+    assert train("--solver", solver, "--resume", "auto") == 0  # without --weights, any beginning is accepted
     assert "Going on after iteration 4 of 4" in capfd.readouterr().err
     state = tmp_path / "three_iter_4.solverstate"
     assert read_solverstate(state).begun_from == digest_of(four[1:])
@@ -240,7 +249,7 @@ def test_a_run_goes_on_without_the_weights_that_it_began_with(whole, tmp_path, c
 
 
 def test_a_stage_that_goes_on_alone_stays_one_of_its_row(whole, tmp_path, capfd):
-    """Which takes its snapshots for its own, and does not train it again."""
+    """The row takes the stage's snapshots for its own, and does not train the stage again."""
     solvers = files(tmp_path)
     for path in [*whole.glob("one_iter_*"), *whole.glob("two_iter_2.*")]:
         (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -297,7 +306,7 @@ def test_shorten_divides_all_that_is_counted(tmp_path):
 
 @pytest.mark.parametrize("prefix", ["one", "first"])
 def test_a_branch_follows_a_stage_whose_prefix_is_overridden(tmp_path, monkeypatch, capfd, prefix):
-    """An earlier run has left a file of the name that the solver gives."""
+    """An earlier run has left a file of the name that the branch's file gives."""
     monkeypatch.chdir(tmp_path)
     branch = STAGES["three"].replace("{folder}/one", prefix)
     solvers = files(tmp_path, two="", three=branch, four="")
@@ -321,14 +330,14 @@ def test_a_branch_from_another_prefix_is_shortened_too(tmp_path):
 
 
 def test_weights_that_no_stage_leaves_by_its_own_prefix_stay(tmp_path):
-    """Of the same name, in a folder of an older run."""
+    """They have the name that a stage leaves, but lie in the folder of an older run."""
     branch = STAGES["three"].replace("{folder}", "{folder}/old")
     configs = asked(files(tmp_path, two="", three=branch, four=""), f"snapshot_prefix={tmp_path}/out/")
     assert list(configs[1].message.weights) == [f"{tmp_path}/old/one_iter_4.caffemodel"]
 
 
 def test_weights_that_the_user_names_stay(tmp_path):
-    """Of an earlier run, which has left them by the prefix of the first stage's file."""
+    """They are those of an earlier run, which has left them by the prefix in the first stage's file."""
     mine = f"{tmp_path}/one_iter_6.caffemodel"
     solvers = files(tmp_path, two="", four="")
     configs = asked(solvers, f"snapshot_prefix={tmp_path}/out/", f"2:weights={mine}")
@@ -336,7 +345,7 @@ def test_weights_that_the_user_names_stay(tmp_path):
 
 
 def test_of_stages_whose_files_have_one_prefix_the_last_is_followed(tmp_path):
-    """Each has its own by --set."""
+    """--set gives each of the stages a prefix of its own."""
     branch = STAGES["three"].replace("{folder}/one", "{folder}/same")
     solvers = files(tmp_path, three=branch, four="")
     for name in ("one", "two"):
@@ -358,7 +367,7 @@ def test_a_shortened_branch_reads_the_iteration_behind_the_prefix(tmp_path, pref
 
 @pytest.mark.parametrize(("divisor", "begins"), [(1000, 8), (100, 76), (10, 760), (7, 1083)])
 def test_a_shortened_branch_begins_where_the_shortened_stage_has_a_snapshot(tmp_path, divisor, begins):
-    """The numbers of the 448-node run, whose collapse branches off at the 19th snapshot."""
+    """The numbers are those of the 448-node run, whose collapse branches off at the 19th snapshot."""
     line = 'max_iter: 8040 snapshot: 402 base_lr: 1 lr_policy: "fixed"'
     branch = 'max_iter: 402 base_lr: 1 lr_policy: "fixed" weights: "{folder}/one_iter_7638.caffemodel"'
     solvers = files(tmp_path, one=line, two=branch, three="", four="")
@@ -370,7 +379,7 @@ def test_a_shortened_branch_begins_where_the_shortened_stage_has_a_snapshot(tmp_
 @pytest.mark.parametrize(
     ("one", "begins", "shortened"),
     [
-        ("max_epoch: 1.4", 125, 12),  # at its end
+        ("max_epoch: 1.4", 125, 12),  # the branch begins at the end of the stage
         ("max_epoch: 2.5 snapshot_epoch: 1.4", 125, 12),
         ("max_iter: 200 snapshot_epoch: 1.4", 125, 12),
         ("max_epoch: 2.5 snapshot: 70", 140, 14),
@@ -481,7 +490,7 @@ def start(folder: Path, ranks: int, *arguments: str) -> subprocess.Popen:
 
 
 def kill_when(process: subprocess.Popen, path: Path) -> None:
-    """SIGKILL, launcher and ranks, as soon as a file is there."""
+    """Kills the launcher and its ranks by SIGKILL as soon as a file is there."""
     while not path.exists():
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.005)
@@ -515,17 +524,17 @@ ZOO = SHARED / "zoo/surfsara/models/multinode/resnet50_custom_lr"
 @needs_shared("zoo/surfsara/models/multinode/resnet50_custom_lr")
 @needs_shared("data/imagenet-sample.zip")
 def test_the_five_files_of_the_72_epoch_run_are_one_command(tmp_path):
-    """Unchanged but for paths, the batch and the length; killed in stages 1, 3 and 5."""
+    """They are unchanged but for paths, batch and length, and the run is killed in stages 1, 3 and 5."""
     with zipfile.ZipFile(SHARED / "data/imagenet-sample.zip") as archive:
         archive.extractall(tmp_path)
     (labels,) = tmp_path.rglob("labels.txt")
-    size = ["--resize_height", "256", "--resize_width", "256"]  # as train_val_noaug expects it
+    size = ["--resize_height", "256", "--resize_width", "256"]  # as train_val_noaug expects them
     assert main(["convert_imageset", str(labels.parent), str(labels), str(tmp_path / "lmdb"), *size]) == 0
     names = ("init", "cyc1", "cyc2", "cyc3", "collapse")
     words = ["--solver", ",".join(str(ZOO / f"solver_{name}.prototxt") for name in names), "--shorten", "3000"]
     for setting in (f"source={tmp_path}/lmdb", "batch_size=2"):
         words += ["--set", f"layer[data@TRAIN].data_param.{setting}"]
-    words += ["--set", "snapshot=1", "--set", "5:max_iter=6000"]  # two iterations of it
+    words += ["--set", "snapshot=1", "--set", "5:max_iter=6000"]  # which leaves two iterations of the last stage
     folders = [tmp_path / "whole", tmp_path / "killed"]
     for folder, kills in zip(folders, ([], ["init_iter_1", "cyc2_iter_1", "collapse_iter_1"])):
         folder.mkdir()

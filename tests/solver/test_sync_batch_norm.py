@@ -1,4 +1,4 @@
-"""BatchNorm over the batches of all ranks: the same weights as one rank that has the global batch."""
+"""BatchNorm over the batches of all ranks (bn_sync) learns the same weights as one rank with the global batch."""
 
 import functools
 import tempfile
@@ -53,12 +53,12 @@ world.close()
 
 @functools.cache
 def trained(ranks: int) -> list[dict[str, np.ndarray]]:
-    """What is learned with bn_sync, and without."""
+    """Returns what is learned with bn_sync and what without it."""
     with tempfile.TemporaryDirectory() as folder:
         done = run_ranks(ranks, PROGRAM.format(folder=folder), timeout=120, names={"NET": NET})
         assert done.returncode == 0, done.stdout + done.stderr
         files = [np.load(Path(folder) / f"{sync}.npz") for sync in ("true", "false")]
-        # Statistics have no history.
+        # The histories of statistics are all zeros, and are left out.
         return [{name: values for name, values in file.items() if values.any()} for file in files]
 
 

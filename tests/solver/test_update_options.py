@@ -1,4 +1,4 @@
-"""LARS, LARC and AdamW, from the solver's text to the weights: one step against the formulas."""
+"""LARS, LARC, AdamW and other options of updates: one step of a solver against the formulas."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,8 @@ from tests.solver.harness import digits_net, make_solver
 
 
 def one_step(text: str) -> list[tuple]:
-    """(parameter, weights before, gradient, weights after) of each, float64, in the kernels' layout."""
+    """Takes one step. Returns (parameter, weights before, gradient, weights after) of each parameter, as float64, in
+    the kernels' layout."""
     solver = make_solver(f"iter_size: 2 {text}", digits_net())
     before = solver.optimizer.weights.astype(np.float64)
     solver.feeder.start()
@@ -42,7 +43,7 @@ def test_layer_wise_rates(policy):
 
 @pytest.mark.parametrize("text", ["local_lr_auto: true local_gw_ratio: 0.005", "larc: true larc_eta: 0.005"])
 def test_layer_wise_rates_of_decayed_parameters_only(text):
-    """Others, such as a bias that begins at 0, take the rate by their lr_mult."""
+    """Other parameters, such as a bias that begins at 0, have the rate that lr_mult gives."""
     rate, decay = 0.05, 0.01
     found = set()
     for parameter, w, g, after in one_step(f"base_lr: {rate} weight_decay: {decay} local_lr_decayed_only: true {text}"):
@@ -59,7 +60,8 @@ def test_decoupled_decay():
     rate, decay = 0.01, 0.1
     text = f'type: "Adam" base_lr: {rate} weight_decay: {decay} momentum: 0.9 delta: 1e-4 decoupled_weight_decay: true'
     for parameter, w, g, after in one_step(text):
-        # In the first step the corrected moments are g and g^2; the correction is in the rate, and so not in delta.
+        # In the first step the corrected moments are g and g^2. The correction is part of the rate, so delta is not
+        # corrected.
         second = np.sqrt(0.001) * np.abs(g)
         step = np.sqrt(0.001) / 0.1 * 0.1 * g / (second + 1e-4) + decay * parameter.decay_mult * w
         np.testing.assert_allclose(after, w - rate * parameter.lr_mult * step, rtol=1e-4, atol=1e-6)
@@ -67,7 +69,7 @@ def test_decoupled_decay():
 
 @pytest.mark.parametrize("policy", ["scale", "clip"])
 def test_nvidias_layer_wise_rates(policy):
-    """The momentum is made up for, the decay is left out of the denominator."""
+    """Momentum is compensated for, and the decay is not in the denominator."""
     rate, eta, decay = 0.05, 0.01, 0.01
     text = f"base_lr: {rate} weight_decay: {decay} momentum: 0.5 larc: true larc_eta: {eta} larc_policy: '{policy}'"
     for parameter, w, g, after in one_step(text):
@@ -100,7 +102,7 @@ def test_a_scale_stays_within_its_bounds():
 
 
 def test_momentum_follows_its_policy():
-    """Two steps at momentum 0, then 0.25."""
+    """The momentum is 0 in the first step and 0.25 in the second."""
     text = 'momentum_policy: "poly" momentum: 0 max_momentum: 0.5 max_iter: 2 base_lr: 0.05'
     solver = make_solver(text, digits_net())
     solver.feeder.start()

@@ -1,4 +1,4 @@
-"""What a solver must say."""
+"""Checks of a solver's fields before a run: what is refused, and what is noted."""
 
 import subprocess
 import sys
@@ -21,8 +21,9 @@ def check(text: str) -> None:
 def test_a_good_solver():
     check(GOOD)
     check(GOOD + " test_iter: 1 test_interval: 5 momentum: 0.9 iter_size: 2")
-    check(GOOD + " comm_param { affinity: 5 }")  # with MLSL_NUM_SERVERS=1
-    check(GOOD.replace("max_iter: 10", "max_epoch: 600000"))  # of 1,000 samples in batches of 100 they are few
+    check(GOOD + " comm_param { affinity: 5 }")  # enough, if MLSL_NUM_SERVERS is 1
+    # 6,000,000 iterations, with 1,000 samples in batches of 100.
+    check(GOOD.replace("max_iter: 10", "max_epoch: 600000"))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_a_bad_field_is_named_with_its_place(more, reason):
 
 @pytest.mark.parametrize("warmup", ["warmup_iter: 5", "warmup_epoch: 1", 'warmup_iter: 5 warmup_policy: "quadratic"'])
 def test_a_warm_up_without_an_end_is_refused(warmup):
-    """multifixed does without base_lr, to which a warm-up rises: it would be at a rate of 0."""
+    """multifixed needs no base_lr, but a warm-up rises to it: without it, the rate would rise to 0."""
     text = 'lr_policy: "multifixed" stagelr: 0.1 stagelr: 0.01 stageiter: 50 stageiter: 100 max_iter: 100'
     check(text)
     check(f"{text} base_lr: 0.1 {warmup}")
@@ -76,7 +77,7 @@ def test_a_warm_up_without_an_end_is_refused(warmup):
 
 
 def test_a_denormal_delta_counts_as_zero(tmp_path):
-    """In a process of its own: in this one a test may have said that denormals are read as 0."""
+    """This needs a process of its own, because a test of this one may have switched to reading denormals as 0."""
     (tmp_path / "net.prototxt").touch()
     (tmp_path / "solver.prototxt").write_text(f'{GOOD} net: "net.prototxt"\ntype: "Adam" delta: 1e-39')
     command = [sys.executable, "-m", "engine", "train", "--solver", "solver.prototxt"]
@@ -88,7 +89,7 @@ def test_a_denormal_delta_counts_as_zero(tmp_path):
 def test_all_complaints_come_together():
     with pytest.raises(ConfigErrors) as raised:
         check('base_lr: -1 lr_policy: "wrong" iter_size: 0')
-    assert len(raised.value.errors) == 4  # base_lr, iter_size, no max_iter, lr_policy
+    assert len(raised.value.errors) == 4  # base_lr, iter_size, the missing max_iter, lr_policy
     assert len(str(raised.value).splitlines()) == 4
 
 
@@ -97,7 +98,7 @@ def test_the_snapshot_folder(tmp_path):
         message = parse_solver(f'{GOOD} snapshot_prefix: "{value}" {more}').message
         check_snapshots(message, f"{tmp_path}/s.prototxt", "s.prototxt:1:1")
 
-    prefix("")  # beside the solver
+    prefix("")  # in the solver's folder
     prefix(f"{tmp_path}/net")
     prefix(f"{tmp_path}/")
     prefix("net")
@@ -171,7 +172,7 @@ def test_scaling_by_the_global_batch_where_each_rank_steps_by_its_own():
 
 
 def test_momentum_that_intels_caffe_corrects_by_itself():
-    """In a warm-up, as its SGD does; a solver of BVLC's Caffe names no engine."""
+    """Intel's SGD does so in a warm-up. A solver of BVLC's Caffe names no engine, so nothing is noted for it."""
     text = f'{GOOD} engine: "MKLDNN" momentum: 0.9 warmup_iter: 5'
 
     def told(text: str) -> bool:
@@ -185,7 +186,7 @@ def test_momentum_that_intels_caffe_corrects_by_itself():
 
 
 def test_tests_without_a_net_are_noted():
-    """Caffe does not test then, either."""
+    """Caffe does not test such a solver, either."""
     text = 'base_lr: 1 lr_policy: "fixed" max_iter: 9 train_net: "x"'
     assert list(notes(parse_solver(text).message)) == []
     for field in ("test_interval", "test_epoch"):
