@@ -1,6 +1,6 @@
-"""What the tests of strategies run on ranks: steps of a net of gradients alone, and what they come to in NumPy.
+"""Shared by the tests of strategies: a run that has gradients but no net, and its result by NumPy.
 
-Without pytest, which takes a rank as long to load as all of this.
+Ranks import this module. It leaves out pytest, which takes as long to load as all the rest.
 """
 
 import functools
@@ -16,18 +16,19 @@ from engine.comm.strategies.strategy import Step
 from engine.comm.world import World
 from engine.host import _core
 
-SIZES = [5000, 37, 12000, 9, 60000, 640]  # the large ones are cut, the small ones share
+SIZES = [5000, 37, 12000, 9, 60000, 640]  # large parameters are divided among buckets, small ones share one
 STEPS = 6
 
 
 @functools.cache
 def mean_of(samples: range, step: int, size: int) -> np.ndarray:
-    """Of the gradients of these samples."""
+    """Returns the mean of the gradients of these samples."""
     return np.mean([np.random.default_rng((step, i)).standard_normal(size) for i in samples], axis=0)
 
 
 class Run:
-    """A net of SIZES without its layers: gradients come from a seeded generator, their mean over ranks is known."""
+    """Trains parameters of SIZES with gradients from a seeded generator, whose mean over ranks is known, in place of a
+    net."""
 
     def __init__(self, world: World, clip: float = 0.0, iter_size: int = 1, threads: int = 1, comm: str = ""):
         self.world, self.clip, self.iter_size = world, clip, iter_size
@@ -49,7 +50,8 @@ class Run:
         self.strategy = chosen(world, *how, threads=threads, state=state)
 
     def gradient(self, step: int, part: int, parts: int) -> np.ndarray:
-        """The mean over slice `part` of 12 samples; the mean of all slices is the same for any `parts`."""
+        """Returns the mean gradient of slice `part` of the 12 samples, which are cut into `parts` slices. The mean of
+        all slices does not depend on `parts`."""
         return mean_of(range(part * 12 // parts, (part + 1) * 12 // parts), step, self.gradients.size)
 
     def steps(self, steps: int = STEPS) -> None:
@@ -57,7 +59,7 @@ class Run:
             for bucket in reversed(self.buckets):
                 self.queue.wait_done(bucket.index)
             parts = self.world.size * self.iter_size
-            # Micro-batch m of rank r; the whole is the same for any number of ranks.
+            # The sum over micro-batches `micro` of this rank. The mean over ranks is the same for any number of them.
             self.gradients[:] = sum(
                 self.gradient(step, self.world.rank * self.iter_size + micro, parts) for micro in range(self.iter_size)
             )
@@ -68,7 +70,8 @@ class Run:
         self.strategy.wait_all()
 
     def constants(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of every float: what its rate is multiplied by, its weight decay, and whether it is a parameter's."""
+        """Returns three values for each float: the factor of its rate, its weight decay, and whether it belongs to a
+        parameter."""
         count = self.weights.size
         rate, decay, used = np.ones(count), np.full(count, 0.01), np.zeros(count, bool)
         for bucket in self.buckets:
@@ -84,7 +87,7 @@ class Run:
 
 @functools.cache
 def reference(clip: float = 0.0) -> np.ndarray:
-    """The same run in float64, in NumPy."""
+    """Returns the weights after the same run on one rank, in float64 by NumPy."""
     run = Run(World())
     weights, history = run.weights.astype(np.float64), np.zeros(run.weights.size)
     rate, decay, used = run.constants()

@@ -1,4 +1,4 @@
-"""Cutting the gradient arena into buckets."""
+"""How the gradient arena is divided into buckets."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,8 @@ def test_a_large_parameter_is_cut():
 
 def test_the_parts_of_a_large_parameter_are_alike():
     *parts, last = make_buckets([("fc6", 0, 520), ("b", 520, 1)], bucket_bytes=256 * FLOATS)
-    assert [(bucket.begin, bucket.end) for bucket in parts] == [(0, 176), (176, 352), (352, 520)]  # of 16 floats each
+    # Multiples of 16 floats.
+    assert [(bucket.begin, bucket.end) for bucket in parts] == [(0, 176), (176, 352), (352, 520)]
     assert last.name == "b"
 
 
@@ -49,7 +50,7 @@ def test_every_float_is_in_one_bucket_for_any_size():
 
 
 def test_the_last_buckets_are_small():
-    count = 16_000  # floats; 64 KB each
+    count = 16_000  # floats, which are 64 KB for each parameter
     parameters = [(f"p{i}", i * count, count) for i in range(400)]
     sizes = [bucket.nbytes for bucket in make_buckets(parameters, bucket_bytes=8 << 20)]
     assert sizes[0] > 8e6 and sizes[-1] <= 256 << 10
@@ -80,7 +81,7 @@ def test_ranges_carry_multipliers():
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_ranges_of_sharded_updates_are_those_of_this_rank(apart):
-    """apart: sums are not in the arena, where the ranges then are of the rank's own arrays."""
+    """apart: whether sums lie outside the arena. Ranges then count in the rank's own arrays."""
     buckets = make_buckets([("w", 0, 96), ("b", 96, 32), ("v", 128, 40)], bucket_bytes=128 * FLOATS)
     shares = Shares(buckets, chunk_bytes=128 * FLOATS, rank=1, ranks=2)
     weights = np.zeros(168, np.float32)

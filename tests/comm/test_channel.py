@@ -1,4 +1,4 @@
-"""What an allreduce may cost in accuracy, on one host and on hosts that MPICH makes up on this one."""
+"""The accuracy of an allreduce, on one host and on hosts that MPICH simulates on this one."""
 
 import functools
 import subprocess
@@ -60,7 +60,8 @@ WAYS = {  # ranks, hosts -> what is tried there: hierarchical, bf16, feedback
 
 @functools.cache
 def channels(ranks: int, hosts: int) -> subprocess.CompletedProcess:
-    """All ways that are tried on so many ranks, one after the other: the ranks take longer to start."""
+    """Tries all ways of this number of ranks, one after the other, because starting the ranks takes longer; returns the
+    finished process."""
     program = PROGRAM.format(hosts=hosts, ways=WAYS[ranks, hosts])
     return run_ranks(ranks, program, timeout=60, environ={"MPIR_CVAR_NUM_CLIQUES": str(hosts)})
 
@@ -75,7 +76,7 @@ def skip_on_one_host(done: subprocess.CompletedProcess) -> None:
     ("ranks", "hosts", "way"), [(*where, way) for where, ways in WAYS.items() for way in ways], ids=str
 )
 def test_sums_are_as_accurate_as_they_can_be(ranks, hosts, way):
-    """Where each host has one rank, they exchange shares; hierarchical on one host is plain."""
+    """Between hosts with one rank each, ranks exchange shares. On one host, a hierarchical sum is a plain one."""
     done = channels(ranks, hosts)
     skip_on_one_host(done)
     assert done.stdout.count(f"fine: {' '.join(map(str, way))}\n") == ranks, done.stderr
@@ -133,7 +134,8 @@ print("fine", flush=True)
 @pytest.mark.mpi
 @pytest.mark.parametrize(("ranks", "hosts"), [(3, 1), (4, 2)])
 def test_sums_that_come_in_parts(ranks, hosts):
-    """As bfloat16, where an allreduce would unpack them; those of each rank's share; and the shares of all."""
+    """Sums may come as bfloat16, which an allreduce would unpack, as those of each rank's share, and as the shares of
+    all."""
     done = run_ranks(ranks, PARTS.format(hosts=hosts), environ={"MPIR_CVAR_NUM_CLIQUES": str(hosts)})
     skip_on_one_host(done)
     assert done.returncode == 0 and done.stdout.count("fine") == ranks, done.stderr
@@ -190,6 +192,6 @@ print("fine")
 
 @pytest.mark.mpi
 def test_ranks_without_a_share_send_gradients_and_get_sums_and_that_is_all():
-    """Also as bfloat16."""
+    """This holds for bfloat16, too."""
     done = run_ranks(3, FEW)
     assert done.returncode == 0 and done.stdout.count("fine") == 3, done.stdout + done.stderr

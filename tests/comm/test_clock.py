@@ -1,4 +1,4 @@
-"""One clock for all ranks."""
+"""All ranks agree on one clock."""
 
 import pytest
 

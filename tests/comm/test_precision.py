@@ -1,4 +1,4 @@
-"""Which precision a run gets that asks for bf16."""
+"""The precision of a run that asks for bf16."""
 
 import os
 import subprocess
@@ -43,7 +43,7 @@ def test_fp32_where_bf16_is_not_there(isa):
 
 
 def test_the_gain_is_measured():
-    """Matrix units multiply the speed by eight or more, other instructions for bf16 double it at best."""
+    """Matrix units make it eight times as fast or more; other instructions for bf16 make it twice as fast at most."""
     gain = _core.bf16_gain()
     assert (gain > 0) == ("bf16" in _core.onednn_isa() or "AMX" in _core.onednn_isa())
     assert gain > 2.5 or not _core.has_amx()

@@ -1,4 +1,4 @@
-"""What is found before iteration 0: ranks that differ are named, with their difference, in one line."""
+"""Differences between ranks are found before iteration 0: one line names the ranks and what differs."""
 
 import json
 import platform
@@ -66,7 +66,7 @@ def test_doctor(tmp_path):
 
 @pytest.mark.mpi
 def test_doctor_copies_no_data_and_takes_a_row_of_solvers(tmp_path):
-    """Solvers as training takes them: --set 2:PATH=VALUE is the second's."""
+    """Options mean what they do in training: --set 2:PATH=VALUE is for the second solver."""
     write_ranks(tmp_path, {"train": keys(144), "test": keys(20)}, {"train": keys(144), "test": keys(20)})
     for folder in (tmp_path / "0", tmp_path / "1"):
         net = (
@@ -105,7 +105,12 @@ VERBS = {
 
 
 def write_ranks(folder, *datasets: dict[str, list[str]], train: str = "train") -> None:
-    """A folder for each rank, with a solver, a net, and LMDBs by name, which hold zeros by these keys."""
+    """Writes a folder for each rank, with a solver, a net and LMDBs.
+
+    Args:
+        datasets: of each rank, the keys of its LMDBs by name. The values are zeros.
+        train: the source of the training data.
+    """
     value = proto.Datum(channels=1, height=2, width=2, data=bytes(4)).SerializeToString()
     for rank, sources in enumerate(datasets):
         own = folder / str(rank)
@@ -122,7 +127,7 @@ def write_ranks(folder, *datasets: dict[str, list[str]], train: str = "train") -
 
 
 def run_in_own_folders(folder, verb: str):
-    """Two ranks, each in its folder."""
+    """Runs a verb on two ranks, each in its own folder; returns the finished process."""
     program = f"""
 import os
 from engine.cli import main
@@ -166,7 +171,7 @@ def test_a_rank_with_other_data_is_named(tmp_path, verb, others, difference):
 
 @pytest.mark.mpi
 def test_ranks_may_have_parts_of_their_own(tmp_path):
-    """A source by rank is each one's own, of any size."""
+    """A source whose name has %# belongs to one rank, and may have any size."""
     write_ranks(
         tmp_path,
         {"part_0": keys(144), "test": keys(20)},
@@ -178,7 +183,7 @@ def test_ranks_may_have_parts_of_their_own(tmp_path):
 
 
 class Broken(World):
-    """Two ranks whose sums lack something."""
+    """Stands for two ranks whose sums are wrong in one element."""
 
     size = 2
 

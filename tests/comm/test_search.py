@@ -1,4 +1,4 @@
-"""The search of autotune, on steps whose length is a formula."""
+"""The search of autotune, with steps whose length is computed by a formula."""
 
 from dataclasses import replace
 from itertools import count
@@ -15,14 +15,14 @@ BEGIN = CommSettings(servers=2, bucket_bytes=8 * MB, chunk_bytes=8 * MB)
 
 
 class Ranks:
-    """Of a world, as far as the search asks."""
+    """Has what the search asks of a World: the number of ranks, and that on this host."""
 
     def __init__(self, size, local_size):
         self.size, self.local_size = size, local_size
 
 
 class Told(Search):
-    """told: how often."""
+    """Counts in `told` how often it was told the length of a step."""
 
     told = 0
 
@@ -38,7 +38,8 @@ def searched(seconds, settings=BEGIN, given="", ranks=(4, 2), cores=16, **enviro
 
 
 def best_is(**wanted):
-    """The step is 1 s where no field is as wanted, a tenth less for each that is."""
+    """Returns a function of settings that gives the seconds of a step: 1, less a tenth for each field that is as
+    wanted."""
 
     def seconds(settings):
         found = {
@@ -73,22 +74,22 @@ def test_what_is_not_clearly_faster_does_not_count():
 
 
 def test_a_machine_that_changes_its_speed_is_no_choice():
-    """The best is measured beside each field's values in every round: steps become shorter once, or all the time, by
-    two percent from one trial to the next."""
+    """Each round times the best settings again beside each value of a field. So no settings win because steps become
+    shorter once, or by two percent from each trial to the next."""
     for speed in (lambda trial: 0.5 if trial > 3 else 1.0, lambda trial: 0.98**trial):
         calls = count()
         assert searched(lambda settings, speed=speed, calls=calls: speed(next(calls))).best == BEGIN
 
 
 def test_a_value_that_wins_is_followed():
-    """To the smallest buckets, where each step is a little better."""
+    """The best buckets are the smallest, and each step towards them is a little better."""
     search = searched(lambda settings: 1 + 0.1 * np.log2(settings.bucket_bytes / MB * 8 + 1) + 0.2 * settings.servers)
     assert search.best.bucket_bytes == LEAST_BYTES and search.best.servers == 1
 
 
 def test_noise_hides_no_winner_and_makes_none():
-    """Steps of a shared machine: each is off by 4%, and one in twenty by a half. What is chosen is, in 38 of 40 runs,
-    the best there is by the formula."""
+    """On a shared machine, each step is off by 4%, and one in twenty takes half as much again. In 38 of 40 runs the
+    choice must be the best by the formula."""
     wanted = {"servers": 1, "bucket": 2, "chunk": 2, "priority": True, "hierarchical": False}
     true = best_is(**wanted)
     best = 0
@@ -104,7 +105,7 @@ def test_noise_hides_no_winner_and_makes_none():
 
 def test_settings_that_are_slow_leave_early():
     search = searched(lambda settings: 1 + (settings != BEGIN), given="chunk_mb: 8 servers: 2 algorithm: PLAIN")
-    assert search.told == 2 * (SLOW_AFTER * 3 + SLOW_AFTER * 2) // 2  # of buckets and of priority
+    assert search.told == 2 * (SLOW_AFTER * 3 + SLOW_AFTER * 2) // 2  # the trials of buckets, and those of priority
 
 
 def test_the_search_ends_where_everything_else_always_wins():
@@ -133,7 +134,7 @@ def test_what_is_given_stays(given, environ, field):
     search = searched(lambda settings: 1.0, given=given, **environ)
     values = {getattr(trial.settings, field) for trial in search.trials}
     if given == "chunk_mb: 8":
-        assert values == {2 * MB, 8 * MB}  # with buckets of 2, a chunk is all of one
+        assert values == {2 * MB, 8 * MB}  # in a bucket of 2 MB, a chunk is no larger
     else:
         assert values == {getattr(BEGIN, field)}
     others = {"servers", "bucket_bytes", "priority"} - {field}
@@ -168,7 +169,7 @@ FOUND = CommSettings(4, None, 2 * MB, MB, True, Reduction(hierarchical=True))
 
 
 def kept(given="", settings=BEGIN, ranks=(4, 2), **environ):
-    """What a run goes on with from a snapshot with FOUND."""
+    """Returns the settings with which a run goes on from a snapshot that holds FOUND."""
     param = parse_solver(f'net: "x" comm_param {{ {given} }}', "x").message.comm_param
     return from_json(to_json(FOUND), settings, free_fields(settings, param, Ranks(*ranks), environ))
 

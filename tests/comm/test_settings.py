@@ -1,4 +1,4 @@
-"""MLSL's environment variables, and which launchers are recognised."""
+"""Environment variables of MLSL, and which launchers are recognised."""
 
 import pytest
 from google.protobuf import text_format
@@ -105,7 +105,7 @@ def test_how_gradients_travel():
 
 
 def test_which_ranks_exchange_directly():
-    """A few, each on a host of its own, or all on one."""
+    """Ranks exchange directly if they are few, and each is on a host of its own or all are on one."""
     cases = [(ranks, near) for ranks in (1, 2, 8, 9) for near in (1, 2, 4, 8, 9) if near <= ranks]
     assert [case for case in cases if exchanges_directly(*case)] == [(2, 1), (2, 2), (8, 1), (8, 8)]
 
@@ -189,8 +189,8 @@ def test_a_short_list_says_what_is_missing():
         ({"PMI_RANK": "3", "PMI_SIZE": "5", "ENGINE_GROUPS": "2,3"}, Launch("mpiexec", 1, 3, 2, 5)),
         ({"PMI_RANK": "3", "PMI_SIZE": "5", "ENGINE_GROUPS": "2,2"}, Launch("mpiexec", 3, 5, 0, 5)),
         ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8"}, Launch("srun", 3, 8, 0, 8)),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None),  # inside a batch script, not under srun
-        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None),  # in a shell of srun --pty
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None),  # in a batch script, not under srun
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None),  # in a shell that srun --pty has started
         ({"PMI_RANK": "²", "PMI_SIZE": "8"}, None),
     ],
 )

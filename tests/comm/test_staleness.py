@@ -1,4 +1,5 @@
-"""Bounded staleness on its own: no bound is broken, nobody waits for ever, whole updates come out at the meetings."""
+"""The counting of bounded staleness, without MPI: the bound is kept, nobody waits for ever, and ranks meet after whole
+updates."""
 
 import random
 from collections import Counter
@@ -10,19 +11,21 @@ from engine.comm.strategies.asynchronous import describe_staleness
 
 
 class Network:
-    """Ranks that push gradients of several ranges, whose messages arrive in any order, and a pace for each rank."""
+    """Simulates ranks, each with its own pace, that push gradients of several ranges. Messages arrive in any order."""
 
     def __init__(self, ranks: int, bound: int, ranges: int, seed: int, pace: list[float]):
         self.places = [Places(ranks, bound) for _ in range(ranges)]
         self.tickets = Tickets(ranks, bound)
         self.ranks, self.bound, self.pace, self.random = ranks, bound, pace, random.Random(seed)
         self.travelling: list[tuple[int, int]] = []  # rank, range
-        self.missing = [0] * ranks  # replies that a rank waits for
+        self.missing = [0] * ranks  # replies that each rank waits for
         self.steps = [0] * ranks
         self.met: set[int] = set()
-        self.members = [Counter[int]() for _ in range(ranges)]  # of each range: gradients of a rank
-        self.sums: list[list[int]] = [[] for _ in range(ranges)]  # ranks in the update to come
-        self.twice = False  # some rank is in one update twice
+        # For each range, how many gradients of each rank are in updates.
+        self.members = [Counter[int]() for _ in range(ranges)]
+        # For each range, the ranks whose gradients are in the next update.
+        self.sums: list[list[int]] = [[] for _ in range(ranges)]
+        self.twice = False  # whether some rank was in one update twice
 
     def serve(self, number: int) -> None:
         places = self.places[number]
@@ -44,7 +47,7 @@ class Network:
                 return
 
     def run(self, until: int, stop_at: int | None = None) -> int:
-        """To the next meeting; its iteration."""
+        """Runs to the next meeting; returns its iteration."""
         for places in self.places:
             places.begin(self.places[0].version)
         self.met, met_at = set(), until
@@ -78,7 +81,7 @@ class Network:
 @pytest.mark.parametrize("bound", [0, 1, 2, 4, 16])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
 def test_every_order_of_messages(ranks, bound):
-    """Also with ranks that are much slower than others; two meetings, the second of which somebody asks for."""
+    """Some ranks are much slower than others. Of two meetings, a rank asks for the second before it is due."""
     for seed in range(12):
         pace = [random.Random(seed + rank).choice([1.0, 1.0, 0.3, 0.05]) for rank in range(ranks)]
         network = Network(ranks, bound, 1 + seed % 4, seed, pace)

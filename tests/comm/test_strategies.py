@@ -1,4 +1,4 @@
-"""Every strategy on several ranks equals the update that one rank would have computed."""
+"""Each strategy computes on several ranks the update that one rank would compute."""
 
 import functools
 import os
@@ -22,7 +22,7 @@ def test_one_rank(clip):
 
 
 def test_clipping_is_of_the_sum_over_micro_batches():
-    """Caffe's order: the norm of the accumulated gradients first, iter_size after."""
+    """Caffe takes the norm of the accumulated gradients first, and divides by iter_size afterwards."""
     run, whole = Run(World(), clip=6.0, iter_size=3), Run(World(), clip=2.0)
     run.steps()
     whole.steps()
@@ -64,7 +64,7 @@ for number, (servers, comm, clip, iter_size) in enumerate({runs!r}):
 w.close()
 print("closed")
 """
-# Servers, fields of comm_param, clip_gradients, iter_size.
+# Number of servers, fields of comm_param, clip_gradients, iter_size.
 SERVERS = [(servers, "", clip, micro) for clip, micro in ((0.0, 1), (3.0, 2)) for servers in (0, 1, 2, 4)]
 SMALL, FIRST = "chunk_mb: 0.01", "chunk_mb: 0.01 priority: true"
 PRIORITIES = [(*way, clip, 1) for clip in (0.0, 3.0) for way in ((2, SMALL), (2, FIRST), (1, FIRST))]
@@ -84,13 +84,19 @@ RUNS = {  # ranks, hosts -> what is run there
 
 @functools.cache
 def launched(ranks: int, hosts: int, runs: tuple):
-    """These runs, one after the other: the ranks take longer to start."""
+    """Does these runs one after the other, because starting the ranks takes longer; returns the finished process."""
     return run_ranks(ranks, RANKS.format(runs=runs), timeout=120, environ={"MPIR_CVAR_NUM_CLIQUES": str(hosts)})
 
 
 def strategies(ranks: int, runs: list[tuple], hosts: int = 1, among: tuple = ()) -> list[list[str]]:
-    """Of each run, which the ranks compare with the reference: the name of its strategy and the digest of what has
-    become of the weights. among: all that are run by the same ranks, if not those of RUNS."""
+    """Compares runs with the reference, on the ranks themselves.
+
+    Args:
+        among: all runs that the same ranks do; those of RUNS if it is empty.
+
+    Returns:
+        The name of the strategy and the digest of the final weights, for each of `runs`.
+    """
     among = among or RUNS[ranks, hosts]
     done = launched(ranks, hosts, among)
     lines = [line.split() for line in done.stdout.splitlines()]
@@ -222,7 +228,7 @@ def test_what_the_next_forward_needs_first_overtakes(count, servers):
 
 
 def failing(program: str, environ: dict[str, str] | None = None) -> str:
-    """Runs `program` on two ranks of which some rank aborts; stderr."""
+    """Runs `program` on two ranks, of which one has to abort; returns stderr."""
     frame = """
 from engine.comm.world import world
 from tests.comm.gradients import *

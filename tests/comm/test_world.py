@@ -1,4 +1,4 @@
-"""The world of ranks: one without MPI, several under mpiexec."""
+"""The world of ranks, without MPI and under mpiexec."""
 
 import re
 import subprocess
@@ -133,7 +133,7 @@ MPI.Finalize()
 
 @pytest.mark.mpi
 def test_a_call_of_mpi_that_fails_does_not_end_the_rank():
-    """It would look as if this rank had died, when it was another."""
+    """If it ended, this rank would be taken for the one that has died."""
     program = """
 from engine.comm import mpi_faults
 from engine.comm.world import world

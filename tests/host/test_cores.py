@@ -1,4 +1,4 @@
-"""Who computes with how many threads."""
+"""How many threads each rank computes with."""
 
 import os
 import subprocess
@@ -40,17 +40,17 @@ CORES = len(os.sched_getaffinity(0))
     "environ, ranks, threads, sleeps",
     [
         ({}, 1, CORES, False),
-        ({}, CORES, 1, True),  # which have servers, too
+        ({}, CORES, 1, True),  # besides its thread, each rank has servers
         ({}, CORES + 1, 1, True),
         ({"OMP_NUM_THREADS": f"{CORES},2"}, 1, f"{CORES},2", False),
         ({"OMP_NUM_THREADS": f"{CORES + 1},2"}, 1, f"{CORES + 1},2", True),
-        ({"OMP_NUM_THREADS": "many"}, 2, "many", True),  # libgomp takes all cores then
+        ({"OMP_NUM_THREADS": "many"}, 2, "many", True),  # for libgomp, this means all cores
         ({"OMP_NUM_THREADS": f"{CORES + 1}", "OMP_WAIT_POLICY": "active"}, 1, CORES + 1, False),
     ],
 )
 def test_idle_threads_sleep_soon_where_there_are_more_than_cores(monkeypatch, environ, ranks, threads, sleeps):
     for name in ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.setenv(name, "")  # first, so that it is put back to what it was
+        monkeypatch.setenv(name, "")  # this makes monkeypatch restore the value that it had
         monkeypatch.delenv(name)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)

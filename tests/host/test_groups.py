@@ -1,4 +1,4 @@
-"""Limits of processor time, as containers have them."""
+"""Limits of processor time by control groups, as containers have them."""
 
 import math
 import os
@@ -25,7 +25,8 @@ def test_the_limit_of_a_group(tmp_path):
 
 @pytest.fixture
 def group():
-    """A group with processor time for one and a half cores; skips where this process may make none."""
+    """Yields the folder of a control group with processor time for one and a half cores; skips the test if none can be
+    made."""
     for top, name, value in (
         ("/sys/fs/cgroup", "cpu.max", "150000 100000"),
         ("/sys/fs/cgroup/cpu", "cpu.cfs_quota_us", "150000"),

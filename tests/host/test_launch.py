@@ -1,4 +1,4 @@
-"""engine starts itself without the current folder on the import path: what lies beside the data is not executed."""
+"""`python -m engine` keeps the current folder off the import path, so that modules beside the data are not executed."""
 
 import os
 import socket
@@ -49,7 +49,8 @@ def test_ranks_do_not_execute_modules_of_the_current_folder(hostile, arguments):
 
 
 def test_it_starts_itself_also_where_python_does_not_find_it(tmp_path):
-    """From a checkout, say, while another engine is installed: the current folder is not looked at."""
+    """It may run from a checkout while another engine is installed. It must not look into the current folder even
+    then."""
     program = tmp_path / "engine/__main__.py"
     program.parent.mkdir()
     program.write_text((REPO / "engine/__main__.py").read_text())

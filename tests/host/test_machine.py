@@ -1,4 +1,4 @@
-"""What the machine says of itself."""
+"""What the machine and the process are asked about themselves."""
 
 import os
 import subprocess
@@ -24,4 +24,4 @@ def test_a_process_knows_its_age():
     code = "import time; time.sleep(0.5); from engine.host.machine import process_age; print(process_age())"
     begin = time.monotonic()
     age = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
-    assert 0.5 < age < time.monotonic() - begin + 0.02  # of starttime's clock ticks
+    assert 0.5 < age < time.monotonic() - begin + 0.02  # starttime counts in clock ticks

@@ -1,4 +1,4 @@
-"""What does not fit into the memory is refused before it is taken."""
+"""Nets that do not fit into memory are refused before memory is taken."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ NET = """
 layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1000 dim: 1000 } } }
 layer { name: "y" type: "InnerProduct" bottom: "x" top: "y" inner_product_param { num_output: 500 } }
 layer { name: "z" type: "Reduction" bottom: "y" top: "z" loss_weight: 1 }
-"""  # 4 MB of x, 2 MB each of weights, gradients, y and its gradient
+"""  # x is 4 MB; the weights, the gradients, y and its gradient are 2 MB each
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_ranks_divide_it(undivided, monkeypatch):
     monkeypatch.setattr(memory, "available_memory", lambda: 8_000_000_000)
     memory.divide_memory(4)
     assert abs(memory.free_memory() - 2_000_000_000) < 200_000_000
-    monkeypatch.setattr(memory, "available_memory", lambda: 1_000_000_000)  # others have taken theirs
+    monkeypatch.setattr(memory, "available_memory", lambda: 1_000_000_000)  # other processes have taken the rest
     assert memory.free_memory() == 1_000_000_000
 
 
@@ -87,7 +87,7 @@ def test_check_counts_what_the_optimizer_remembers(monkeypatch, tmp_path):
     (tmp_path / "solver.prototxt").write_text(
         f'type: "Adam" base_lr: 1 lr_policy: "fixed" max_iter: 1 ema: 0.9 net_param {{ {NET} }}'
     )
-    free = 13_000_000  # the net takes 12 MB, what Adam and ema remember 6; and a twentieth more
+    free = 13_000_000  # the net takes 12 MB, histories and average 6, and a twentieth is added
     monkeypatch.setattr("engine.examine.check_net.free_memory", lambda: free)
     report = check_file(str(tmp_path / "solver.prototxt"))
     assert any("it needs 19 MB, 13 MB are free" in note for note in report.notes), report.notes
@@ -106,7 +106,7 @@ layer { name: "data" type: "Data" top: "data" top: "label" transform_param { cro
   data_param { source: "%s/digits_train_lmdb" batch_size: 10000 prefetch: 2 } }
 layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 10 } }
 layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
-"""  # batches of 1.48 MB, of which 3 are held; blobs of less than 1.5 MB
+"""  # a batch of images has 1.48 MB, and 3 batches are held; blobs have less than 1.5 MB
 
 
 def test_all_that_a_training_takes_is_summed_before_any_of_it_is_taken(monkeypatch):
@@ -117,7 +117,8 @@ def test_all_that_a_training_takes_is_summed_before_any_of_it_is_taken(monkeypat
 
 
 def test_what_is_summed(monkeypatch):
-    """The optimizer's state and the batches; of a test net those of the train net, too, which are there by then."""
+    """It is the net, the optimizer's state and the batches. For a test net, the batches of the train net count, too,
+    since they exist by then."""
     asked: list[int] = []
     monkeypatch.setattr("engine.net.net.require_memory", lambda needed, *rest: asked.append(needed))
     solver = make_solver('type: "Adam" test_iter: 1 test_interval: 5', digits_net(batch=1000))
@@ -131,7 +132,7 @@ def test_what_is_summed(monkeypatch):
 
 
 def test_a_batch_too_large_ends_in_one_line(tmp_path):
-    large = NET.replace("dim: 1000 dim: 1000", "dim: 4000000 dim: 1")  # y: 8 GB
+    large = NET.replace("dim: 1000 dim: 1000", "dim: 4000000 dim: 1")  # y has 8 GB
     (tmp_path / "net.prototxt").write_text(large)
     command = [sys.executable, "-m", "engine", "time", "--model", str(tmp_path / "net.prototxt"), "--iterations", "1"]
     bash = ["bash", "-c", 'ulimit -v 6000000; exec "$@"', "bash", *command]

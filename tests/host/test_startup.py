@@ -1,4 +1,4 @@
-"""When Python looks for garbage in a process that is engine's own."""
+"""When Python's garbage collector runs in a process of `engine`."""
 
 import subprocess
 import sys
@@ -28,14 +28,15 @@ Cycle()
 
 
 def printed_by(text: str) -> list[str]:
-    """By a program behind what the command line begins with."""
+    """Returns the lines that a program prints after what the command line does at its start."""
     done = subprocess.run([sys.executable, "-c", BEGIN + text], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[1:]
 
 
 def test_imports_are_not_searched_for_garbage():
-    """But what a run makes is, from the start of the run on; not at the end, where all goes anyway."""
+    """The collector looks at what a run has made, from the start of the run on. It does not run at the end of the
+    process, when everything goes anyway."""
     assert printed_by(PROGRAM) == ["found", "looked"]
 
 

@@ -1,5 +1,5 @@
-"""Denormals are zero in every thread that computes: a net whose gradients have faded keeps its pace, and its bits do
-not depend on which thread computed them."""
+"""Every computing thread flushes denormals to zero. A net whose gradients have faded keeps its pace, and its bits do
+not depend on which thread computes them."""
 
 import subprocess
 import sys
@@ -11,8 +11,8 @@ from tests.layers.harness import run
 from tests.mpi import REPO
 
 DENORMAL = 1e-39
-SMALLEST = np.finfo(np.float32).tiny  # of the normal ones
-SHAPE = (64, 64, 16, 16)  # enough for a share for every thread
+SMALLEST = np.finfo(np.float32).tiny  # the smallest normal number
+SHAPE = (64, 64, 16, 16)  # large enough that each thread has a share
 
 PRODUCT = (
     'layer { name: "y" type: "Eltwise" bottom: "x" bottom: "x" top: "y" eltwise_param { coeff: 0.25 coeff: 0.25 } }'
@@ -21,7 +21,7 @@ DENSE = """layer { name: "y" type: "InnerProduct" bottom: "x" top: "y" inner_pro
   num_output: 64 weight_filler { type: "constant" value: 1e-20 } } }"""
 NORM = 'layer { name: "y" type: "BatchNorm" bottom: "x" top: "y" batch_norm_param { use_global_stats: true } }'
 
-CASES = {  # input, and what would come out if denormals were kept: not zero
+CASES = {  # an input, and a result above 0 that would come out if denormals were kept
     "engine's kernels": (PRODUCT, SMALLEST),
     "oneDNN's kernels": (DENSE, 1e-20),
     "denormal input": (NORM, DENORMAL),
@@ -36,7 +36,7 @@ def test_results_too_small_are_zero_in_every_thread(case):
 
 
 def test_with_more_threads_too():
-    """In a process of its own: the number of threads is decided at start."""
+    """This needs a process of its own, because the number of threads is decided at its start."""
     check = "t.test_results_too_small_are_zero_in_every_thread(case)"
     code = f"import tests.host.test_threads as t; [{check} for case in t.CASES]"
     command = ["env", "OMP_NUM_THREADS=5", sys.executable, "-c", code]
@@ -69,7 +69,7 @@ for _ in range(3):
 
 
 def test_a_process_that_is_forked_computes(tmp_path):
-    """It has none of the threads that computed before, neither for a net of its own nor for one that is there."""
+    """The child has none of the threads that computed before, neither for a new net nor for one that exists."""
     command = ["env", "OMP_NUM_THREADS=2", sys.executable, "-c", FORKS, str(tmp_path)]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -104,7 +104,8 @@ assert count > 100, count
 
 
 def test_signals_do_not_disturb_kernels():
-    """Without a stack of their own the heap is overwritten, and glibc notices, within some hundred steps."""
+    """If signals had no stack of their own, they would overwrite the heap, and glibc would notice within some hundred
+    steps."""
     command = ["env", "OMP_NUM_THREADS=1", sys.executable, "-c", SIGNALS, "400"]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, (done.returncode, done.stderr)

@@ -1,4 +1,4 @@
-"""The mean average precision, worked out by hand."""
+"""The mean average precision, by hand and against others' formulas."""
 
 from argparse import ArgumentParser
 
@@ -12,10 +12,11 @@ from engine.report.average_precision import AP_VERSIONS, Detections
 from engine.verbs.test import add_arguments
 from tests.layers.boxes import overlap
 
-# Class 1: four boxes; found in the order of scores right, wrong, right. Class 2: one box, not found; class 3 has none.
+# Class 1 has four boxes, and detections that are right, wrong and right in the order of scores. Class 2 has one box,
+# which is not found, class 3 none.
 BOXES = [(-1, 1, 3, -1, -1), (-1, 2, 1, -1, -1), (-1, 3, 0, -1, -1)]
 FOUND = [(0, 1, 0.5, 1, 0), (0, 1, 0.9, 1, 0), (1, 1, 0.7, 0, 1), (1, 3, 0.8, 0, 1), (1, 1, 0.6, 0, 0), (-1,) * 5]
-# Precisions 1, 1/2, 2/3 at recalls 1/4, 1/4, 1/2.
+# The precisions are 1, 1/2 and 2/3 at recalls of 1/4, 1/4 and 1/2.
 BY_HAND = {
     "11point": (3 + 3 * 2 / 3) / 11,
     "101point": (26 + 25 * 2 / 3) / 101,
@@ -34,7 +35,8 @@ def test_by_hand(version):
 
 
 def test_the_envelope_of_precisions():
-    """Wrong before right: the integral takes precision 1/2 at the first box, the best from there on is 2/3."""
+    """A wrong detection comes before a right one. The integral takes a precision of 1/2 at the first box; the best
+    precision from there on is 2/3."""
     detections = Detections()
     detections.add_rows(np.array([(-1, 1, 2, -1, -1), (0, 1, 0.9, 0, 1), (0, 1, 0.8, 1, 0), (0, 1, 0.7, 1, 0)]))
     assert detections.mean("Integral") == pytest.approx((1 / 2 + 2 / 3) / 2)
@@ -43,7 +45,7 @@ def test_the_envelope_of_precisions():
 
 
 def test_rows_of_eval_detection():
-    """Two images, two classes."""
+    """The rows have two images and two classes."""
     first = [1, 0, *(0, 0.9, 1, 0), *(0, 0, 0, 0)]
     second = [2, 1, *(1, 0.8, 1, 0), *(0, 0.95, 0, 1)]
     detections = Detections()
@@ -67,8 +69,8 @@ layer { name: "map" type: "DetectionEvaluate" bottom: "detections" bottom: "trut
 
 
 def test_a_net_is_judged_over_all_batches():
-    """The box of the first image is found behind a wrong one, that of the second is not: half of the boxes, a
-    precision of 1/2 or, behind the wrong one of the second image, 1/3."""
+    """Half of the boxes are found: that of the first image after a wrong detection, at a precision of 1/2, or of 1/3 if
+    that of the second image comes before it, too."""
     box, other = (0.1, 0.1, 0.5, 0.5), (0.6, 0.6, 0.9, 0.9)
     first, second = [(0, 1, 0.9, *other), (0, 1, 0.8, *box)], [(0, 1, 0.85, *other), (-1,) * 7]
     evaluator = Evaluator(parse_net(NET), world=World(), show_per_class=True)
@@ -85,7 +87,7 @@ def test_a_net_is_judged_over_all_batches():
     evaluator.close()
 
 
-# Other people's formulas, of random boxes
+# Others' formulas, on random boxes.
 
 
 CLASSES, IMAGES = 3, 25
@@ -94,8 +96,15 @@ JUDGED = JUDGED.replace("num_classes: 2", f"num_classes: {CLASSES + 1} evaluate_
 
 
 def random_case(difficult, apart):
-    """Truth rows (image, label, x1, y1, x2, y2, difficult) and found rows (image, label, score, x1, y1, x2, y2).
-    difficult: the share of such boxes. apart: no two boxes of one class and picture overlap."""
+    """Makes boxes and detections.
+
+    Args:
+        difficult: the share of boxes that are difficult.
+        apart: whether no two boxes of one class and image may overlap.
+
+    Returns:
+        Rows of truth (image, label, x1, y1, x2, y2, difficult) and of detections (image, label, score, x1, y1, x2, y2).
+    """
     draw = np.random.default_rng(7)
     truth, found = [], []
     for image in range(IMAGES):
@@ -106,7 +115,7 @@ def random_case(difficult, apart):
             if apart and any(each[1] == label and overlap(each[2:6], box) > 0 for each in mine):
                 continue
             mine.append((image, label, *box.tolist(), int(draw.random() < difficult)))
-        for _, label, *box, _ in mine * 3:  # right, not quite right, of another class
+        for _, label, *box, _ in mine * 3:  # right ones, nearly right ones, and those of another class
             moved = np.float32(box) + draw.normal(0, 0.02, 4).astype(np.float32)
             label = draw.integers(1, CLASSES + 1) if draw.random() < 0.2 else label
             found.append((image, label, draw.random(dtype=np.float32), *moved.tolist()))
@@ -115,7 +124,7 @@ def random_case(difficult, apart):
 
 
 def judged(truth, found):
-    """What the layer and the evaluator say: version -> label -> average precision."""
+    """Returns the average precisions by layer and evaluator: version -> label -> value."""
     evaluator = Evaluator(parse_net(JUDGED), world=World())
     detections, boxes = np.full((IMAGES, 1, 40, 7), -1.0), np.full((IMAGES, 1, 12, 8), -1.0)
     for image in range(IMAGES):
@@ -133,7 +142,8 @@ def judged(truth, found):
 
 
 def voc(truth, found, label, version):
-    """The steps of VOCevaldet and VOCap in VOC's development kit, of shares instead of whole pixels."""
+    """Computes an average precision as VOCevaldet and VOCap of VOC's development kit do, with shares in place of
+    pixels."""
     wanted = {i: [[*row[2:], False] for row in truth if row[:2] == (i, label)] for i in range(IMAGES)}
     boxes = sum(not row[4] for rows in wanted.values() for row in rows)
     right, wrong = [], []
@@ -166,7 +176,7 @@ def test_it_is_voc_s(version, difficult):
 
 
 def coco(truth, found):
-    """label -> pycocotools' average precision at an overlap of 0.5, all boxes."""
+    """Returns pycocotools' average precision of each label at an overlap of 0.5, over boxes of all sizes."""
     pytest.importorskip("pycocotools", reason="pycocotools is not installed")
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
@@ -199,7 +209,8 @@ def test_the_verb_knows_all_versions():
 
 
 def test_it_is_coco_s_where_boxes_of_a_class_are_apart():
-    """Where they overlap, a detection whose best box is taken may take the second best of COCO, but not of VOC."""
+    """If boxes overlap, a detection whose best box is taken may take the second best one by COCO's rules, but not by
+    VOC's."""
     truth, found = random_case(0, apart=True)
     ours, theirs = judged(truth, found)["101point"], coco(truth, found)
     assert ours == pytest.approx(theirs, abs=1e-6) and 0.2 < min(ours.values()) and max(ours.values()) < 0.95

@@ -99,7 +99,7 @@ def test_graphviz_s_language(graph, tmp_path):
 
 
 def test_layers_that_do_not_fit_together(tmp_path):
-    """Of both phases, of unknown types, with bottoms that nothing makes."""
+    """The layers are of both phases and of unknown types, and have bottoms that nothing makes."""
     text = "".join(
         f'layer {{ name: "{name}" type: "Data" top: "x" include {{ phase: {name} }} }}' for name in ("TRAIN", "TEST")
     )
@@ -140,7 +140,7 @@ def test_labels_of_edges_keep_off_the_lines(graph, tmp_path):
 
 
 def test_a_png_that_cannot_be_read_is_told(tmp_path, caplog):
-    """Of 600 layers in a row; a vector picture has no limit."""
+    """600 layers in a row make a png that is too large; a vector picture has no limit."""
     names = range(600)
     layers = [proto.LayerParameter(name=f"r{i}", type="ReLU", bottom=[f"b{i}"], top=[f"b{i + 1}"]) for i in names]
     draw_layers("long", layers, str(tmp_path / "net.svg"))

@@ -1,4 +1,4 @@
-"""The table of layers at the end of a run: every layer of the net once, times where they belong."""
+"""The table of layers at the end of a run has each layer once, with times in the right columns."""
 
 import pytest
 
@@ -29,7 +29,7 @@ world.close()
 
 
 def numbers(text: str) -> dict[str, dict[str, float]]:
-    """Layer -> column -> milliseconds."""
+    """Returns the milliseconds of each column for each layer."""
     header, *lines = text.splitlines()[1:]
     begins = [header.index(name) + len(name) for name in header.split()[2:]]
     ends = dict(zip(header.split()[2:], begins, strict=True))
@@ -55,7 +55,7 @@ def test_columns_of_two_ranks(servers):
     for name, row in found.items():
         assert row["forward"] > 0, name
         assert (row["reduce"] > 0) == (name in (*learn, "total")), name
-    # One bucket or two, each of which takes 60 ms; conv reads the last first, and waits.
+    # There are one or two buckets, each of which takes 60 ms. conv reads the last of them first, and waits.
     assert found["total"]["reduce"] >= 60 and found["total"]["update"] > 0
     if servers:
         assert found["conv"]["wait"] > 20

@@ -1,4 +1,4 @@
-"""The log as Caffe's tools read it."""
+"""The log as Caffe's tools and terminals read it."""
 
 import datetime
 import fcntl
@@ -20,7 +20,7 @@ from engine.report.progress import Progress
 LINE = re.compile(r"([IWE])(\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6}) +\d+ (\w+\.py):\d+\] (.*)")
 
 
-# Shows a bar and a line, waits for a line on stdin, and shows more of both.
+# A program that shows a bar and a line, waits for a line on stdin, and shows more of both.
 CHATTER = """
 import sys, time
 from engine.report.log import log, set_up
@@ -38,14 +38,15 @@ print("to the end")
 
 
 def open_terminal(columns: int = 80) -> tuple[int, int]:
-    """Descriptors of both ends, the master's first."""
+    """Returns the descriptors of a pseudo-terminal's ends, the master's first."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24 if columns else 0, columns, 0, 0))
     return master, slave
 
 
 def written(master: int, end: str) -> str:
-    """What was written on sys.stderr's terminal; it arrives in pieces, the last of which is `end`, written here."""
+    """Returns what was written on sys.stderr's terminal. It arrives in several reads, so this writes `end` and reads up
+    to it."""
     sys.stderr.write(end)
     sys.stderr.flush()
     text = b""
@@ -55,7 +56,7 @@ def written(master: int, end: str) -> str:
 
 
 def shown(text: str, columns: int = 80) -> list[str]:
-    """The lines that a terminal shows in the end when a program has written this."""
+    """Returns the lines that a terminal shows after a program has written `text`."""
     screen = pyte.Screen(columns, 24)
     pyte.Stream(screen).feed(text)
     return [line.rstrip() for line in screen.display if line.strip()]
@@ -63,7 +64,7 @@ def shown(text: str, columns: int = 80) -> list[str]:
 
 @pytest.fixture
 def on_terminal(monkeypatch):
-    """A function that puts stderr on a terminal of so many columns, and returns the master's descriptor."""
+    """Yields a function that makes stderr a terminal with that many columns, and returns the master's descriptor."""
     monkeypatch.setenv("TERM", "xterm")
     ends = []
 
@@ -81,7 +82,7 @@ def on_terminal(monkeypatch):
 
 @pytest.fixture
 def lines(capsys):
-    """A function that returns the lines on stderr."""
+    """Returns a function that returns the lines on stderr."""
     return lambda: capsys.readouterr().err.splitlines()
 
 
@@ -159,7 +160,7 @@ def test_a_bar_gives_way_to_log_lines(on_terminal):
     text = written(master, "the end")
     assert "100%" in text and "10/10" in text and r"loss = 1\x1b]0;owned\x07" in text and "Testing: 3it" in text
     found = [LINE.fullmatch(line) for line in shown(text)]
-    assert [match and match[9] for match in found] == ["a line", "another line"]  # nothing of the bars is left
+    assert [match and match[9] for match in found] == ["a line", "another line"]  # nothing of the bars remains
 
 
 def test_no_bar_without_a_terminal(lines):

@@ -1,4 +1,4 @@
-"""Averages and the lines that are printed of them."""
+"""Averages, and the lines that are printed of them."""
 
 import re
 
@@ -9,7 +9,7 @@ from engine.errors import shape_text
 from engine.report.metrics import Averages, output_lines
 from engine.report.table import human, table
 
-# How parse_log.py finds the outputs of a net.
+# The pattern by which parse_log.py finds the outputs of a net.
 OUTPUT = re.compile(r"(Train|Test) net output #(\d+): (\S+) = ([\.\deE+-]+)")
 
 
@@ -58,7 +58,8 @@ def test_cells_stay_as_they_are():
 
 
 def test_columns_are_those_of_a_terminal():
-    """An ideograph fills two, an accent of its own none; what a terminal would obey is shown instead."""
+    """An ideograph fills two columns, and an accent that follows its letter none. What a terminal would obey is
+    escaped."""
     text = table(("名", "n"), [("e\u0301", 10), ("a\tb", 2)])
     assert text.splitlines() == ["名     n", "----  --", "e\u0301     10", "a\\tb   2"]
 

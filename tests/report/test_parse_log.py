@@ -1,4 +1,4 @@
-"""Logs of this engine and of Caffe become rows, CSV and curves."""
+"""Logs of engine and of Caffe become rows, CSV and curves."""
 
 import csv
 import math
@@ -15,7 +15,7 @@ from engine.report.parse_log import parse, read_log, write_csv
 from engine.report.plot_log import _history, plot_logs
 from engine.verbs.parse_log import delimiter
 
-# As Caffe writes it: the year ends during the run, the second test net has two elements of one output.
+# A log of Caffe in which the year ends during the run, and an output of the second test net has two elements.
 CAFFE = """Log file created at: 2017/12/31 23:59:00
 I1231 23:59:10.000000  7 solver.cpp:279] Solving LeNet
 I1231 23:59:10.000000  7 solver.cpp:280] Learning Rate Policy: step
@@ -111,7 +111,7 @@ def test_curves_that_cannot_be_drawn(tmp_path, monkeypatch):
 
 
 def test_a_constant_rate_is_drawn_to_the_end():
-    """The line of the last loss tells no rate."""
+    """The line of the last loss has no rate beside it."""
     lines = ["Iteration 0, loss = 2", "Iteration 0, lr = 0.1", "Iteration 20, loss = 1"]
     rates = _history(parse(lines), 0).panels()[-1]
     assert (rates.title, rates.series[0].points) == ("learning rate", [(0, 0.1), (20, 0.1)])
@@ -148,7 +148,7 @@ def test_what_it_suggests_works(given, told, tmp_path, monkeypatch, capsys):
 
 
 def test_numbers_that_are_none():
-    """A month of 13, 5,000 digits, Arabic ones."""
+    """Such are a month of 13, a number of 5,000 digits, and Arabic digits."""
     lines = ["I1341 25:61:61.123456  7 a.py:1] Iteration 1, loss = 2", f"Iteration {'1' * 5000}, loss = 2"]
     run = parse([*lines, "Iteration \u0663, loss = 2", "Iteration 2, loss = \u0663"])
     assert [(row.iteration, row.loss) for row in run.train] == [(1, 2)] and math.isnan(run.train[0].seconds)

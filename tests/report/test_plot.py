@@ -1,4 +1,4 @@
-"""The curve of a run, with matplotlib and without."""
+"""The curve of a run, as a picture and as a table, with and without matplotlib."""
 
 import math
 import sys
@@ -20,7 +20,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture
 def told(monkeypatch):
-    """The messages that write_curve() logs."""
+    """Returns a list that collects the messages of write_curve()."""
     found: list[str] = []
     monkeypatch.setattr("engine.report.plot.log", found.append)
     monkeypatch.setattr("engine.report.plot.warn", found.append)
@@ -94,7 +94,7 @@ def test_a_run_does_not_fail_for_its_curve(tmp_path, told, monkeypatch):
 
 @pytest.mark.parametrize("error", [ImportError("no fonts"), ValueError("no fonts\nin a second line")])
 def test_what_fails_while_drawing_is_told_in_one_line(tmp_path, told, monkeypatch, error):
-    """An ImportError, too: matplotlib is there."""
+    """This includes an ImportError, which does not mean here that matplotlib is missing."""
     pytest.importorskip("matplotlib")
 
     def draw(*_):
@@ -122,7 +122,7 @@ def curve_of(folder, iterations, snapshot=""):
 
 @pytest.mark.parametrize(("said", "drawn"), [("0", False), ("", True)])
 def test_a_picture_is_left_out_on_request(tmp_path, monkeypatch, said, drawn):
-    """The table is not."""
+    """The table is written all the same."""
     pytest.importorskip("matplotlib")
     monkeypatch.setenv("ENGINE_CURVE", said)
     curve_of(tmp_path, 3)
@@ -136,7 +136,7 @@ def test_a_request_that_says_neither_yes_nor_no(tmp_path, monkeypatch):
 
 
 def test_a_resumed_run_draws_all_of_it(tmp_path):
-    """And no run draws what it has lost: this one was killed after iteration 9, and goes on from 6."""
+    """Neither does it draw what was lost: the run was killed after iteration 9, and goes on from 6."""
     for name in ("whole", "parts"):
         (tmp_path / name).mkdir()
     whole = curve_of(tmp_path / "whole", 12)
@@ -144,7 +144,7 @@ def test_a_resumed_run_draws_all_of_it(tmp_path):
     resumed = curve_of(tmp_path / "parts", 12, "net_iter_6.solverstate")
     assert [vars(panel) for panel in resumed.panels()] == [vars(panel) for panel in whole.panels()]
     loss, test, rate = whole.panels()
-    assert [point[0] for point in loss.series[0].points] == [0, 3, 6, 9, 12]  # the last one, too
+    assert [point[0] for point in loss.series[0].points] == [0, 3, 6, 9, 12]  # the last iteration, too
     assert loss.series[0].name == "train loss (mean of 2)"
     rates = [(0, 1e-2), (5, 1e-3), (9, 1e-4), (12, 1e-4)]
     assert rate.series[0].points == [(at, pytest.approx(value)) for at, value in rates]
@@ -153,7 +153,7 @@ def test_a_resumed_run_draws_all_of_it(tmp_path):
 
 
 def test_a_run_that_is_over_keeps_its_curve(tmp_path):
-    """Whoever goes on from its end: a supervisor, or --resume auto by habit."""
+    """A supervisor may go on from its end, or somebody who uses --resume auto by habit."""
     curve_of(tmp_path, 6)
     before = read_table(tmp_path / "net_curve.csv")
     curve_of(tmp_path, 6, "net_iter_6.solverstate")
@@ -161,7 +161,7 @@ def test_a_run_that_is_over_keeps_its_curve(tmp_path):
 
 
 def test_another_rank_draws_all_of_a_resumed_run(tmp_path):
-    """Where rank 0 has died after that: this one has not written the table before."""
+    """This happens if rank 0 dies after the resume. The other rank has not written to the table before."""
     curve_of(tmp_path, 6)
     path = str(tmp_path / "net_curve.csv")
     before = [row for row in read_table(path) if row[2] < 6]
@@ -202,7 +202,7 @@ def test_a_row_that_was_not_written_to_its_end_is_left_out(tmp_path):
 
 
 def test_a_run_that_goes_back_forgets_what_it_trains_again(tmp_path):
-    """As where a rank has died: the table is written anew, without what came at that iteration or later."""
+    """It goes back after a rank has died. The table is written anew, without what came at that iteration or later."""
     solver = make_solver("display: 1 max_iter: 8", digits_net(), tmp_path)
     solver.run(8)
     curve = next(observer for observer in solver.observers if isinstance(observer, Curve))

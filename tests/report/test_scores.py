@@ -8,7 +8,7 @@ from engine.report.scores import MOST_CLASSES, ByClass, Confusion, mean, roc
 
 @pytest.fixture(scope="module")
 def metrics():
-    """scikit-learn's, which takes seconds to import: not where tests are only collected."""
+    """Returns scikit-learn's metrics. Importing them takes seconds, so it is done only when a test runs."""
     return pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
 
 
@@ -19,14 +19,15 @@ def test_roc_is_scikit_learns(metrics, ties, share):
     there = random.random(3000) < share
     scores = (there + random.normal(0, 1, 3000)).astype(np.float32)
     if ties:
-        scores = np.round(scores * ties / 4)  # few values, many samples of each
+        scores = np.round(scores * ties / 4)  # few different scores, many samples of each
     found = roc(scores, there)
     assert abs(found.area - metrics.roc_auc_score(there, scores)) < 1e-12
     points = np.stack(metrics.roc_curve(there, scores, drop_intermediate=False), 1)
     assert set(found.thresholds) <= set(points[:, 2]) and len(found.thresholds) <= len(points)
     ours = np.stack([found.false_rates, found.true_rates, found.thresholds], 1)
     np.testing.assert_allclose(ours, points[np.isin(points[:, 2], found.thresholds)], atol=1e-12)
-    assert metrics.auc(found.false_rates, found.true_rates) == pytest.approx(found.area, abs=1e-12)  # none is missing
+    # No threshold is missing.
+    assert metrics.auc(found.false_rates, found.true_rates) == pytest.approx(found.area, abs=1e-12)
 
 
 def test_the_order_of_samples_does_not_matter():
@@ -57,7 +58,7 @@ def test_one_kind_of_samples_has_no_area(there):
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_score_that_is_nan_leaves_no_area(order):
-    """It is neither above nor below others, and the area depended on the samples' order."""
+    """NaN is neither above nor below other scores, so the area would depend on the order of samples."""
     scores, there = np.array([0.9, np.nan, 0.1, 0.5]), np.array([True, False, False, True])
     found = roc(scores[::order], there[::order])
     assert np.isnan(found.area) and len(found.thresholds) == 1

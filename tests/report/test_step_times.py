@@ -1,4 +1,4 @@
-"""How the time of steps is divided, from made-up ranks and from real ones."""
+"""How the time of steps is divided, with ranks made up for the test and with real ones."""
 
 import re
 
@@ -17,7 +17,8 @@ def parts(line: str) -> dict[str, float]:
 
 
 def test_two_ranks_of_which_the_slower_one_changes():
-    # 100 ms; rank 0 computes 80 and waits 20 for gradients, then the ranks change places; 10 of each are data.
+    # A step takes 100 ms, 10 of them for data. Rank 0 waits 20 for gradients and rank 1 waits 40; then they change
+    # places.
     steps = np.array([[[100, 10, 20], [100, 10, 40]], [[100, 10, 40], [100, 10, 20]]], float)
     line = describe(steps)
     assert parts(line) == {"whole": 100, "compute": 60, "data": 10, "exposed communication": 20, "skew": 10}
@@ -72,5 +73,5 @@ def test_a_run_that_never_asks_takes_no_more_memory():
     times = StepTimes()
     for step in range(3 * MOST):
         times.add(1_000_000 * step, 0, 0)
-    mean = f"{2.5 * MOST - 0.5:.2f}"  # of the last ones
+    mean = f"{2.5 * MOST - 0.5:.2f}"  # of the last MOST steps
     assert times.line(None) == f"{mean} ms per iteration: compute {mean}, data 0.00"

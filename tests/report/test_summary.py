@@ -1,4 +1,4 @@
-"""What is said while a run goes on, when it is stopped, and at its end."""
+"""What is logged during a run, when it is stopped, and at its end."""
 
 import os
 import pty
@@ -74,7 +74,8 @@ def test_the_best_test_of_a_run_that_goes_on_names_what_was_saved_before(tmp_pat
 def test_a_file_of_an_earlier_run_is_not_what_this_one_has_saved(tmp_path, capfd):
     set_up()
     (tmp_path / "net_iter_2.caffemodel").touch()
-    text = "max_iter: 4 test_interval: 2 base_lr: 0 test_initialization: false"  # all tests are alike
+    # At a rate of 0 all tests give the same.
+    text = "max_iter: 4 test_interval: 2 base_lr: 0 test_initialization: false"
     make_solver(text, digits_net(), tmp_path, observers=[Summary()]).solve()
     (line,) = (line for line in lines_of(capfd) if line.startswith("Best test: accuracy"))
     assert "at iteration 2 (not saved" in line
@@ -97,7 +98,7 @@ def test_a_stop_is_said_when_it_is_asked_for(tmp_path, capfd):
 
 
 def on_terminal(command):
-    """What a terminal of 120 columns shows of a command, in the order in which it came."""
+    """Runs a command on a terminal of 120 columns; returns all that it has written, in order."""
     import fcntl
     import termios
 
@@ -111,7 +112,7 @@ def on_terminal(command):
         if select.select([terminal], [], [], 1)[0]:
             try:
                 block = os.read(terminal, 1 << 16)
-            except OSError:  # closed by the last process on it
+            except OSError:  # the last process on the terminal has closed it
                 break
             if not block:
                 break
@@ -136,7 +137,7 @@ def training(folder, iterations=8):
 def test_several_ranks_have_a_bar_where_their_launcher_has_a_terminal(tmp_path, way):
     command = training(tmp_path)
     command = [mpiexec(), "-n", "2", *command] if way == "mpiexec" else [*command, "--ranks", "2"]
-    mpiexec()  # skips without
+    mpiexec()  # skips the test if there is none
     shown = on_terminal(command)
     assert re.search(r"Training: 100%.* 8/8 \[.*it/s, loss = ", shown), shown[-2000:]
     bars = [piece for piece in re.split(r"[\r\n]", shown) if piece.startswith("Training:")]
@@ -152,7 +153,7 @@ def test_no_bar_goes_into_a_file(tmp_path):
 
 
 def test_a_run_that_goes_back_forgets_the_tests_that_it_repeats(capfd):
-    """As where a rank has died: they are made again, of other weights."""
+    """It goes back after a rank has died, and tests again with other weights."""
     set_up()
     summary = Summary()
     summary.begin(Run(World(), None, [], 0, 10))
@@ -165,7 +166,7 @@ def test_a_run_that_goes_back_forgets_the_tests_that_it_repeats(capfd):
 
 
 def test_the_bar_goes_back_with_the_run(monkeypatch):
-    """Also on a rank that has none, because rank 0 drew it before it died."""
+    """This includes a rank without a bar, because rank 0 had drawn it before it died."""
     begun = []
     monkeypatch.setattr(
         "engine.report.display.Progress", lambda *_, begin: begun.append(begin) or SimpleNamespace(close=list)
@@ -177,7 +178,7 @@ def test_the_bar_goes_back_with_the_run(monkeypatch):
 
 
 def test_where_ranks_take_different_steps_the_run_counts(capfd):
-    """In mode ASYNC rank 0 may not have the last iteration, and has only some of them."""
+    """In mode ASYNC rank 0 takes only some of the iterations, and perhaps not the last one."""
     set_up()
     summary, world = Summary(), World()
     summary.begin(Run(world, None, [], 0, 10, in_step=False))
@@ -190,7 +191,7 @@ def test_where_ranks_take_different_steps_the_run_counts(capfd):
 
 
 def test_a_test_that_is_nan_is_not_the_best(capfd):
-    """No number is better than NaN by comparison: it would stay."""
+    """No number is better than NaN by comparison, so NaN would stay the best."""
     set_up()
     summary = Summary()
     summary.begin(Run(World(), None, [], 0, 10))

@@ -73,7 +73,7 @@ def test_scalars_and_graph(tmp_path):
 
 
 def test_a_run_that_goes_on_doubles_no_step(tmp_path):
-    """Also those that the first part has shown beyond the snapshot."""
+    """This includes steps after the snapshot, which the first run has written, too."""
     whole = train(tmp_path, tmp_path / "whole")
     train(tmp_path, tmp_path / "events")
     train(tmp_path, tmp_path / "events", restore=tmp_path / "net_iter_10.solverstate")
@@ -84,7 +84,7 @@ def test_a_run_that_goes_on_doubles_no_step(tmp_path):
 
 @pytest.mark.parametrize("another", [False, True])
 def test_a_run_that_goes_back_doubles_no_step(tmp_path, another):
-    """As where a rank has died: rank 0, whose part another one takes then, or one of the others."""
+    """It goes back after a rank has died: rank 0, whose part another rank then takes over, or one of the others."""
     solver, alive = make_solver(TEXT, digits_net(), tmp_path), World()
     board = TensorBoard(str(tmp_path / "events"))
     solver.observers.append(board)
@@ -94,7 +94,7 @@ def test_a_run_that_goes_back_doubles_no_step(tmp_path, another):
         board = TensorBoard(str(tmp_path / "events"), rank=1)
         alive.rank = 1
         board.begin(Run(alive, solver.net, [], 0, 20))
-        board.finished(15, 1.0)  # which it does not write
+        board.finished(15, 1.0)  # rank 1 does not write this
         alive.rank = 0
     board.gone_back(10)
     board.finished(12, 1.5)
@@ -129,7 +129,8 @@ def test_a_full_disk_ends_the_event_files_alone(tmp_path, limit, interval):
 
 
 def test_histograms_are_of_weights_and_mean_gradients(tmp_path):
-    """Every count is there, and the gradients are those that Caffe's interface shows, over iter_size."""
+    """The histograms count every element. The gradients are those that Caffe's interface shows, divided by
+    iter_size."""
     text = TEXT + "iter_size: 2 "
     train(tmp_path, tmp_path / "events", text=text, histograms=8)
     found = read(tmp_path / "events")
@@ -152,7 +153,7 @@ def test_histograms_are_of_weights_and_mean_gradients(tmp_path):
 
 
 def test_what_is_looked_at_does_not_change(tmp_path):
-    """Training goes the same way with histograms as without."""
+    """Training computes the same with histograms as without."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     train(tmp_path / "a", tmp_path / "events", histograms=1)
@@ -199,7 +200,7 @@ world().close()
 
 @pytest.mark.mpi
 def test_histograms_beside_sharded_updates(tmp_path):
-    """Rank 0 alone wants values: the others would not exchange their gradients with it."""
+    """Only rank 0 writes histograms, and the other ranks would not exchange their gradients with it."""
     script = f"""
 from engine.comm.world import world
 from engine.report.tensorboard import TensorBoard
@@ -217,7 +218,7 @@ world().close()
 
 
 def test_a_loss_that_another_layer_reads(tmp_path):
-    """It counts, and is no output of the net."""
+    """Such a loss counts, but is not an output of the net."""
     more = """layer { name: "loss2" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss2" loss_weight: 0.5 }
     layer { name: "half" type: "Power" bottom: "loss2" top: "half" power_param { scale: 0.5 } }"""
     solver = make_solver("max_iter: 4 display: 2", digits_net() + more)

@@ -1,4 +1,4 @@
-"""Chrome traces, from made-up spans."""
+"""Chrome traces, from spans made up for the test."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from engine.report.timeline import Timeline
 
 
 class Program:
-    """Two ops of which the second alone runs backward."""
+    """A program of two ops, of which only the second runs backward."""
 
     def __len__(self):
         return 2
@@ -24,7 +24,7 @@ class Program:
 
 
 class TwoRanks(World):
-    """Rank 0 of two: the other sends the same spans; its clock is 1000 ns behind."""
+    """Rank 0 of two. The other sends the same spans, and its clock is 1000 ns behind."""
 
     size = local_size = 2
 
@@ -38,14 +38,14 @@ NET = SimpleNamespace(program=Program(), builder=SimpleNamespace(layer_of_op=LAY
 
 
 def started(path, world=None, buckets=("loss[0]",), first=0, **options):
-    """The timeline of a run of conv1 and loss that has begun."""
+    """Returns the timeline of a run of conv1 and loss that has begun."""
     timeline = Timeline(path, **options)
     timeline.begin(Run(world or World(), NET, [SimpleNamespace(name=name) for name in buckets], first, first + 100))
     return timeline
 
 
 def trace(*events, spans=()):
-    """Of one micro-batch; spans in microseconds for readability."""
+    """Returns the trace of one micro-batch. spans: in microseconds, which are easier to read."""
     return Trace((np.array(spans, np.int64) * 1000,), tuple(Event(*event) for event in events), ())
 
 
@@ -62,7 +62,7 @@ def spans_of(path, pid=0):
 
 def test_compute_and_servers(tmp_path):
     timeline = started(tmp_path / "trace.json", warm_up=0, first=5)
-    # conv1 forward, loss forward after a pause, loss backward; conv1 has no backward.
+    # conv1 forward; loss forward, after a wait; loss backward. conv1 has no backward.
     spans = [[10, 20], [60, 70], [70, 90], [0, 0]]
     timeline.compute(np.array(spans) * 1000, 5)
     timeline.communication(trace((5, 0, 0, 90_000, 95_000, 120_000, 125_000)))
@@ -94,7 +94,7 @@ def test_ranks_are_merged(tmp_path):
 
 
 class ManyRanks(World):
-    """One of 100, which all send the same."""
+    """A rank of 100, which all send the same spans."""
 
     size = 100
 
@@ -150,8 +150,8 @@ def test_data_is_decoded_ahead(tmp_path):
     timeline = started(tmp_path / "trace.json", warm_up=0)
     timeline.waiting(0, "data", 100_000, 150_000)
     timeline.decoded(0, 10_000, 140_000)
-    timeline.waiting(1, "data", 300_000, 301_000)  # nothing to speak of
-    timeline.decoded(1, 130_000, 200_000)  # two threads, two batches at once
+    timeline.waiting(1, "data", 300_000, 301_000)  # too short to be shown
+    timeline.decoded(1, 130_000, 200_000)  # two threads decode two batches at the same time
     timeline.waiting(1, "all updates", 400_000, 430_000)
     timeline.write()
     assert spans_of(tmp_path / "trace.json") == [
@@ -165,12 +165,12 @@ def test_data_is_decoded_ahead(tmp_path):
 def test_what_came_before_the_first_iteration_is_left_out(tmp_path):
     timeline = started(tmp_path / "trace.json", iterations=2, warm_up=1, first=11)
     timeline.decoded(11, 50_000, 100_000)
-    timeline.decoded(12, 100_000, 400_000)  # long ahead
+    timeline.decoded(12, 100_000, 400_000)  # long before it is needed
     timeline.iteration(12, 1_000_000, 1_500_000)
-    timeline.decoded(13, 900_000, 1_200_000)  # begun before
+    timeline.decoded(13, 900_000, 1_200_000)  # begun before the first iteration that is shown
     timeline.iteration(13, 1_500_000, 1_900_000)
     timeline.decoded(14, 1_400_000, 1_600_000)  # for an iteration that is not shown
-    timeline.decoded(15, 1_900_000, 2_000_000)  # begun after
+    timeline.decoded(15, 1_900_000, 2_000_000)  # begun after the last iteration
     timeline.write()
     assert spans_of(tmp_path / "trace.json") == [
         ("iterations", "iteration 12", 0.0, 500.0),

@@ -1,4 +1,4 @@
-"""The command line, as a user meets it."""
+"""The command line as a user meets it: help, options, errors, and verbs from end to end."""
 
 import functools
 import json
@@ -25,7 +25,8 @@ from tests.mpi import ENVIRON, run_ranks
 
 REPO = Path(__file__).resolve().parents[2]
 DIGITS = ["--solver", "solvers/digits.prototxt"]
-NO_SNAPSHOT = ["--set", "snapshot_after_train=false"]  # other tests train this solver, too, and a prefix is one run's
+# Other tests train this solver, too, and only one run at a time may have a prefix.
+NO_SNAPSHOT = ["--set", "snapshot_after_train=false"]
 VERBS = verb_names()
 
 
@@ -43,7 +44,7 @@ def engine(*arguments, **options) -> subprocess.CompletedProcess:
 
 
 def fails(*arguments) -> str:
-    """The one line on stderr of a command that must end with status 1."""
+    """Runs a command that must end with status 1 and one line on stderr; returns the line."""
     done = engine(*arguments)
     lines = [line for line in done.stderr.splitlines() if not re.match(r"[IW]\d{4} ", line)]
     assert (done.returncode, len(lines)) == (1, 1), done.stderr
@@ -54,7 +55,7 @@ def fails(*arguments) -> str:
 def test_help_names_every_verb():
     done = engine("--help")
     assert done.returncode == 0 and set(VERBS) <= set(done.stdout.split())
-    assert re.search(r"VERB\n +train .*\n +test ", done.stdout)  # the order is the verbs' own
+    assert re.search(r"VERB\n +train .*\n +test ", done.stdout)  # in the order that verbs give themselves
 
 
 def test_each_file_is_a_verb_but_those_that_verbs_share():
@@ -73,7 +74,7 @@ def test_version():
 
 
 def loaded_by(program: str) -> set[str]:
-    """The modules in memory after a program."""
+    """Returns the names of the modules that a program has loaded when it ends."""
     program += "\nimport sys; print('modules:', *sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=REPO, text=True, capture_output=True, check=True)
     return set(done.stdout.partition("modules:")[2].split())
@@ -116,7 +117,7 @@ def test_a_new_file_is_a_new_verb(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(verbs, "__path__", [*verbs.__path__, str(tmp_path)])
     try:
         assert main(["--help"]) == 0
-        assert re.search(r"\n +hello +greet people\n\n", capsys.readouterr().out)  # the last
+        assert re.search(r"\n +hello +greet people\n\n", capsys.readouterr().out)  # it comes last
         assert main(["hello", "-name", "Ada"]) == 7 and capsys.readouterr().out == "Hello, Ada!\n"
         assert main(["hello", "--nam", "Ada"]) == 2
         assert "did you mean '--name'?" in capsys.readouterr().err
@@ -135,7 +136,7 @@ def test_every_verb_has_a_description_and_examples(verb, capsys):
 
 @pytest.mark.parametrize("form", [["--solver", "x"], ["--solver=x"], ["-solver", "x"], ["-solver=x"]])
 def test_flags_in_caffes_forms(form):
-    assert parse(["check", "--", "-folder"]).files == ["-folder"]  # a name
+    assert parse(["check", "--", "-folder"]).files == ["-folder"]  # behind "--" it is a name
     options = parse(["train", *form, "-weights", "a,b", "--set", "max_iter=1", "--set", "base_lr=-2", "-stage=x,y"])
     assert options.solver == "x" and options.weights == ["a", "b"] and options.stage == ["x", "y"]
     assert options.set == ["max_iter=1", "base_lr=-2"]
@@ -242,7 +243,7 @@ def test_errors_are_one_line_each(tmp_path):
     net = tmp_path / "net.prototxt"
     net.write_text('layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 } } }')
     (tmp_path / "empty.caffemodel").write_bytes(b"")
-    fails("test", "--model", net, "--weights", tmp_path / "empty.caffemodel")  # and says nothing else
+    fails("test", "--model", net, "--weights", tmp_path / "empty.caffemodel")  # it says nothing else
     assert "did you mean 'base_lr'?" in fails("train", *DIGITS, "--set", "base_lrr=1")
     assert "did you mean 'step'?" in fails("train", *DIGITS, "--set", "lr_policy=stepp", *NO_SNAPSHOT)
     assert f"{tmp_path}/no.caffemodel" in fails(
@@ -409,7 +410,8 @@ def test_on_stdout_json_is_alone(arguments, told):
 
 
 def test_images_to_trained_net(tmp_path, monkeypatch):
-    """Pictures of two kinds become an LMDB and a mean; a net trains on them and is tested; the log is Caffe's."""
+    """Images of two kinds become an LMDB and a mean. A net trains on them and is tested, and the log has Caffe's
+    form."""
     monkeypatch.setenv("ENGINE_CURVE", "1")
     for kind, value in (("dark", 20), ("light", 230)):
         (tmp_path / "images" / kind).mkdir(parents=True)
@@ -456,7 +458,7 @@ def test_undecodable_images(tmp_path):
 
 
 def test_interrupt_ends_with_130():
-    # A shell's background jobs ignore SIGINT, and hand that on.
+    # Background jobs of a shell ignore SIGINT, and so would processes that they start.
     heed = functools.partial(signal.signal, signal.SIGINT, signal.default_int_handler)
     process = start("time", "--model", "nets/digits.prototxt", "--iterations", "1000000", preexec_fn=heed)
     try:
@@ -549,20 +551,20 @@ def test_a_verb_of_one_process_is_not_run_by_several(arguments, in_repo):
 
 @pytest.mark.mpi
 def test_an_error_of_one_rank_ends_the_others_and_names_it(tmp_path, in_repo):
-    # %# is the rank: rank 1's part of the data does not exist.
+    # %# stands for the rank: the data of rank 1 does not exist.
     shutil.copytree("examples/digits/digits_train_lmdb", tmp_path / "part0")
     source = f"layer[data@TRAIN].data_param.source={tmp_path}/part%#"
     done = on_ranks(2, "train", *DIGITS, *NO_SNAPSHOT, "--set", source)
     assert done.returncode != 0
     lines = [line for line in done.stderr.splitlines() if line.startswith("engine: ")]
     assert len(lines) == 1 and lines[0].startswith("engine: [rank 1] ") and "part1" in lines[0]
-    assert lines[0].endswith(" (exit status 1)")  # whatever the launcher makes of it
+    assert lines[0].endswith(" (exit status 1)")  # whichever status the launcher returns
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("rank", [0, 1])
 def test_json_goes_into_no_file_that_a_rank_reads(tmp_path, rank):
-    """The other rank, which has nothing to say against it, waits."""
+    """The other rank has nothing against it and waits for the first, but must end, too."""
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     for each in (0, 1):
         (tmp_path / f"list_{each}_of_2.txt").write_text("a.png 0\n" * 4)

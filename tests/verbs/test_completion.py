@@ -1,4 +1,4 @@
-"""What bash and zsh complete."""
+"""Completion of the command line in bash and zsh."""
 
 import os
 import pty
@@ -36,7 +36,7 @@ def test_bash():
     )
     assert {*verb_names(), "--help", "--version"} == {*verbs}
     assert trains == ["train"] and flags == ["--snapshot"] and values == ["fp32", "bf16"]
-    assert files == []  # bash then looks for files
+    assert files == []  # bash completes names of files itself
 
 
 @pytest.mark.skipif(not shutil.which("zsh"), reason="needs zsh")
@@ -57,7 +57,7 @@ def test_zsh_completes_what_is_typed(tmp_path):
         seen = said(terminal, f"{set_up}; echo rea''dy\n", "ready")
         for words, whole in typed.items():
             seen += said(terminal, f"{words}\t", whole[len(words.split()[-1]) :])
-            seen += said(terminal, "\x15", "")  # Ctrl-U: takes the line back
+            seen += said(terminal, "\x15", "")  # Ctrl-U deletes the line
     finally:
         os.kill(shell, signal.SIGKILL)
         os.waitpid(shell, 0)
@@ -66,7 +66,7 @@ def test_zsh_completes_what_is_typed(tmp_path):
 
 
 def said(terminal, keys, expected):
-    """Types, and reads until `expected` is there."""
+    """Types keys, and reads until the terminal shows `expected`; returns what was read."""
     os.write(terminal, keys.encode())
     seen, begin = "", time.monotonic()
     while expected not in seen:

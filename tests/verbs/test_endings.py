@@ -1,4 +1,5 @@
-"""How a verb ends, whatever the terminal, the system or the user does: one clear line, and a status that says it."""
+"""However a verb ends, whether by the terminal, the system or the user, it says so in one clear line and by its
+status."""
 
 import functools
 import os
@@ -18,7 +19,8 @@ NET = ["check", "nets/digits.prototxt"]
 
 
 def shell(redirections: str, arguments: list[str], **environ: str) -> subprocess.CompletedProcess:
-    """`engine arguments...` with what is left of its streams captured."""
+    """Runs `engine` with redirections of bash; returns the finished process, with what still comes out of its
+    streams."""
     command = ["bash", "-c", f'exec "$@" {redirections}', "bash", sys.executable, "-m", "engine", *arguments]
     return subprocess.run(command, cwd=REPO, env={**os.environ, **environ}, capture_output=True, text=True, timeout=100)
 
@@ -39,7 +41,8 @@ def test_the_status_does_not_depend_on_streams(streams, arguments, status):
 
 
 def test_a_closed_stream_is_nobody_elses_file():
-    """A database that is opened later would get the number of stderr, and messages."""
+    """A database that is opened later would get the number of a closed stderr, and messages would be written into
+    it."""
     program = """
 import functools
 import os
@@ -85,7 +88,7 @@ def test_a_soft_limit_of_open_files_is_raised():
 
 @pytest.fixture
 def verb_raises(monkeypatch):
-    """A function that makes `engine device_query` raise something."""
+    """Returns a function that makes `engine device_query` raise an exception."""
 
     def make(error: BaseException) -> None:
         def run(options):
@@ -157,7 +160,7 @@ IN_AN_IMPORT = """try:
 
 @pytest.mark.parametrize("begin", ["interrupt()", "Callback()", IN_AN_IMPORT])
 def test_a_second_interrupt_does_not_disturb_the_first(begin):
-    """Also where the first comes in a place from which Python cannot raise it, or becomes another exception."""
+    """This holds even if Python cannot raise the first one where it comes, or it becomes another exception."""
     program = PROGRAM.format(begin=begin)
     done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
@@ -205,7 +208,8 @@ sys.exit(cli.main())
 
 @pytest.mark.mpi
 def test_nobody_waits_for_a_rank_that_was_interrupted_before_it_was_known():
-    """With a status of its own it would not be missed, and rank 0 would wait in MPI_Init."""
+    """If the rank ended with a status of its own, the launcher would not notice, and rank 0 would wait in MPI_Init for
+    ever."""
     assert run_ranks(2, ONE_LEAVES).returncode != 0
 
 
@@ -222,7 +226,7 @@ sys.exit(main(["doctor"]))
 @pytest.mark.mpi
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_error_that_one_rank_alone_meets_before_mpi_is_told(rank):
-    """Where the others wait for it in MPI_Init."""
+    """The other rank waits in MPI_Init meanwhile."""
     done = run_ranks(2, WITHOUT_MPI.format(rank=rank), timeout=30)
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("engine: ")]
     who = f"[rank 1 on {socket.gethostname()}] " if rank else ""
@@ -242,7 +246,7 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.parametrize("host", [0, 1])
 @pytest.mark.parametrize("arguments", [["check", "net.prototxt"], ["average", "one", "out"]])
 def test_what_the_command_line_alone_tells_is_told_by_rank_0(host, arguments):
-    """Plain srun leaves the ranks of all hosts running, which meet it, too."""
+    """All ranks fail alike here. Plain srun does not stop the ranks of other hosts, so each could tell of it."""
     environ = {**os.environ, "SLURM_PROCID": str(host), "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "2"}
     command = [sys.executable, "-c", WITH_SRUN, *arguments]
     done = subprocess.run(command, cwd=REPO, env=environ, capture_output=True, text=True, timeout=60)

@@ -1,4 +1,4 @@
-"""Names of strangers' files do not reach the terminal as they are: what it would obey, and lines of their own."""
+"""Names in files of strangers do not reach the terminal as they are: no control sequences, no lines of their own."""
 
 import unicodedata
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.verbs.test_cli import engine
 
-ODD = r"\033]0;owned\007\033[31m\nFORGED\342\200\256"  # in a prototxt: a title, a colour, a line, right to left
+ODD = r"\033]0;owned\007\033[31m\nFORGED\342\200\256"  # escapes of a prototxt: a title, a colour, a line, right to left
 NET = f"""
 name: "net{ODD}"
 layer {{ name: "d{ODD}" type: "DummyData" top: "x{ODD}" dummy_data_param {{ shape {{ dim: 2 dim: 3 }} }} }}

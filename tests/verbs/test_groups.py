@@ -1,4 +1,4 @@
-"""engine groups: several verbs side by side, each on ranks of its own."""
+"""`engine groups` runs several verbs at the same time, each on ranks of its own."""
 
 import json
 import os
@@ -30,11 +30,12 @@ def engine(ranks, *words, **options):
 
 @pytest.mark.mpi
 def test_two_trainings_are_those_of_two_jobs(tmp_path):
-    """On two ranks and on one, with other seeds and lengths; weights and state are the same bits."""
+    """One trains on two ranks, the other on one with another seed and length. Weights and state have the same bits as
+    in separate jobs."""
     first, second = solver(tmp_path / "a"), solver(tmp_path / "b", seed=2, iterations=60)
     done = engine(3, "groups", "2", "train", "--solver", first, "+", "1", "train", "--solver", second)
     assert done.returncode == 0 and done.stderr.count("Optimization Done.") == 2, done.stderr[-3000:]
-    assert done.stderr.count("shared by 3 ranks") == 2  # cores are divided among all
+    assert done.stderr.count("shared by 3 ranks") == 2  # cores are divided among all ranks
     for name, ranks, seed, last in (("a", 2, 1, 30), ("b", 1, 2, 60)):
         alone = engine(ranks, "train", "--solver", solver(tmp_path / f"{name} alone", seed, iterations=last))
         assert alone.returncode == 0, alone.stderr[-3000:]
@@ -43,7 +44,7 @@ def test_two_trainings_are_those_of_two_jobs(tmp_path):
 
 @pytest.mark.mpi
 def test_a_net_is_tested_while_another_is_trained(tmp_path):
-    """The group that is done first waits for the other; what it has found is what it finds alone."""
+    """The group that ends first waits for the other. Its results are those of a separate job."""
     trained = engine(1, "train", "--solver", solver(tmp_path / "before"))
     assert trained.returncode == 0, trained.stderr[-3000:]
     net, weights = tmp_path / "before/net.prototxt", tmp_path / "before/net_iter_30.caffemodel"
@@ -68,14 +69,15 @@ def test_an_error_in_one_group_ends_all_with_one_line(tmp_path):
 
 
 def divided_by_launcher(first, second):
-    """One rank each, which ENGINE_GROUPS divides."""
+    """Lets the launcher start one rank with each command, in groups by ENGINE_GROUPS; returns the finished process."""
     program = ["-m", "engine", *first, ":", "-n", "1", sys.executable, "-m", "engine", *second]
     return run_ranks(1, program, timeout=30, environ={"ENGINE_GROUPS": "1,1"})
 
 
 @pytest.mark.mpi
 def test_a_verb_of_one_rank_is_beside_a_training(tmp_path):
-    """Also where the launcher itself gives ranks different commands: MPI starts and ends with all of them."""
+    """This holds whether `groups` or the launcher gives ranks different commands: MPI starts and ends with all of
+    them."""
     path = solver(tmp_path / "a")
     train, check = ["train", "--solver", path], ["check", path]
     for done in (divided_by_launcher(train, check), engine(2, "groups", "1", *train, "+", "1", *check)):
@@ -92,7 +94,7 @@ def test_a_group_of_the_launcher_is_not_divided_again(tmp_path):
 
 @pytest.mark.mpi
 def test_wrong_usage_of_one_group_ends_the_others(tmp_path):
-    """Which would wait for it in MPI_Init."""
+    """Otherwise the others would wait for it in MPI_Init."""
     train = ["train", "--solver", solver(tmp_path / "a", iterations=100_000)]
     for wrong in (["nosuch"], ["check", "--nosuch"], []):
         done = divided_by_launcher(wrong, train)
@@ -119,7 +121,7 @@ def test_what_is_wrong_is_told_once(words, status, message):
 
 @pytest.mark.mpi
 def test_it_starts_its_ranks_itself():
-    """Without a launcher, as verify does; their log, and what they print, is this process' own."""
+    """Without a launcher it starts its ranks as verify does. Their log and output become those of this process."""
     command = [sys.executable, "-m", "engine", "groups", "1", "doctor", "+", "1", "doctor"]
     environ = {**ENVIRON, **os.environ}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=REPO, env=environ)

@@ -1,4 +1,4 @@
-"""Options that a verb would pass over, in the way in which it is asked to work, are refused by name."""
+"""Options that would have no effect, given the others, are refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tools/bench/chaos.py, a few events of it: run `python tools/bench/chaos.py --events 1000` for many."""
+"""A few random events of tools/bench/chaos.py. `python tools/bench/chaos.py --events 1000` tries many."""
 
 import os
 import subprocess

@@ -1,4 +1,5 @@
-"""Ranks whose data is cut off while they train: a line that names file and key, and nothing of the watchdog's."""
+"""If the data of a rank is cut off while it trains, one line names the file and the key, and the watchdog says
+nothing."""
 
 import re
 

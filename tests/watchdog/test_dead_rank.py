@@ -1,4 +1,4 @@
-"""A rank that is killed in the middle of a real run: the others end, its name is told, the snapshot is whole."""
+"""If a rank is killed in the middle of a run, the others end, a line names it, and the snapshot is whole."""
 
 import os
 import re
@@ -20,7 +20,8 @@ snapshot_prefix: "{folder}/net"
 
 
 def pid_of_rank(rank: int) -> int | None:
-    """Of a rank that this test has started, None if it runs no more. Its sentinel has the same variables."""
+    """Returns the process id of a rank that this test has started, None if there is none. The rank's sentinel has the
+    same environment, but another command."""
     wanted = {b"PMI_RANK=%d" % rank, b"OMPI_COMM_WORLD_RANK=%d" % rank}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
@@ -57,7 +58,7 @@ def test_kill_9_of_one_of_two_ranks(tmp_path, victim, servers):
         os.kill(killed, signal.SIGKILL)
         _, rest = process.communicate(timeout=30)
     finally:
-        process.terminate()  # mpiexec then ends its ranks
+        process.terminate()  # mpiexec ends its ranks
     assert process.returncode != 0
     named = [line for line in rest.splitlines() if "died, killed or crashed" in line]
     assert len(named) == 1 and named[0].startswith(f"engine: rank {victim} (pid {killed} on "), rest

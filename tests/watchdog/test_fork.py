@@ -1,5 +1,5 @@
-"""A rank whose user's code has forked is noticed when it dies, although the child lives on, and both have signals of
-their own."""
+"""A rank's death is noticed even if its user's code has forked a child that lives on. Rank and child handle their
+signals separately."""
 
 import subprocess
 import sys
@@ -106,7 +106,7 @@ os.killpg(0, 9)
 """
 
 
-@pytest.mark.parametrize("fork", ["os.fork()", "ctypes.CDLL(None).fork()"])  # the second does not go through Python
+@pytest.mark.parametrize("fork", ["os.fork()", "ctypes.CDLL(None).fork()"])  # Python does not see the second one
 def test_a_run_does_not_wait_for_a_forked_child(fork, tmp_path):
     program = LEFT_ALONE.format(folder=str(tmp_path), fork=fork)
     command = [sys.executable, "-c", program]

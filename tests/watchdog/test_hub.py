@@ -1,4 +1,4 @@
-"""The hub of the sentinels is reached by the ranks, and by nobody else for long."""
+"""The sentinels' hub accepts the ranks, and soon drops everybody else."""
 
 import contextlib
 import fcntl
@@ -23,7 +23,7 @@ from tests.mpi import REPO, run_ranks
 
 
 class Running:
-    """A hub in a thread of its own, as rank 0's sentinel runs it."""
+    """Runs a hub in a thread, as rank 0's sentinel does in a process."""
 
     def __init__(self):
         self.selector = selectors.DefaultSelector()
@@ -56,7 +56,7 @@ class Running:
 
 @pytest.fixture
 def asleep():
-    """A hub that hears nobody until its thread is started."""
+    """Yields a hub that does not listen until the test starts its thread."""
     running = Running()
     yield running
     running.end()
@@ -160,7 +160,7 @@ def test_a_stranger_may_have_a_descriptor_beyond_the_thousandth():
 
 @pytest.mark.parametrize("seconds", [0, 0.1])
 def test_a_connection_that_was_given_up_is_neither_a_rank_nor_a_death(asleep, seconds, monkeypatch, capfd):
-    """A busy host: the hub reads the first hello of a rank before, or after, that comes again."""
+    """On a busy host, the hub may read a rank's first hello before or after the rank has tried again."""
     hub = asleep.hub
     hub.expected = 2
     with monkeypatch.context() as impatient:
@@ -254,9 +254,9 @@ def test_deaths_of_which_the_reason_has_been_told_are_no_news(running, capfd):
 
 @pytest.fixture
 def late(monkeypatch):
-    """The address of a hub that refuses who comes first."""
+    """Returns the address of a hub that refuses the first connection and accepts the next."""
     listener, refused, call = socket.socket(), threading.Event(), socket.create_connection
-    listener.settimeout(10)  # or a test whose code never comes would wait for it
+    listener.settimeout(10)  # a test that fails to connect must not wait for ever
     listener.bind(("127.0.0.1", 0))
 
     def told_of(*arguments) -> socket.socket:
@@ -274,7 +274,7 @@ def late(monkeypatch):
         connection, _ = listener.accept()
         assert connection.recv(100)
         connection.sendall(WELCOME)
-        while connection.recv(100):  # until they hang up
+        while connection.recv(100):  # until the sentinel hangs up
             pass
         connection.close()
 
@@ -286,7 +286,7 @@ def late(monkeypatch):
 
 
 def sentinel_of(rank: int) -> Sentinel:
-    """Without a process."""
+    """Returns a sentinel that has no process of its own."""
     sentinel = Sentinel.__new__(Sentinel)
     sentinel._rank, sentinel._tell = rank, lambda line: True
     return sentinel
@@ -309,7 +309,7 @@ def test_a_rank_that_is_refused_for_long_goes_on_without(monkeypatch, capfd):
         sentinel = sentinel_of(3)
         sentinel.join("token {}:{}".format(*nobody.getsockname()), 4)
     assert sentinel._connection is None and capfd.readouterr().err.count("\n") == 1
-    sentinel.join("", 4)  # rank 0's is gone
+    sentinel.join("", 4)  # rank 0's sentinel is gone
     assert sentinel._connection is None and capfd.readouterr().err == ""
 
 
@@ -346,7 +346,7 @@ def test_the_others_are_stopped_when_a_rank_dies_unless_they_outlive_it(running,
 
 @contextlib.contextmanager
 def stuck_stderr():
-    """Meanwhile it takes nothing more, and nobody reads it."""
+    """Replaces stderr by a full pipe that nobody reads."""
     read, write = os.pipe()
     os.set_blocking(write, False)
     with contextlib.suppress(BlockingIOError):

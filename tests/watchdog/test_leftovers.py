@@ -1,4 +1,4 @@
-"""What a rank that is killed leaves goes, unless another process uses it."""
+"""Files that a killed rank leaves behind are removed, unless another process uses them."""
 
 import fcntl
 import json

@@ -1,4 +1,4 @@
-"""However one rank ends, all end, soon, and the reason is told once."""
+"""If one rank ends, in whatever way, all end soon, and the reason is told once."""
 
 import subprocess
 import sys
@@ -46,7 +46,7 @@ print("end", flush=True)
 
 
 def sentinels(mark: str) -> list[str]:
-    """Process ids of the sentinels that have `mark` in their environment: those of one run, whatever else runs here."""
+    """Returns the process ids of the sentinels with `mark` in their environment, which are those of one run."""
     found = subprocess.run(["pgrep", "-f", "engine/watchdog"], capture_output=True, text=True).stdout.split()
     return [pid for pid in found if mark.encode() in environment_of(pid)]
 
@@ -54,12 +54,12 @@ def sentinels(mark: str) -> list[str]:
 def environment_of(pid: str) -> bytes:
     try:
         return Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:  # it has ended by now
+    except OSError:  # the process has ended
         return b""
 
 
 def end(ranks: int, how: str, who: int | None, busy: bool = False) -> tuple[subprocess.CompletedProcess, list[str]]:
-    """Runs PROGRAM; returns the process, and the lines on stderr that are ours."""
+    """Runs PROGRAM; returns the finished process and the lines on stderr that are the engine's."""
     mark = f"SENTINELS_OF={uuid.uuid4()}"
     begin = time.monotonic()
     environ = dict([mark.split("=")])

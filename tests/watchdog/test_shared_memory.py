@@ -1,4 +1,4 @@
-"""However a run ends, MPI's files of shared memory are gone then; and nobody else's."""
+"""However a run ends, MPI's files of shared memory are removed, and no other run's files."""
 
 import mmap
 import os
@@ -41,7 +41,7 @@ w.close()
 
 
 def all_gone(text: str) -> None:
-    """The files that ranks have named, as soon as their sentinels are."""
+    """Checks that the files named in `text` are gone as soon as the ranks' sentinels have ended."""
     files = [Path(word) for word in text.split() if NAMES.fullmatch(word)]
     if not files:
         pytest.skip("this MPI keeps no files of shared memory")
@@ -92,7 +92,7 @@ def test_nothing_is_left_of_a_run_whose_ranks_have_not_met():
 
 
 class Mapping:
-    """A process of its own that maps a file of this name."""
+    """Runs a process that maps a file of this name. As a context manager, gives the SharedMemory of that process."""
 
     def __init__(self, path: Path):
         path.write_bytes(bytes(mmap.PAGESIZE))
@@ -130,7 +130,7 @@ def test_a_file_that_mpi_has_made(path):
 
 @needs_folder
 def test_a_file_of_another_run(path):
-    """It has the name, and is not the file that was mapped."""
+    """The file has the same name, but is not the one that was mapped."""
     with Mapping(path) as memory:
         other = path.with_name(path.name + "x")
         other.write_text("another")

@@ -1,4 +1,4 @@
-"""The ranks of --ranks and --max_restarts end with the process that has started them, also if it is killed."""
+"""The ranks of --ranks and --max_restarts end with the process that has started them, even if it is killed."""
 
 import contextlib
 import functools
@@ -90,7 +90,7 @@ def test_a_closed_terminal_is_a_snapshot_and_nothing_else(tmp_path, ranks):
     assert list(tmp_path.glob("*.solverstate"))
 
 
-# A launcher that kills its rank as soon as it is told to stop: Open MPI's does a second later.
+# A launcher that kills its rank as soon as it is told to stop. Open MPI's does so a second later.
 LAUNCHER = """
 import signal, subprocess, sys
 rank = subprocess.Popen(sys.argv[1:])
@@ -106,7 +106,7 @@ print(supervise._run(sys.argv[1:], dict(os.environ)))
 
 
 def supervised(folder) -> subprocess.Popen:
-    """A supervisor, its launcher and a rank, whose training has begun."""
+    """Starts a supervisor with a launcher and a rank; returns its process as soon as training has begun."""
     text = SOLVER.format(net=REPO / "nets/digits.prototxt", folder=folder).replace("snapshot: 20", "")
     (folder / "solver.prototxt").write_text(text)
     train = own_command("train", "--solver", f"{folder}/solver.prototxt")
@@ -137,7 +137,7 @@ def test_a_second_ctrl_c_ends_ranks_that_hang(tmp_path):
             process.wait(2)
         process.send_signal(signal.SIGINT)
         told, rest = process.communicate(timeout=30)
-        assert told == "(1, True)\n", rest  # the status is the launcher's
+        assert told == "(1, True)\n", rest  # the launcher's status is passed on
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(rank, signal.SIGKILL)
@@ -168,27 +168,27 @@ def test_a_sigterm_leaves_a_rank_that_hangs_to_the_watchdog(tmp_path):
 
 
 def ranks_of(mark: str) -> list[int]:
-    """Process ids of all that was started with `mark` in its environment."""
+    """Returns the process ids of all processes with `mark` in their environment."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     return [pid for pid in pids if mark.encode() in environment_of(str(pid))]
 
 
 def reads_data(pid: int) -> bool:
-    """Whether a process has opened its LMDB, which it does at the end of its start."""
+    """Returns whether a process has opened its LMDB, which is the last thing it does before training."""
     try:
         return "digits_train_lmdb/data.mdb" in Path(f"/proc/{pid}/maps").read_text()
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return False
 
 
 def killed_at(words: str, command: list[str], environ: dict[str, str]) -> str:
-    """Kills a supervisor where its run says these words; returns what is said from then on."""
+    """Kills a supervisor when its run says these words; returns what is said from then on."""
     process = subprocess.Popen(command, cwd=REPO, env=environ, stderr=subprocess.PIPE, text=True)
     try:
         while words not in (line := process.stderr.readline()):
             assert line
         process.send_signal(signal.SIGKILL)
-        return process.stderr.read()  # until the last of them has ended
+        return process.stderr.read()  # until the last rank has ended
     finally:
         process.kill()
         process.wait()
@@ -216,7 +216,7 @@ def test_ranks_end_with_their_supervisor(tmp_path, ranks, options):
 
 @pytest.mark.parametrize("options", [[], ["--max_restarts", "1"]])
 def test_a_background_job_does_not_heed_the_terminals_interrupts(tmp_path, options):
-    """A script's `engine train ... &` is told to ignore them."""
+    """A script that runs `engine train ... &` makes it ignore SIGINT."""
     text = SOLVER.format(net=REPO / "nets/digits.prototxt", folder=tmp_path)
     (tmp_path / "solver.prototxt").write_text(text.replace("snapshot: 20", "snapshot_after_train: false"))
     command = own_command("train", "--solver", f"{tmp_path}/solver.prototxt", *options)
@@ -259,12 +259,12 @@ def test_what_has_started_ranks_ends_with_them(tmp_path, verb, number):
             for _ in range(2):
                 while "Iteration 20, lr = " not in (line := process.stderr.readline()):
                     assert line, "it has ended"
-        else:  # which says nothing yet
+        else:  # verify says nothing until it ends
             while sum(reads_data(pid) for pid in ranks_of(mark)) < 2:
                 assert process.poll() is None
                 time.sleep(0.1)
         process.send_signal(number)
-        rest = process.communicate(timeout=30)[1]  # until the last rank has ended; sentinels are about to
+        rest = process.communicate(timeout=30)[1]  # until the last rank has ended; its sentinel ends a little later
         end = time.monotonic() + 10
         while ranks_of(mark) and time.monotonic() < end:
             time.sleep(0.1)
@@ -275,7 +275,7 @@ def test_what_has_started_ranks_ends_with_them(tmp_path, verb, number):
     assert not left
     told = [line for line in rest.splitlines() if line.startswith(("engine: ", "interrupted", "Traceback"))]
     killed = "engine: the process that has started this run was killed: stopping it"
-    if verb == "groups":  # each of which is a run
+    if verb == "groups":  # each group is a run of its own
         assert rest.count("Optimization stopped early.") == 2
         assert told == [killed] * 2 * (number == signal.SIGKILL)
         assert process.returncode == (-number if number == signal.SIGKILL else 0)
@@ -287,7 +287,7 @@ def test_what_has_started_ranks_ends_with_them(tmp_path, verb, number):
 
 
 def test_the_last_test_ends_with_the_supervisor(tmp_path):
-    """In order, and with one message."""
+    """The test is broken off in order, with one message."""
     text = SOLVER.format(net=REPO / "nets/digits.prototxt", folder=tmp_path).replace("1000000", "1")
     text += "test_iter: 1000000 test_interval: 10 test_initialization: false"
     (tmp_path / "solver.prototxt").write_text(text)
@@ -316,7 +316,7 @@ def test_a_run_whose_supervisor_dies_between_two_stages_ends_in_the_set_up_of_th
 
 @pytest.mark.parametrize("resume", [[], ["--resume", "auto"]])
 def test_only_the_flag_says_that_a_run_resumes(resume, monkeypatch):
-    """Not a folder of that name."""
+    """A folder called "resume" must not be taken for the flag."""
     runs = []
 
     def run(command, environ):
@@ -333,7 +333,8 @@ def test_only_the_flag_says_that_a_run_resumes(resume, monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_a_launcher_makes_of_a_signal_is_not_told_as_a_crash(number, monkeypatch, capfd, tmp_path):
-    """MPICH's mpiexec adds up the signals by which ranks have ended: SIGINT and SIGKILL are a SIGSEGV's 11."""
+    """MPICH's mpiexec adds up the numbers of the signals that have ended ranks: SIGINT (2) and SIGKILL (9) give 11, which
+    is SIGSEGV."""
     heeds, wait = tmp_path / "heeds", subprocess.Popen.wait
     monkeypatch.setattr(subprocess.Popen, "wait", lambda process: heeds.touch() or wait(process))
     pauses = f"until [ -e '{heeds}' ]; do sleep 0.1; done; kill -{number.value} $PPID; while :; do sleep 0.1; done"

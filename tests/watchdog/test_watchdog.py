@@ -1,4 +1,4 @@
-"""A run that hangs ends by itself, and says where every rank was."""
+"""A run that hangs ends by itself, and says where each rank was."""
 
 import os
 import pty
@@ -26,7 +26,7 @@ from engine.watchdog.report import Answer, report
 from tests.mpi import ENVIRON, REPO, mpiexec, run_ranks
 from tests.watchdog.test_dead_rank import SOLVER, pid_of_rank
 
-SECONDS = 3.0  # a step takes no longer, also on a machine that is busy
+SECONDS = 3.0  # longer than any step, also on a busy machine
 
 
 def train(folder, ranks: int, servers: int = 2, *arguments: str) -> subprocess.Popen:
@@ -58,13 +58,13 @@ def test_a_stopped_rank_is_named(tmp_path, ranks, victim, servers):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["ASYNC", "LOCAL"])
 def test_a_stopped_rank_is_named_where_ranks_do_not_wait_for_each_other(tmp_path, mode):
-    """Between two snapshots, for which they do."""
+    """The rank is stopped between two snapshots, at which ranks do wait for each other."""
     words = ("--watchdog", str(SECONDS), "--set", f"comm_param.mode={mode}", "--set", "snapshot=100")
     stop_one(tmp_path, train(tmp_path, 2, 1, *words), 1, "Snapshotting solver state", ", loss = ")
 
 
 def stop_one(tmp_path, process: subprocess.Popen, victim: int, *said: str) -> None:
-    """Stops a rank of a run that has said all this, and reads what the run says of it."""
+    """Stops a rank as soon as its run has said all of `said`, and checks what the run says of it."""
     try:
         for text in said:
             wait_for(process, text)
@@ -163,10 +163,10 @@ world()
 
 @pytest.mark.mpi
 def test_one_rank_tells_where_rank_0_does_not_come_up():
-    """Its sentinel is not there to say which of the others speaks."""
+    """Rank 0's sentinel, which would choose the rank that speaks, is not there."""
     done = run_ranks(3, NOT_UP, timeout=60, environ={"ENGINE_WATCHDOG": "0.1"})
     lines = [line for line in done.stderr.splitlines() if line.startswith("engine: ")]
-    assert done.returncode != 0 and len(lines) in (1, 2), done.stderr  # the second, where it looks before it is ended
+    assert done.returncode != 0 and len(lines) in (1, 2), done.stderr  # two, if the other rank looks before it is ended
     told = r"engine: rank [12] \(pid .*\) waits for MPI: a rank has not come up for \d+ s: stopping it"
     assert all(re.match(told, line) for line in lines)
 
@@ -227,7 +227,7 @@ def test_a_board_is_read_by_another():
 
 
 def test_a_wait_within_a_wait_does_not_end_it():
-    """A collective operation may be made of others."""
+    """A collective operation may be made up of others, so waits are nested."""
     board = Board()
     board.enter(places.DATA)
     with board.waiting():
@@ -256,7 +256,7 @@ def test_how_long_is_too_long():
     for seconds in (2.0, 3.5):
         watch.look(begin + seconds)
     assert not watch.is_stuck(begin + 3.5) and watch.is_stuck(begin + 4)
-    watch.look(begin + 60)  # it has not looked for so long because it was stopped itself
+    watch.look(begin + 60)  # it was stopped itself, and so has not looked for long
     assert not watch.is_stuck(begin + 61)
     board.away(True)
     for seconds in range(61, 201):
@@ -267,7 +267,8 @@ def test_how_long_is_too_long():
 
 
 def test_the_hub_names_nobody_before_all_have_joined(capfd):
-    """The launcher kills the others when one dies: the first that the hub misses need not be the first that died."""
+    """If one rank dies, the launcher kills the others. So the first that the hub misses need not be the first that
+    died."""
     for joined, named in ((2, False), (3, True)):
         hub = Hub(selectors.DefaultSelector())
         hub.expected = 3
@@ -294,7 +295,7 @@ def test_stopped_ranks_are_a_suspended_run_only_if_they_are_all(capfd, left, jud
 
 
 def test_a_run_waits_for_the_terminal_that_somebody_has_stopped():
-    """By Ctrl-S, as who reads what stands there."""
+    """Somebody has pressed Ctrl-S, to read what is on the screen."""
     hub = Hub(selectors.DefaultSelector())
     hub.expected, hub.seconds = 1, 5.0
     screen, terminal = pty.openpty()
