@@ -1,4 +1,4 @@
-"""What holds in every test."""
+"""Settings and fixtures of all tests."""
 
 import gc
 import os
@@ -9,26 +9,28 @@ import pytest
 
 from engine.host.cores import CROWDED_SPIN_COUNT
 
-# Before anything loads libgomp: several tests run at a time, each of which takes the cores for its own.
+# This has to be set before libgomp is loaded: several tests run at a time, and each takes all cores for its own.
 os.environ.setdefault("GOMP_SPINCOUNT", CROWDED_SPIN_COUNT)
-# The thread that OpenBLAS starts with NumPy spins for a while: a fifth of the processor time in which a command starts.
+# The thread that OpenBLAS starts with NumPy spins for a while, a fifth of the processor time in which a command starts.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# Else each of the thousands of processes that tests start would compile all modules, and draw the curve of its run.
+# Tests start thousands of processes. Without this, each would compile all modules and draw the curve of its run.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 os.environ.setdefault("ENGINE_CURVE", "0")
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and all that it starts
+# Background jobs of a shell ignore it, and so would all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish():
-    """Ten thousand tests and their modules are no garbage: who looks for some, as tests of leaks do, passes them by."""
+    """Exempts the ten thousand tests and their modules from garbage collection, which makes it faster in tests of
+    leaks."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def no_consent(monkeypatch):
-    """No test inherits another's consent to import the modules of Python layers, nor the caller's."""
+    """Lets no test inherit the consent to import modules of Python layers from another test, or from the caller."""
     from engine.layers import python
 
     monkeypatch.setattr(python, "_consent", [])

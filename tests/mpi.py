@@ -1,4 +1,4 @@
-"""Runs a script on several ranks, with a time limit: a deadlock fails its test instead of hanging."""
+"""Runs programs on several ranks, with a time limit: a deadlock fails its test and does not hang."""
 
 import os
 import re
@@ -10,26 +10,26 @@ from pathlib import Path
 from engine.host import launch
 
 REPO = Path(__file__).resolve().parents[1]
-# Open MPI refuses to run as root. It and Intel MPI bind ranks to cores, of which tests may use more than there are.
-# (Each library knows its own variables only; those of Open MPI differ between version 4 and 5.)
+# Open MPI refuses to run as root. It and Intel MPI bind ranks to cores, and tests may have more ranks than cores. (Each
+# library knows its own variables only; those of Open MPI differ between versions 4 and 5.)
 ENVIRON = {
     **launch.OVERSUBSCRIBE,
     **{"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
     **{"OMPI_MCA_hwloc_base_binding_policy": "none", "PRTE_MCA_hwloc_default_binding_policy": "none"},
     "I_MPI_PIN": "0",
-    # MPICH's ranks that wait turn round for as long as messages of small nets take, and then sleep for moments: else
-    # they would take turns with those that they wait for.
+    # Ranks of MPICH that wait poll for as long as messages of small nets take, and then sleep for moments. Otherwise
+    # they would take cores from the ranks that they wait for.
     **{"MPIR_CVAR_POLLS_BEFORE_YIELD": "20000", "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"},
 }
-# What Open MPI's and Intel MPI's launchers print around the end of a rank, whatever the rank has said itself.
+# Open MPI's and Intel MPI's launchers print this when a rank ends, whatever the rank has said itself.
 LAUNCHER = re.compile(r"^-{70,}\n(?:.*\n)*?-{70,}\n\0?|^={70,}\n=   BAD TERM(?:.*\n)*?={70,}\n", re.MULTILINE)
-# As the command line does; most ranks do little else than start.
+# The command line does so, too. Most ranks of tests do little else than start.
 START = "from engine.host.startup import collect_late; collect_late()\n"
 
 
 def mpiexec() -> str:
-    """The environment's own mpiexec, or the one in PATH; skips the test where there is none."""
-    import pytest  # ranks, which import this module, too, need none of it
+    """Returns the mpiexec of the environment, or that in PATH; skips the test if there is none."""
+    import pytest  # not above: ranks import this module, too, and do not need pytest
 
     found = launch.mpiexec()
     if not found:
@@ -38,7 +38,8 @@ def mpiexec() -> str:
 
 
 def outliving() -> list[str]:
-    """The options of mpiexec with which the others go on when a rank dies; skips the test where it has none."""
+    """Returns the options with which mpiexec lets the other ranks go on when one dies; skips the test if it has
+    none."""
     import pytest
 
     version = subprocess.run([mpiexec(), "--version"], capture_output=True, text=True).stdout
@@ -55,16 +56,22 @@ def run_ranks(
     options: Sequence[str] = (),
     names: dict[str, object] | None = None,
 ) -> subprocess.CompletedProcess:
-    """mpiexec -n `ranks` of Python with `program`: its source, or a list of arguments. `environ` adds variables,
-    `options` those of mpiexec. `names`: what a source finds defined, each a literal: to import it from a module of
-    tests would load pytest, which takes a rank as long as all that it needs itself.
+    """Runs a Python program on ranks by mpiexec.
 
-    Returns the finished process with stdout and stderr as text, without what the launcher itself has to say; fails the
-    test when `timeout` seconds have passed.
+    Args:
+        program: its source, or a list of arguments of Python.
+        timeout: seconds, after which the test fails.
+        environ: environment variables to add.
+        options: of mpiexec.
+        names: literals that the source finds defined. To import them from a module of tests would load pytest, which
+            takes a rank as long as all that it needs itself.
+
+    Returns:
+        The finished process with stdout and stderr as text, without what the launcher itself says.
     """
     given = "".join(f"{name} = {value!r}\n" for name, value in (names or {}).items())
     arguments = ["-c", START + given + program] if isinstance(program, str) else list(program)
-    # Unbuffered, a line leaves a rank in pieces, and those of several ranks mix.
+    # If output were not buffered, a line would leave a rank in several writes, and lines of several ranks would mix.
     variables = {**ENVIRON, **os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "", **(environ or {})}
     variables["PYTHONPATH"] = os.pathsep.join([str(REPO), *filter(None, [variables.get("PYTHONPATH")])])
     command = [mpiexec(), *options, "-n", str(ranks), sys.executable, *arguments]
@@ -74,7 +81,7 @@ def run_ranks(
     try:
         stdout, stderr = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        process.terminate()  # mpiexec then ends its ranks; killed, it would leave them behind
+        process.terminate()  # mpiexec then ends its ranks; if it were killed, they would live on
         try:
             stdout, stderr = process.communicate(timeout=10)
         except subprocess.TimeoutExpired:

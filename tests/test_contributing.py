@@ -17,7 +17,7 @@ EXAMPLES = dict(BLOCK.findall((REPO / "CONTRIBUTING.md").read_text()))
 
 @pytest.fixture
 def put(tmp_path, monkeypatch):
-    """A function that makes an example a module of its package, for the time of a test."""
+    """Yields a function that makes an example a module of its package, for the time of a test."""
     added = []
 
     def put(path: str):
@@ -51,7 +51,7 @@ def test_a_learning_rate_policy(monkeypatch):
     from engine.solver.policies import POLICIES, policy
     from engine.solver.schedules import LearningRate
 
-    monkeypatch.setitem(POLICIES, "halving", POLICIES["fixed"])  # which goes again with the test
+    monkeypatch.setitem(POLICIES, "halving", POLICIES["fixed"])  # makes monkeypatch take the policy away after the test
     exec(EXAMPLES["engine/solver/policies.py"], {"policy": policy})
     param = proto.SolverParameter(lr_policy="halving", base_lr=0.5, stepsize=10, warmup_iter=4, warmup_start_lr=0.1)
     rate = LearningRate(param)

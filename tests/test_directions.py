@@ -11,7 +11,7 @@ import pytest
 
 from tests.mpi import REPO
 
-# Room -> the rooms that it may import. A room is a folder of engine/, or a module that lies beside them; everyone may
+# The rooms that each room may import. A room is a folder of engine/, or a module that lies beside the folders. All may
 # import errors.
 MAY_IMPORT = {
     "errors": set(),
@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "weights": {"proto", "files", "host"},  # host: faults of files
     "layers": {"config", "files", "weights", "host", "proto"},  # files: a filler reads numbers
     "graph": {"config", "layers", "host", "proto"},
-    "net": {"config", "files", "graph", "layers", "host", "proto", "weights"},  # files: measurements are kept
+    "net": {"config", "files", "graph", "layers", "host", "proto", "weights"},  # files: measurements are kept in files
     "watchdog": {"host"},
     "report": {"files", "config", "graph", "host", "layers"},
     "comm": {"config", "host", "report", "watchdog"},
@@ -34,7 +34,7 @@ MAY_IMPORT = {
         *("watchdog", "weights"),
     },
 }
-# Users of everything below, but not of each other, except as given here.
+# Users of everything below. They may not import each other, except as given here.
 USERS = {
     "caffe": set(),
     "examine": {"caffe"},  # a trial runs nets with Python layers, which `import caffe`
@@ -44,7 +44,7 @@ USERS = {
     "__init__": {"caffe"},
     "__main__": {"cli", "examine"},  # examine: a trial is started as a program of its own
 }
-# What may be imported for annotations, besides: nothing of it is there at run time.
+# What a room may import for annotations, besides. It is not imported at run time.
 ANNOTATIONS = {
     "comm": {"proto"},  # comm_param
     "data": {"comm", "net"},
@@ -67,9 +67,12 @@ def nodes(path: Path) -> list[ast.AST]:
 
 @functools.cache
 def imports(path: Path, annotations: bool = True, inside: bool = True) -> set[str]:
-    """Full names of what a module imports, `from a import b` as a.b, also by a string that names a module of engine.
+    """Returns the full names of what a module imports: `from a import b` is a.b. Strings that name a module of engine
+    count, too.
 
-    annotations: with what stands under `if TYPE_CHECKING`. inside: with what stands in functions, and strings.
+    Args:
+        annotations: whether imports under `if TYPE_CHECKING` count.
+        inside: whether imports in functions count, and strings.
     """
     found: set[str] = set()
     skipped: set[ast.AST] = set()
@@ -123,7 +126,7 @@ def test_imports_follow_the_directions(path):
 
 
 def test_the_package_itself_loads_nothing():
-    """engine --help starts at once."""
+    """It keeps `engine --help` fast."""
     assert imports(REPO / "engine/__init__.py", inside=False) == set()
 
 
@@ -133,7 +136,7 @@ def test_only_the_front_doors_lie_beside_the_rooms():
 
 
 def in_a_circle(edges: dict[str, set[str]]) -> set[str]:
-    """Those that import each other, directly or not, and those that import them."""
+    """Returns those names that import each other, directly or not, and those that import such."""
     done: set[str] = set()
     known = set(edges)
     while ready := {name for name, needs in edges.items() if name not in done and needs & known <= done}:
@@ -145,12 +148,12 @@ def test_no_rooms_import_each_other():
     edges: dict[str, set[str]] = {}
     for path in modules():
         edges.setdefault(room(path), set()).update(rooms_imported(path, annotations=False))
-    del edges["__init__"]  # which hands out engine.caffe on first use
+    del edges["__init__"]  # it gives out engine.caffe on first use only
     assert in_a_circle(edges) == set()
 
 
 def test_no_modules_import_each_other():
-    """When they are loaded; within a room a function may import a module that imports its own."""
+    """This is about loading. Within a room, a function may import a module that imports its own."""
     names = {
         ".".join(path.relative_to(REPO).with_suffix("").parts).removesuffix(".__init__"): path for path in modules()
     }
@@ -161,7 +164,7 @@ def test_no_modules_import_each_other():
     assert in_a_circle(edges) == set()
 
 
-# What only some may import: module -> paths below engine/.
+# What only some may import: modules, and the paths below engine/ that may.
 SPEAKERS = {
     "mpi4py": ["comm/mpi_world.py"],
     "lmdb": ["data/sources/lmdb.py", "data/lmdb_writer.py"],
@@ -205,9 +208,9 @@ def test_no_other_libraries():
 def test_only_the_command_line_exits():
     allowed = {
         "__main__.py",
-        "caffe/ranks.py",  # sees how scripts do
-        "comm/world.py",  # abort(): of one rank by SystemExit,
-        "comm/mpi_world.py",  # of many by MPI_Abort, after which nothing of Python's may run
+        "caffe/ranks.py",  # sees how the user's script ends
+        "comm/world.py",  # abort() ends a lone rank by SystemExit
+        "comm/mpi_world.py",  # and many by MPI_Abort, after which no code of Python may run
     }
     pattern = re.compile(r"\b(sys\.exit|os\._exit|os\.abort|raise SystemExit)\b")
     exits = {str(path.relative_to(REPO / "engine")) for path in modules() if pattern.search(path.read_text())}
@@ -220,14 +223,14 @@ INCLUDE = re.compile(r'^#include [<"]([^>"]+)[>"]', re.MULTILINE)
 
 
 def sources() -> dict[str, str]:
-    """Path below csrc/ -> text without comments."""
+    """Returns the text of each file of csrc/, without comments, by path."""
     folder = REPO / "csrc"
     files = [*folder.rglob("*.h"), *folder.rglob("*.cpp")]
     return {str(path.relative_to(folder)): re.sub(r"//.*", "", path.read_text()) for path in files}
 
 
 def includes() -> dict[str, set[str]]:
-    """Path below csrc/ -> what it includes."""
+    """Returns what each file of csrc/ includes, by path."""
     return {path: set(INCLUDE.findall(text)) for path, text in sources().items()}
 
 
@@ -243,8 +246,8 @@ def test_only_bind_speaks_pybind11():
 
 
 def test_only_ops_and_tensors_speak_onednn():
-    """Layouts are oneDNN's from end to end: a tensor has one, and an op is made of primitives. The program hands ops
-    their stream; what is bound for Python names types and instruction sets."""
+    """A tensor has one of oneDNN's layouts, and an op is made of its primitives. The program gives ops their stream,
+    and bindings name types and instruction sets."""
     speakers = {path for path, text in sources().items() if re.search("dnnl", text, re.IGNORECASE)}
     others = {path for path in speakers if not path.startswith("ops/")}
     ends = {"program.h", "program.cpp", "bind.cpp", "bind_tensor.cpp", "bind_program.cpp"}
@@ -254,7 +257,7 @@ def test_only_ops_and_tensors_speak_onednn():
 
 
 def test_kernels_know_floats():
-    """A kernel includes kernels: it has never heard of an op, a tensor or a layout of oneDNN."""
+    """A kernel includes only kernels, and knows no op, tensor or layout of oneDNN."""
     for path, found in own_includes().items():
         if path.startswith("kernels/"):
             assert all(f.startswith("kernels/") for f in found), path
@@ -266,8 +269,8 @@ def test_ops_know_neither_executor_nor_queue():
         if path.startswith("ops/"):
             assert {f for f in found if "/" not in f} <= {"op.h", "tensor.h", "threads.h"}, path
             assert all(f.startswith(("ops/common/", "kernels/")) for f in found if "/" in f), path
-    assert {f for f in own["op.h"] | own["op.cpp"] if "/" in f} == {"kernels/packed_weights.h"}  # for reorders
-    # These stand alone: they can be compiled and tested without the rest.
+    assert {f for f in own["op.h"] | own["op.cpp"] if "/" in f} == {"kernels/packed_weights.h"}  # reorders need them
+    # These files stand alone, and can be compiled and tested without the rest.
     vectorised = "kernels/vectorised.h"
     assert own["ready_queue.h"] | own["ready_queue.cpp"] == {"ready_queue.h"}
     assert own["arena.h"] | own["arena.cpp"] == {"arena.h"}
@@ -279,7 +282,7 @@ def test_ops_know_neither_executor_nor_queue():
 
 
 def test_an_op_has_a_file_of_its_name():
-    """Such as BoxAnnotatorOHEM in box_annotator_ohem.cpp, where no other file sees it."""
+    """BoxAnnotatorOHEM is in box_annotator_ohem.cpp, in an anonymous namespace."""
     for path, text in sources().items():
         ops = re.findall(r'RegisterOp<\w[^;]*?"(\w+)"', text)
         if re.fullmatch(r"ops/\w+\.cpp", path):

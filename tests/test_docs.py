@@ -1,4 +1,4 @@
-"""The documents say what the code says: fields with types and defaults, policies, rules, variables, paths, links."""
+"""The documents agree with the code: fields with types and defaults, policies, rules, variables, paths, links."""
 
 import importlib.util
 import re
@@ -15,9 +15,9 @@ from engine.solver.validate import notes, validate
 from tests.mpi import REPO
 
 DOCUMENTS = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
-# What a path that a document names begins with.
+# Beginnings of the paths in documents that are checked.
 ROOMS = ("csrc", "docs", "engine", "examples", "experiments", "nets", "packaging", "proto", "solvers", "tests", "tools")
-# The messages of which a document has to list every field.
+# Messages whose every field a document has to list.
 LISTED = {
     "SolverParameter": "solver.md",
     "CommParameter": "cluster.md",
@@ -47,7 +47,8 @@ _SCALARS = {
 
 
 def tables(text):
-    """First cell of a header -> first cell of a row -> the other cells; tables of one header are put together."""
+    """Returns the cells of a document's tables: first cell of the header -> first cell of a row -> its other cells.
+    Tables with the same header are joined."""
     found = {}
     for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         head, _, *rows = (_cells(line) for line in table.splitlines())
@@ -60,7 +61,7 @@ def _cells(line):
 
 
 def schema(message):
-    """Field -> [type, default], in proto's words; "" where the schema has no default."""
+    """Returns [type, default] of each field in proto's words; "" if the schema has no default."""
     return {field.name: [_type(field), _default(field)] for field in message.DESCRIPTOR.fields}
 
 
@@ -110,13 +111,13 @@ def test_every_policy_stands_with_what_it_needs_and_has_a_curve():
 
 
 def known(field):
-    """The names that the error for an unknown one lists."""
+    """Returns the names that the error for an unknown value of a field lists."""
     found = re.search(r"'\?'.*; known: (.*)", complaint(proto.SolverParameter(**{field: "?"})))
     return set(found[1].split(", "))
 
 
 def complaint(param):
-    """What the checks of a solver say of it, "" if nothing."""
+    """Returns what the checks of a solver say of it, "" if nothing."""
     try:
         validate(param)
     except ConfigError as error:
@@ -145,7 +146,7 @@ def test_every_variable_of_the_environment_stands_in_the_clusters_page():
 
 def test_messages_of_the_troubleshooting_page_are_said():
     said = "".join(path.read_text() for path in (REPO / "engine").rglob("*.py"))
-    said = re.sub(r'"\s*\n\s*f?"', "", said)  # of strings on several lines
+    said = re.sub(r'"\s*\n\s*f?"', "", said)  # joins strings that go over several lines
     told = tables((REPO / "docs/troubleshooting.md").read_text())["message"]
     parts = [part.strip() for message in told for part in message.partition("`")[0].split("...")]
     assert len(told) > 15 and [part for part in parts if part not in said] == []
@@ -160,7 +161,7 @@ def test_links_lead_somewhere(document):
 
 
 def _anchors(text):
-    """GitHub's names of headings."""
+    """Returns the names that GitHub gives headings."""
     return {
         re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     }
@@ -174,14 +175,14 @@ def test_paths_exist(document):
 
 
 def paths(text):
-    """Those that stand in backticks, alone or in a command."""
+    """Returns the paths that stand in backticks, alone or in a command."""
     words = [word for span in re.findall(r"`([^`\n]+)`", text) for word in span.split()]
     return [word for word in words if word.split("/")[0] in ROOMS and "/" in word]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_methods_exist(document):
-    """`Class.method`, of classes that are the engine's."""
+    """Checks each `Class.method` whose class is one of the engine's."""
     missing = []
     for name, method in re.findall(r"`([A-Z]\w+)\.(\w+)`", document.read_text()):
         of_class = [text for text in _SOURCES if re.search(rf"^class {name}\b", text, re.MULTILINE)]

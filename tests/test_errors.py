@@ -1,4 +1,4 @@
-"""Messages: one line, nothing in it that a terminal would obey."""
+"""Messages are one line, with nothing in it that a terminal would obey."""
 
 import pytest
 
@@ -46,7 +46,7 @@ def test_several_errors_have_a_line_each():
 
 
 def test_errors_are_those_of_caffe_s_interface():
-    """Scripts catch RuntimeErrors."""
+    """Scripts written for Caffe catch RuntimeError."""
     for each in (ConfigErrors, DataError, WeightsError, NumericalError):
         assert issubclass(each, RuntimeError)
 

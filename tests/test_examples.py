@@ -1,4 +1,4 @@
-"""The scripts of examples, as a user runs them: the figures that those in Python print, and what others refuse."""
+"""The scripts of examples/, as a user runs them: the figures that they print, and what they refuse."""
 
 import os
 import re
@@ -20,13 +20,13 @@ def run(name, folder):
 
 
 def figures(text, word):
-    """The numbers behind a word, in order."""
+    """Returns the numbers that follow a word, in order."""
     return [float(value) for value in re.findall(rf"{word} (\d+\.\d+)", text)]
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The folder that train_net.py leaves, and what it has printed."""
+    """Returns the folder that train_net.py has filled, and what it has printed."""
     folder = tmp_path_factory.mktemp("out")
     return folder, run("train_net.py", folder)
 
@@ -54,7 +54,7 @@ def test_extract_features(trained):
 def test_python_loss(tmp_path):
     printed = run("python_loss.py", tmp_path)
     assert figures(printed, "test accuracy")[-1] > 0.94
-    assert 0.7 < figures(printed, "right class")[0] < 0.92  # 0.91 is what the smoothing asks for
+    assert 0.7 < figures(printed, "right class")[0] < 0.92  # the smoothing of labels asks for 0.91
 
 
 def test_fine_tune(trained):
@@ -76,7 +76,7 @@ def script(name, *words):
 
 
 def test_the_full_video_gan_has_the_guides_parameters(tmp_path):
-    """PRACE's Best Practice Guide, section 6.1: 131 and 81 million. No weights are made."""
+    """PRACE's Best Practice Guide, section 6.1, says 131 and 81 million. No weights are made to count them."""
     assert script("adversarial/video_gan.py", "--size", "full", "--source", tmp_path, "--to", tmp_path).returncode == 0
     found = {name: check_file(f"{tmp_path}/video_{name}.prototxt") for name in ("generator", "discriminator")}
     assert not any(report.errors for report in found.values())
@@ -109,5 +109,5 @@ def test_what_the_scripts_refuse_is_one_line(name, words, said, tmp_path, monkey
     (tmp_path / "file").write_text("")
     done = script(name, *words)
     assert done.returncode in (1, 2) and said in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
-    assert done.returncode == 2 or len(done.stderr.splitlines()) == 1  # after the usage
+    assert done.returncode == 2 or len(done.stderr.splitlines()) == 1  # status 2 comes with the usage
     assert [path.name for path in tmp_path.iterdir()] == ["file"] and not (tmp_path / "file").read_text()

@@ -1,4 +1,4 @@
-"""experiments/cifar10: the driver goes on after being killed, and the report says what the results do."""
+"""The experiments: drivers go on after being killed, and reports say what the results say."""
 
 import importlib
 import json
@@ -23,7 +23,7 @@ ENGINE = f"{sys.executable} -c 'import sys; from engine.cli import main; sys.exi
 
 @pytest.fixture
 def module(monkeypatch):
-    """Imports one of the experiment's files, as its scripts do."""
+    """Yields a function that imports a file of the experiment, as its scripts do."""
     monkeypatch.syspath_prepend(FOLDER)
     yield importlib.import_module
     for name in ("arms", "report", "run"):
@@ -53,7 +53,7 @@ def test_a_driver_that_is_killed_goes_on_where_it_was(tmp_path):
     output, _ = second.communicate(timeout=600)
     assert second.returncode == 0, output
     found = runs_of(tmp_path)
-    assert found[: len(before)] == before  # what was done was not done again
+    assert found[: len(before)] == before  # the runs that were done are not done again
     assert [run["arm"] for run in found] == ["linear", "steps", "ensemble"]
     ensemble = found[-1]
     assert len(ensemble["members"]) == 2 and all(0 <= run["top1"] <= 100 for run in found)
@@ -63,7 +63,7 @@ def test_a_driver_that_is_killed_goes_on_where_it_was(tmp_path):
     )
     assert "### Decay of the rate" in output and "top-1, %" in (tmp_path / "results.md").read_text()
     assert (tmp_path / "results.svg").stat().st_size > 1000
-    assert not list(tmp_path.glob("*-1/"))  # folders of finished runs
+    assert not list(tmp_path.glob("*-1/"))  # folders of finished runs are removed
     third, _ = driver(tmp_path, "--seeds", "1").communicate(timeout=60)
     assert "3 runs are done, 0 are to do" in third and runs_of(tmp_path) == found
 
@@ -92,7 +92,11 @@ def test_pictures_that_are_missing_are_asked_for(tmp_path):
 
 
 def content(**arms):
-    """arms: name -> top-1 of each seed; None: it diverged."""
+    """Makes the content of a file of results.
+
+    Args:
+        arms: the top-1 accuracy of each seed, by arm; None if it diverged.
+    """
     runs = []
     for arm, values in arms.items():
         for seed, value in enumerate(values, start=1):
@@ -134,7 +138,8 @@ def test_every_comparison_is_of_arms_of_one_budget(module):
 
 
 def test_a_cycle_triples_the_rate_and_brings_it_down_to_a_quarter(module):
-    """Codreanu et al. 2017, section VI: five cycles of 15 of 120 epochs, and 22% of the rate after 45."""
+    """Codreanu et al. 2017, section VI: five cycles of 15 of the 120 epochs each, which begin at 22% of the rate after
+    45."""
     arms = module("arms")
     stages = [stage for stage in arms.ARMS["ensemble"].stages if not stage.collapse]
     whole = sum(stage.length for stage in stages)
@@ -158,7 +163,8 @@ def test_a_cycle_triples_the_rate_and_brings_it_down_to_a_quarter(module):
 
 
 def test_the_staleness_of_gradients_is_kept_and_shown(module):
-    """The line is the engine's own, so that other words of it fail here; the last one of a log counts."""
+    """The engine itself makes the line, so that this test fails if its wording changes. The last one of a log
+    counts."""
     text = ""
     for counts in ({0: 1}, {0: 1, 1: 2, 16: 1}):
         text += f"I1125 15:45:00 solver.py:1] {describe_staleness(Counter(counts), 16)}\nIteration 3, loss = 1: 2\n"
@@ -212,7 +218,7 @@ def test_mosaics_are_labelled_trained_and_scored(tmp_path):
     assert all(run["labels"] == ["class0", "class1", "class2"] and len(run["auroc"]) == 3 for run in runs)
     assert all(run["agrees"]["scikit-learn, 1 rank"] < 1e-6 for run in runs)
     assert "| label | fine-tuned | from scratch | margin |" in done.stdout and "| mean |" in done.stdout
-    # a mosaic of two reds, a green and a blue has three labels, whatever its places
+    # A mosaic of two reds, a green and a blue has three labels, wherever they are.
     for line in (tmp_path / "data/train.txt").read_text().splitlines()[:5]:
         name, *labels = line.split()
         pixels = np.asarray(Image.open(tmp_path / "data/mosaics_train" / name)).reshape(2, 32, 2, 32, 3)

@@ -1,4 +1,4 @@
-"""Reading and writing whole files, and what they say that cannot be."""
+"""Files are read and written whole, and numbers in them that cannot be are refused."""
 
 import os
 import subprocess
@@ -40,7 +40,7 @@ def test_what_cannot_be_read_says_why(tmp_path, name, words):
 
 
 def test_devices_and_pipes_are_written_into(tmp_path):
-    """Root could replace /dev/null itself."""
+    """They are not replaced by a new file: root could replace even /dev/null."""
     pipe, name = tmp_path / "pipe", tmp_path / "to_pipe"
     os.mkfifo(pipe)
     name.symlink_to(pipe)

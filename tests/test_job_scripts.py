@@ -11,7 +11,7 @@ from tests.mpi import REPO
 DONE, STOPPED = "I1 solver.py:1] Optimization Done.", "I1 solver.py:1] Optimization stopped early."
 ERROR, FAILED = "engine: [rank 1] a.prototxt: not found (exit status 1)", "engine: rank 1 (pid 7 on b) died"
 LOST = "engine: [rank 0] MPI has failed: gone (exit status 3)"
-# What each start prints, and its launcher's status.
+# A launcher's stand-in. It prints what was given for its number of start, and ends with that status.
 STARTS = """#!/bin/bash
 number=$(ls "$FOLDER"/start.* 2> /dev/null | wc -l)
 touch "$FOLDER/start.$number"
@@ -23,14 +23,18 @@ exit $status
 
 
 def script(word: str) -> str:
-    """The script of the documentation that has the word."""
+    """Returns the script of docs/cluster.md that has this word."""
     blocks = re.findall(r"```sh\n(#!/bin/bash\n.*?)```", (REPO / "docs/cluster.md").read_text(), re.DOTALL)
     (found,) = [block for block in blocks if word in block]
     return found
 
 
 def run(folder, name: str, starts: list[tuple[int, str]], **environ: str) -> tuple[int, int, str]:
-    """Runs a script; its status, how often it has started ranks so far, and what it has asked of scontrol."""
+    """Runs a script.
+
+    Returns:
+        Its status, how often it has started ranks so far, and what it has asked of scontrol.
+    """
     programs = folder / "bin"
     programs.mkdir(exist_ok=True)
     for launcher in ("srun", "mpiexec"):

@@ -1,4 +1,4 @@
-"""The nets, solvers and data that the repository ships."""
+"""The nets, solvers and data that come with the repository."""
 
 import subprocess
 import sys
@@ -19,9 +19,9 @@ from tests.solver.harness import make_solver
 
 ROOT = Path(__file__).resolve().parent.parent
 SOLVERS = sorted(ROOT.glob("solvers/*.prototxt"))
-# Learnable parameters, auxiliary classifiers included: those of Caffe's AlexNet, VGG-16 and GoogLeNet, of Intel's
+# Learnable parameters, with auxiliary classifiers. They are those of Caffe's AlexNet, VGG-16 and GoogLeNet, of Intel's
 # Inception-v2, of torchvision's and timm's ResNets, Inception-v3, Inception-ResNet-v2 and DenseNet-121, and of the
-# ResNets for CIFAR-10 with shortcuts that have none (He et al., 2015, table 6: 0.27 and 0.85 million).
+# ResNets for CIFAR-10 whose shortcuts have none (He et al., 2015, table 6: 0.27 and 0.85 million).
 PARAMETERS = {
     "alexnet": 60_965_224,
     "vgg16": 138_357_544,
@@ -37,7 +37,7 @@ PARAMETERS = {
     "resnet20": 269_722,
     "resnet56": 853_018,
 }
-# Published multiply-adds of one forward pass, 10^9 per image.
+# Published multiply-adds of a forward pass, in 10^9 per image.
 MULTIPLY_ADDS = {
     "alexnet": 0.72,
     "vgg16": 15.5,
@@ -59,7 +59,7 @@ GLOBAL_BATCHES = {
     **dict.fromkeys(["inception_v3", "inception_resnet_v2"], 2048),
     **dict.fromkeys(["resnet50_448nodes", "resnet50_448nodes_collapse"], 14336),
 }
-CIFAR = {"resnet20": 20, "resnet56": 56}  # of one generator, by depth
+CIFAR = {"resnet20": 20, "resnet56": 56}  # depths of nets that one generator makes
 TWINS = {
     "alexnet": "bvlc/models/bvlc_alexnet/train_val.prototxt",
     "googlenet": "bvlc/models/bvlc_googlenet/train_val.prototxt",
@@ -69,7 +69,7 @@ TWINS = {
 
 
 def layers(solver, phase):
-    """The layers of a solver's net that a phase keeps, as far as `phase`, `stage` and `not_stage` decide."""
+    """Yields the layers of a solver's net that a phase keeps, as far as `phase`, `stage` and `not_stage` decide."""
     stages = set(solver.message.train_state.stage) if phase == proto.TRAIN else set()
     for layer in config.net_of_solver(solver, phase).message.layer:
         rules = [rule for rule in layer.include if not rule.HasField("phase") or rule.phase == phase]
@@ -88,7 +88,7 @@ def test_each_phase_reads_one_source_and_tests_measure_top_1_and_5(path, phase):
 
 
 def test_solvers_for_one_global_batch_name_it():
-    """CIFAR-10 and the digits, which train on any number of ranks, name none."""
+    """The solvers of CIFAR-10 and the digits train on any number of ranks, and name none."""
     told = {path.stem: config.read_solver(path).message for path in SOLVERS}
     assert {name: each.global_batch for name, each in told.items() if each.HasField("global_batch")} == GLOBAL_BATCHES
 
@@ -101,17 +101,18 @@ def test_collapse_trains_without_scale_and_aspect_augmentation():
     assert kinds == {"resnet50_448nodes": True, "resnet50_448nodes_collapse": False}
 
 
-# Height over width of the narrowest and the widest crop. SURFsara's and Intel's recipes take 0.75 for each side.
+# Height over width of the narrowest and the widest crop. The recipes of SURFsara and Intel take 0.75 for each side.
 CROPS = {
     **dict.fromkeys(["resnet50", "resnet101", "resnet152", "wide_resnet50", "inception_v3"], (9 / 16, 16 / 9)),
     **dict.fromkeys(["inception_v2", "inception_resnet_v2", "densenet121"], (3 / 4, 4 / 3)),
-    **dict.fromkeys(["alexnet", "vgg16", "googlenet", "resnet20", "resnet56"], (1, 1)),  # as Caffe's own are trained
+    # As Caffe's own nets are trained.
+    **dict.fromkeys(["alexnet", "vgg16", "googlenet", "resnet20", "resnet56"], (1, 1)),
 }
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_crops_are_as_narrow_and_as_wide_as_the_source_says(name):
-    """One side is that of a square times the factor, the other over it."""
+    """One side is that of a square times the factor, the other that of a square divided by it."""
     transform = config.read_net(ROOT / f"nets/{name}.prototxt").message.layer[0].transform_param
     change = transform.random_aspect_ratio_param.aspect_ratio_change
     assert (change**2, change**-2) == pytest.approx(CROPS[name], rel=1e-3)
@@ -140,14 +141,14 @@ def test_parameters_and_work_are_the_published_ones(name):
 @needs_shared("zoo")
 @pytest.mark.parametrize("name", TWINS)
 def test_a_public_net_has_as_many_parameters_and_as_much_work(name):
-    """Work may differ by biases."""
+    """The work may differ by that of biases."""
     (theirs, *_), (ours, *_) = (
         check_file(str(path)).nets for path in (SHARED / "zoo" / TWINS[name], ROOT / f"nets/{name}.prototxt")
     )
     assert (ours.parameters, ours.flops / ours.batch) == (theirs.parameters, pytest.approx(theirs.flops / theirs.batch))
 
 
-LARGE = {"vgg16", "wide_resnet50", "inception_resnet_v2"}  # the others have every kind of their layers
+LARGE = {"vgg16", "wide_resnet50", "inception_resnet_v2"}  # the other nets have each kind of layer that these have
 
 
 @pytest.mark.parametrize(
@@ -158,8 +159,8 @@ LARGE = {"vgg16", "wide_resnet50", "inception_resnet_v2"}  # the others have eve
     ],
 )
 def test_nets_train(name):
-    """One step on noise: with weights that are hardly trained, each loss is about that of a guess. The nets that are
-    left out have the blocks of others, and more of them."""
+    """The step is on noise. With weights that are hardly trained, each loss is about that of guessing. The nets that
+    are left out have more of the same blocks as others."""
     solver = make_solver("max_iter: 1 random_seed: 1", generate(name, "--batch_size", "2", "--data", "synthetic"))
     try:
         before = solver.optimizer.weights.copy()
@@ -190,7 +191,7 @@ def test_a_depth_that_is_no_6n_plus_2_is_refused():
 
 @pytest.mark.parametrize("stage", ["", "collapse"])
 def test_resnets_for_cifar_pad_and_crop_but_in_a_collapse(stage):
-    """Read as the graph does: one data layer for each phase and stage."""
+    """The layers are selected as the graph does it; there must be one data layer for each phase and stage."""
     net = config.read_net(ROOT / "nets/resnet20.prototxt").message
     state = proto.NetState(phase=proto.TRAIN, stage=[stage] if stage else [])
     (train,) = [each for each in net.layer if each.type == "Data" and kept(each, state, "")]

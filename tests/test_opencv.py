@@ -1,4 +1,4 @@
-"""Our caffemodels and prototxt in another program that reads Caffe's files: OpenCV computes the same."""
+"""OpenCV, which reads Caffe's files, computes the same from our caffemodels and prototxt."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ NOT_DEPLOYED = ("Data", "SoftmaxWithLoss", "Accuracy")
 
 
 def deployed(name: str, size: int) -> str:
-    """A net of nets/ without its data and its losses, on pictures of size x size."""
+    """Returns a net of nets/ without its data and losses, on pictures of size x size."""
     net = read_net(REPO / f"nets/{name}.prototxt").message
     layers = [layer for layer in net.layer if layer.type not in NOT_DEPLOYED]
     layers = [layer for layer in layers if not any(rule.phase == proto.TRAIN for rule in layer.include)]
@@ -30,7 +30,7 @@ def deployed(name: str, size: int) -> str:
 
 
 def mobilenet() -> str:
-    """MobileNet v1 in little: depthwise and pointwise convolutions, each with BatchNorm, Scale and ReLU."""
+    """Returns a small MobileNet v1: depthwise and pointwise convolutions, each with BatchNorm, Scale and ReLU."""
     layers, bottom = [INPUT % ("mobilenet", 32, 32)], "data"
     plan = [
         ("conv1", 8, 3, 2, 1),
@@ -60,14 +60,14 @@ def mobilenet() -> str:
 
 
 def randomise(net: Net, random: np.random.Generator) -> dict[str, list[np.ndarray]]:
-    """Statistics, scales and biases such as training leaves them: of a fresh net they are 0 and 1."""
+    """Returns weights with statistics, scales and biases as training may leave them; in a new net they are 0 and 1."""
     types = {layer.name: layer.type for layer in net.message.layer}
     weights = net.weights_by_layer()
     for name, blobs in weights.items():
         if types[name] == "BatchNorm":
             blobs[0][:] = 3 * random.normal(0, 0.2, blobs[0].shape)
             blobs[1][:] = 3 * random.uniform(0.5, 1.5, blobs[1].shape)
-            blobs[2][:] = 3  # the factor that both are divided by
+            blobs[2][:] = 3  # the factor that the other two are divided by
         else:
             for blob in blobs:
                 if blob.ndim == 1:

@@ -80,7 +80,7 @@ def test_schema_that_was_compiled_from_another_text_is_refused(monkeypatch, tmp_
 
 @pytest.mark.slow
 def test_files_that_the_container_copies_make_a_whole_sdist_and_wheel(tmp_path):
-    """But for the extension, which would have to be compiled."""
+    """Everything but the extension is checked, which would have to be compiled."""
     pytest.importorskip("setuptools")
     pytest.importorskip("grpc_tools", reason="needs grpcio-tools (make build)")
     source, unpacked = tmp_path / "source", tmp_path / "unpacked"
@@ -141,7 +141,8 @@ def test_builds_without_isolation_have_the_same_tools():
 
 
 def test_the_conda_recipe_is_read_and_has_the_same_requirements():
-    """By rattler-build's own reader. In conda-forge lmdb is python-lmdb, and oneDNN is a package of its own."""
+    """The reader is rattler-build's own. In conda-forge, lmdb is called python-lmdb, and oneDNN is a package of its
+    own."""
     rattler_build, tomllib = pytest.importorskip("rattler_build"), pytest.importorskip("tomllib")
     (variant,) = rattler_build.Stage0Recipe.from_file(str(REPO / "packaging/conda/recipe.yaml")).render()
     assert variant.recipe.to_dict()["package"] == {"name": "prototxt-engine", "version": engine.__version__}

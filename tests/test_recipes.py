@@ -1,5 +1,5 @@
-"""solvers/paper: rate and weight decay of every iteration against formulas written from the tables that the files name,
-and against the paper's own files, where they are there."""
+"""solvers/paper: the rate and the weight decay of each iteration, against formulas written from the tables that the
+files name, and against the paper's own files if they are there."""
 
 import re
 import shlex
@@ -26,7 +26,7 @@ PAGE = FOLDER.parents[1] / "docs/recipes.md"
 FILES = sorted(FOLDER.glob("*.prototxt"))
 IMAGES = 1281167
 HALF, USUAL = 0.00005, 0.0001
-# File, changes, global batch, epochs, published iterations, peak of the rate, epochs of warm-up, weight decay.
+# File, overrides, global batch, epochs, published iterations, peak of the rate, epochs of warm-up, weight decay.
 LINES = [
     ("table1_linear", [], 7680, 90, None, 3.0, 5, USUAL),
     ("table2", [], 8192, 90, 14200, 3.2, 5, USUAL),
@@ -43,12 +43,12 @@ LINES = [
     ("table7", ["max_epoch=75"], 6400, 75, 15000, 2.5, 5, USUAL),
     ("table8_constant", [], 4096, 90, None, 1.6, 5, USUAL),
     ("table8_half", [], 4096, 90, None, 1.6, 5, HALF),
-    # Of a batch for which the paper no longer scales the rate.
+    # For this batch the paper no longer scales the rate.
     *((name, [], 32768, 90, None, 6.4, 5, USUAL) for name in ("table1_linear", "table2", "table8_constant")),
     *((name, ["max_epoch=90"], 32768, 90, None, 6.4, 5, USUAL) for name in ("table3", "table4")),
     ("table8_half", [], 32768, 90, None, 6.4, 5, HALF),
 ]
-# File, global batch, epochs, published iterations, peak, epochs of warm-up, share of the epochs that the collapse has.
+# File, global batch, epochs, published iterations, peak, epochs of warm-up, the collapse's share of the epochs.
 COLLAPSED = [
     ("table8", 4096, 90, None, 1.6, 5, 1 / 18),
     ("table8", 32768, 90, None, 6.4, 5, 1 / 18),
@@ -60,7 +60,7 @@ COLLAPSED = [
 
 
 def solver(name: str, batch: int, overrides=()):
-    """A recipe in iterations, (rate, decay) of each."""
+    """Returns a recipe in iterations, and (rate, decay) of each iteration."""
     config = read_solver(FOLDER / f"{name}.prototxt", overrides)
     validate(config.message, config.place)
     param, _ = resolve(config.message, batch, IMAGES, config.place)
@@ -70,7 +70,8 @@ def solver(name: str, batch: int, overrides=()):
 
 
 def line(peak: float, last: int, warmup: int, start: float = 0.1, begin: int = 0):
-    """Up in a line over the warm-up, then in one that reaches 0 at iteration `last`, and has its peak at `begin`."""
+    """Returns a rate that rises in a line during the warm-up. Then it falls in a line that would be at the peak at
+    `begin` and reaches 0 at `last`."""
 
     def rate(i: int) -> float:
         return start + (peak - start) * i / warmup if i < warmup else peak * (1 - (i - begin) / (last - begin))
@@ -109,7 +110,7 @@ def test_a_line_and_the_collapse_of_its_last_part(name, batch, epochs, published
     ended, rest = solver(last, batch)
     assert begun.max_iter + ended.max_iter == pytest.approx(whole, abs=2)
     assert published is None or whole == pytest.approx(published, rel=0.025)
-    # From where the line has left off, with power 2 to 0.
+    # The collapse begins where the line has left off, and goes to 0 with power 2.
     same(rest, lambda i: peak * share * (1 - i / ended.max_iter) ** 2, lambda i: USUAL)
     assert rest[0][0] == pytest.approx(found[-1][0], rel=0.02)
     assert list(ended.train_state.stage) == ["collapse"] and not begun.train_state.stage
@@ -128,13 +129,13 @@ def test_the_decay_of_the_64k_run_rises_in_steps_and_in_its_collapse():
 
 def test_the_line_of_24k_begins_where_the_warm_up_ends():
     param, found = solver("tensorflow_24k", 24576)
-    assert param.max_iter == 90 * 52  # epochs of 1280000 / 24576 iterations, rounded as there
+    assert param.max_iter == 90 * 52  # epochs have 1280000 / 24576 iterations, rounded as in that recipe
     same(found, line(4.8, 4680, 260, begin=260), lambda i: HALF)
 
 
 @pytest.mark.parametrize(("nodes", "peak"), [(16, 0.2), (32, 0.08**0.5)])
 def test_inception_resnet_s_rate_grows_with_the_root_of_the_batch(nodes, peak):
-    """Of 64 images a node; it falls with power 3."""
+    """A node has 64 images. The rate falls with power 3."""
     batch = 64 * nodes
     _, found = solver("inception_resnet_v2", batch)
     last, warmup = 100 * IMAGES // batch, 5 * IMAGES // batch
@@ -156,7 +157,8 @@ layer { name: "loss" type: "EuclideanLoss" bottom: "y" bottom: "wanted" top: "lo
     [("tensorflow_24k", True), ("inception_resnet_v2", False), ("../inception_resnet_v2", False)],
 )
 def test_what_tensorflow_has_trained_has_its_momentum(name, nesterov):
-    """a = m a + g; w -= rate a, or rate (g + m a): rates that change leave what is remembered as it is."""
+    """TensorFlow computes a = m a + g and w -= rate a, or w -= rate (g + m a) by Nesterov: a rate that changes does not
+    rescale the history a."""
     recipe = read_solver(FOLDER / f"{name}.prototxt").message
     taken = f'type: "{recipe.type}" momentum: 0.9 momentum_correction: {str(recipe.momentum_correction).lower()} '
     taken += 'base_lr: 0.3 lr_policy: "poly" power: 1 max_iter: 8 warmup_iter: 4 warmup_start_lr: 0.1'
@@ -173,7 +175,8 @@ def test_what_tensorflow_has_trained_has_its_momentum(name, nesterov):
 
 
 def test_the_120_epochs():
-    """Section VI: a line for 30 epochs, power 2 to 22% of the rate at 45, five cycles: x 3 in 3 epochs, / 4 in 12."""
+    """Section VI: a line for 30 epochs, power 2 to 22% of the rate at 45, then five cycles, x 3 in 3 epochs and / 4 in
+    12."""
     epoch = IMAGES / 4096
     names = ["line", "power2", *(f"cycle{k}" for k in range(1, 6))]
     found = [each for name in names for each in solver(f"120epochs_{name}", 4096)[1]]
@@ -189,7 +192,7 @@ def test_the_120_epochs():
         begin = 0.22 * 1.6 * 0.75**cycle
         return begin + 2 * begin * inside / 3 if inside < 3 else 3 * begin * (1 - (inside - 3) / 24) ** 2
 
-    # Stages have whole iterations, numbers four digits: at the jumps of slope that is a few thousandths.
+    # Stages have whole iterations, and numbers four digits. Where the slope jumps, that is a few thousandths.
     same(found, rate, lambda i: HALF, 0.006)
 
 
@@ -208,7 +211,7 @@ IN_ITERATIONS = {"448nodes": (896, 16), "72epochs": (128, 32), "120epochs": (128
 
 @pytest.mark.parametrize("path", [p for p in FILES if "\nmax_iter" in p.read_text()], ids=lambda path: path.stem)
 def test_recipes_in_iterations_tell_their_global_batch(path):
-    """And half of the ranks, with the net's 16 images each, are told what it would take."""
+    """With half of the ranks, and the 16 images of the net on each, a warning says what it would take."""
     ranks, size = next(each for name, each in IN_ITERATIONS.items() if path.stem.startswith(name))
     config = read_solver(path)
     assert list(batch_warnings(config, ranks * size, ranks)) == []
@@ -219,7 +222,7 @@ def test_recipes_in_iterations_tell_their_global_batch(path):
 
 @pytest.mark.parametrize("name", IN_ITERATIONS)
 def test_the_page_tells_the_epochs_of_recipes_in_iterations(name):
-    """All that are computed: "120, and 5 x 5" of a run and its five collapses."""
+    """They are computed from the page's text: "120, and 5 x 5" is a run and its five collapses."""
     row = next(each for each in PAGE.read_text().splitlines() if f"| `{name}" in each)
     told = [prod(map(float, part.split(" x "))) for part in row.split("|")[4].split(", and ")]
     files = [read_solver(path).message for path in FILES if path.stem.startswith(name)]
@@ -233,7 +236,7 @@ def test_the_448_node_run_is_a_row_that_branches(monkeypatch, tmp_path):
     (_, before), (_, after) = (solver(f"448nodes{part}", 14336) for part in ("", "_collapse"))
     branch = int(configs[1].message.weights[0].split("_")[-1].split(".")[0])
     assert branch % configs[0].message.snapshot == 0
-    assert after[0][0] == pytest.approx(before[branch][0], rel=0.06)  # 0.254, the file says; 0.24 it is
+    assert after[0][0] == pytest.approx(before[branch][0], rel=0.06)  # 0.254 by the file, 0.24 in fact
 
 
 TWINS = {

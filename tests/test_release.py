@@ -1,4 +1,4 @@
-"""What several files say of a release agrees."""
+"""Files that name the release agree."""
 
 import re
 

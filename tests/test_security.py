@@ -1,4 +1,4 @@
-"""docs/security.md names the test that holds each line; and the tests of lines that have no room of their own."""
+"""docs/security.md names a test for each of its lines. Lines that belong to no room are tested here."""
 
 import os
 import re

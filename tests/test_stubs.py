@@ -1,4 +1,4 @@
-"""The type stubs in engine/ are what tools/stubs.py makes of the schema and of the extension today."""
+"""The type stubs in engine/ are up to date: they are what tools/stubs.py makes of the schema and of the extension."""
 
 import importlib.metadata
 import importlib.util

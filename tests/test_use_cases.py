@@ -1,4 +1,5 @@
-"""The examples of docs/use_cases.md learn what they are for; the page's commands are run by tests/test_commands.py."""
+"""The examples of docs/use_cases.md learn what they are meant to. The page's commands are run by
+tests/test_commands.py."""
 
 import hashlib
 import json
@@ -17,7 +18,7 @@ EXAMPLES = REPO / "examples"
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Where the page's commands are run."""
+    """Makes the current folder one in which the page's commands can run, and returns it."""
     (tmp_path / "examples").symlink_to(EXAMPLES)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -37,7 +38,7 @@ def train(solver, iterations, *changes):
 
 
 def trained(solver, iterations, prefix, *changes, weights=None):
-    """Trains; returns what `engine test` then says of the net, by output."""
+    """Trains; returns what `engine test` says of the net then, by output."""
     train(solver, iterations, *changes)
     net = next(change for change in (*changes, "net=") if change.startswith("net=")).removeprefix("net=")
     net = net or str(solver).replace("solver", "net")
@@ -50,14 +51,14 @@ def trained(solver, iterations, prefix, *changes, weights=None):
 
 def test_auto_encoder_is_better_than_principal_components(folder):
     found = trained("examples/autoencoder/solver.prototxt", 500, "autoencoder")
-    assert found["error"] < 0.764  # of 8 components, by NumPy's SVD of the training pictures
+    assert found["error"] < 0.764  # the error of 8 components, by NumPy's SVD of the training pictures
 
 
 def test_table_is_imitated(folder):
     (folder / "gas.csv").write_text(script("table/make_table.py"))
     script("table/to_hdf5.py", "gas.csv", "table")
     found = trained("examples/table/solver.prototxt", 800, "table/table")
-    assert found["loss"] < 0.002  # of 0.5, that of the mean
+    assert found["loss"] < 0.002  # guessing the mean would give 0.5
     scales = json.loads((folder / "table/scales.json").read_text())
     assert list(scales) == ["temperature", "volume", "pressure"] and scales["temperature"]["mean"] == pytest.approx(
         1.45, abs=0.02
@@ -91,7 +92,7 @@ def test_volumes_are_told_apart(folder):
 
 
 def shapes(*kinds):
-    """The databases that the page makes."""
+    """Makes the databases of the page."""
     script("shapes/make_shapes.py", "shapes")
     for part in ("train", "test"):
         if "masks" in kinds:
@@ -120,7 +121,8 @@ def test_shapes_are_segmented_and_scored_as_voc_does(folder):
     ]
     np.testing.assert_allclose(found["iou"], iou, atol=1e-6)
     assert found["mean_iou"] == pytest.approx(np.mean(iou), abs=1e-6) and found["counted"] == truth.size
-    assert found["iou"][0] > 0.95 and found["mean_iou"] > 0.8, iou  # 0.9 and 0.22, were all taken for background
+    # If all pixels were taken for background, these would be 0.9 and 0.22.
+    assert found["iou"][0] > 0.95 and found["mean_iou"] > 0.8, iou
     assert found["names"] == ["background", "disc", "square", "triangle"]
 
 
@@ -140,7 +142,8 @@ def test_shapes_are_found_and_scored_as_coco_does(folder):
     evaluation = COCOeval(truth, truth.loadRes("report/coco_results.json"), "bbox")
     evaluation.evaluate()
     evaluation.accumulate()
-    precision = evaluation.eval["precision"][0, :, :, 0, 2]  # overlap 0.5, recalls, classes, all areas, 100 boxes
+    # The axes: overlap 0.5, recalls, classes, boxes of all sizes, 100 boxes.
+    precision = evaluation.eval["precision"][0, :, :, 0, 2]
     assert found["map"] == pytest.approx(precision.mean(), abs=1e-6) and found["map"] > 0.7
     assert list(found["average_precision"]) == ["disc", "square", "triangle"]
     assert [*found["average_precision"].values()] == pytest.approx(precision.mean(0).tolist(), abs=1e-6)
@@ -172,7 +175,7 @@ def test_a_text_is_learned_and_written(kind, precision, folder):
 
 
 def test_streams_go_on_from_batch_to_batch(folder):
-    """Row b * streams + s is piece b of stream s, and predicts the bytes one further."""
+    """Row b * streams + s is piece b of stream s, and has to predict the bytes one further on."""
     import h5py
 
     text = bytes(range(250))
@@ -191,7 +194,7 @@ def test_streams_go_on_from_batch_to_batch(folder):
 
 
 def test_blanks_need_both_directions(folder):
-    """Whether a blank follows "ab" depends on the letter behind it, which only the second LSTM has seen."""
+    """Whether a blank follows "ab" depends on the next letter, which only the second LSTM, from the end, has seen."""
     draw = np.random.default_rng(1)
     (folder / "words.txt").write_text(" ".join(draw.choice(["ab", "abd", "c"], 6000)))
     script("text/to_hdf5.py", "words.txt", "blanks", "--blanks")

@@ -1,4 +1,4 @@
-"""`engine check` tells errors from user code and from files that are not on this machine."""
+"""`engine check` tells errors from code of the user and from files that are not on this machine."""
 
 import json
 
@@ -53,7 +53,7 @@ def test_absent_shards(write, source):
 @pytest.mark.parametrize("loss", ["SigmoidCrossEntropyLoss", "MultiLabelLoss"])
 @pytest.mark.parametrize("picture", ["crop_size: 4", ""])
 def test_absent_data_with_several_labels(write, picture, loss):
-    """As many as the loss compares them with."""
+    """It is supposed to have as many labels as the loss compares with scores."""
     text = (NET % "").replace("crop_size: 4", picture).replace("SoftmaxWithLoss", loss)
     report = check_file(write("net.prototxt", text))
     assert report.errors == report.absent_code == [] and len(report.nets) == 2
@@ -92,7 +92,7 @@ layer { name: "ip" type: "InnerProduct" bottom: "c" top: "ip" inner_product_para
     ],
 )
 def test_absent_labels_are_as_many_as_the_net_reads(write, kernel, layers, labels):
-    """Losses of numbers tell, and the cuts of a Slice."""
+    """Losses of numbers tell how many labels there are, and so do the slice points of a Slice."""
     report = check_file(write("net.prototxt", SEVERAL % kernel + f'layer {{ name: "l" {layers} }}'))
     assert report.errors == [] and len(report.nets) >= 1
     assert dict(report.nets[0].layers[0].tops)["label"] == (2, labels)
@@ -167,7 +167,7 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "up" bottom: "label" top: "
 
 
 def test_data_of_a_size_that_the_net_fits(write):
-    """As SegNet's, whose lists name pictures of one size; nothing else tells it."""
+    """Nothing but the net's own layers tells the size, as in SegNet, whose lists name pictures of one size."""
     report = check_file(write("net.prototxt", POOLED % 360))
     assert report.errors == [] and report.nets[0].layers[0].tops == [
         ("data", (1, 3, 360, 480)),
@@ -198,7 +198,7 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "
 
 @pytest.mark.parametrize(("kernel", "picture"), [(3, (3, 12, 12)), (20, (1, 28, 28)), (170, (3, 224, 224))])
 def test_arrays_of_a_file_are_small_until_the_net_wants_more(write, kernel, picture):
-    """HDF5 holds rows of anything: an InnerProduct behind large pictures would have weights by the billion."""
+    """Rows of HDF5 may have any size. If large ones were supposed, an InnerProduct would have billions of weights."""
     report = check_file(write("net.prototxt", WIDE % kernel))
     assert report.errors == [] and report.nets[0].supposition.picture == picture
 
@@ -237,7 +237,7 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "
 
 
 def test_a_net_that_only_stages_feed(write):
-    """As those of DIGITS, which fills in what data there are, and how many classes they have."""
+    """DIGITS has such nets. It fills in the data and the number of classes."""
     path = write("net.prototxt", STAGED)
     report = check_file(path)
     assert report.errors == [] and [net.batch for net in report.nets] == [2, 3, 2, 3]
@@ -257,7 +257,7 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "
 
 
 def test_a_net_that_a_program_feeds(write):
-    """DIGITS puts the layer there that makes 'data' and 'label'."""
+    """DIGITS puts a layer into such a net that makes 'data' and 'label'."""
     path = write("net.prototxt", UNFED)
     report = check_file(path)
     assert report.errors == [] and [layer.name for layer in report.nets[0].layers] == ["data", "scale", "ip", "loss"]

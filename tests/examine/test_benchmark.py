@@ -55,7 +55,7 @@ def test_steps(times):
 
 
 def test_a_run_beside_others_says_so(times):
-    """Here it has a third of a core."""
+    """This run has about a third of a core."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
     try:
@@ -73,7 +73,7 @@ def test_a_run_beside_others_says_so(times):
 
 
 def test_the_batch_of_a_python_layer_counts(tmp_path, monkeypatch):
-    """Its tops are no inputs that synthetic data fill."""
+    """Synthetic data fill inputs only, and the tops of a Python layer are none."""
     (tmp_path / "batch_of_six.py").write_text("""
 import engine.caffe as caffe
 
@@ -94,7 +94,8 @@ class Source(caffe.Layer):
 
 
 def test_reorders_are_listed_with_their_cost():
-    """Row-major weights are not what a kernel of AVX-512 or AVX2 takes for many channels; in TEST they are kept."""
+    """With many channels, a kernel for AVX-512 or AVX2 does not take row-major weights. In phase TEST their reorder is
+    done once and kept."""
     shape = "input_param { shape { dim: 2 dim: 16 dim: 8 dim: 8 } }"
     text = f"""layer {{ name: "in" type: "Input" top: "x" {shape} }}
     layer {{ name: "conv" type: "Convolution" bottom: "x" top: "y"
@@ -129,7 +130,8 @@ def test_layers_that_others_compute_are_named(times):
 
 
 def test_a_chain_of_fused_layers_keeps_its_order_and_a_long_list_is_cut():
-    """In TEST a convolution takes over normalisation, scale, sum and activation; the Split is the engine's own."""
+    """In phase TEST a convolution takes over normalisation, scale, sum and activation. Only the engine inserts the
+    Split."""
     block = """layer { name: "conv#" type: "Convolution" bottom: "x#" top: "c#"
       convolution_param { num_output: 16 kernel_size: 1 bias_term: false } }
     layer { name: "bn#" type: "BatchNorm" bottom: "c#" top: "b#" }
@@ -177,7 +179,7 @@ def test_synthetic_labels_fit_the_losses():
 
 @pytest.mark.mpi
 def test_the_shape_of_a_source_is_that_of_so_many_ranks(tmp_path, monkeypatch):
-    """%* stands for their number."""
+    """%* in a source stands for the number of ranks."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pictures_2/a").mkdir(parents=True)
     (tmp_path / "pictures_2/a/0.png").write_bytes(image_bytes(random_pixels(1, 12, 16)))

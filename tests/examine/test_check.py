@@ -24,7 +24,7 @@ from tests.shared import SHARED, needs_shared
 
 REPO = Path(__file__).resolve().parents[2]
 
-# Two branches, one of which works in place; the data source exists nowhere.
+# The net has two branches, one of which works in place, and a data source that does not exist.
 NET = """
 name: "small"
 layer { name: "data" type: "Data" top: "data" top: "label"
@@ -66,7 +66,7 @@ def test_costs(net_file):
     assert by_name["data"].tops == [("data", (2, 3, 4, 4)), ("label", (2,))]
     assert by_name["conv"].parameters == 5 * 3 * 9 + 5
     assert by_name["conv"].flops == 2 * 5 * 16 * (2 * 27 + 1)
-    assert by_name["relu"].bytes == 0  # in place
+    assert by_name["relu"].bytes == 0  # it works in place
     assert train.parameters == 5 * 27 + 5 + 80 * 7 + 7
     assert any("/nowhere/lmdb" in note and "3 x 4 x 4" in note for note in report.absent_files)
     text = to_text(report)
@@ -83,7 +83,8 @@ def test_costs(net_file):
     ],
 )
 def test_memory_of_a_rank(tmp_path, net_file, ranks, comm, sets, told):
-    """Adam's two moments, and a share of the float32 weights where others travel; the average is whole."""
+    """Adam has two moments. If updates are sharded, a rank has a share of them, and of the float32 weights if those
+    travel in another type. The average of weights is whole."""
     solver = tmp_path / "solver.prototxt"
     rest = 'base_lr: 0.1 lr_policy: "fixed" max_iter: 5 type: "Adam" momentum: 0.9 ema: 0.9'
     solver.write_text(f'net: "{net_file}" {rest} comm_param {{ {comm} }}')
@@ -97,13 +98,13 @@ def test_memory_estimate(net_file):
     assert len(layer_costs(graph)) == 5
     used = memory(prepare(graph, frozenset()))
     parameters = 5 * 27 + 5 + 80 * 7 + 7
-    values = 2 * 48 + 2 + 160 + 14 + 1  # data, label, conv with its relu, ip, loss
+    values = 2 * 48 + 2 + 160 + 14 + 1  # data, label, conv together with its relu, ip, loss
     gradients = 160 + 14
     assert used.parameters == used.gradients == 4 * parameters
     data = 2 * 48 + 2
     assert used.activations == 4 * (values - data + gradients)
     assert 4 * (values - data - 1) <= used.planned <= used.activations + 64 * 8
-    assert used.ring == 5 * 4 * data  # four batches ahead, and the one in use
+    assert used.ring == 5 * 4 * data  # four batches ahead of the one in use
 
 
 def test_json_is_plain(net_file):
@@ -180,7 +181,7 @@ def test_the_papers_own_files(name):
     report = check_file(str(SHARED / "zoo/surfsara/models/multinode/resnet50_448nodes" / f"{name}.prototxt"))
     assert report.errors == []
     learnable = report.nets[0].memory.gradients // 4
-    assert learnable == 25_557_032 + 64  # ResNet-50, and a bias in conv1
+    assert learnable == 25_557_032 + 64  # those of ResNet-50, and a bias in conv1
     assert report.nets[0].flops / report.nets[0].batch == pytest.approx(8.2e9, rel=0.05)
 
 
@@ -221,7 +222,7 @@ snapshot_after_train: false
 
 
 def test_the_run_on_so_many_ranks(net_file, tmp_path):
-    """Without the data the size of an epoch has to be told."""
+    """The data are absent, so the size of an epoch has to be given."""
     solver = tmp_path / "solver.prototxt"
     solver.write_text(f'net: "{net_file}" {EPOCHS}')
     report = check_file(str(solver), ranks=896)
@@ -266,11 +267,11 @@ def test_what_so_many_ranks_break(net_file, tmp_path, ranks, more, told):
     solver.write_text(f'net: "{net_file}" base_lr: 1 lr_policy: "fixed" max_iter: 4')
     report = check_file(str(solver), [more], ranks=ranks)
     assert len(report.errors) == bool(told) and told in "".join(report.errors), report.errors
-    assert len(report.nets) == 1  # whatever else is wrong is found, too
+    assert len(report.nets) == 1  # whatever else is wrong would be found, too
 
 
 def test_test_nets_of_a_solver_take_no_gradients(net_file, tmp_path):
-    """force_backward is for programs that look into a net."""
+    """force_backward is meant for programs that look into a net, so it does not count in a test net."""
     net_file.write_text("force_backward: true" + NET)
     solver = tmp_path / "solver.prototxt"
     solver.write_text(
@@ -338,7 +339,7 @@ def test_states_that_micro_batches_share_are_told(tmp_path, more):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_python_layers_whose_data_ranks_do_not_share_are_told(tmp_path, ranks):
-    """Also where their code is not run."""
+    """They are told of even if their code is not run."""
     reader = """layer { name: "%s" type: "Python" top: "x" python_param { module: "none" layer: "R" }
         include { phase: %s } }"""
     solver = tmp_path / "solver.prototxt"
@@ -351,7 +352,8 @@ def test_python_layers_whose_data_ranks_do_not_share_are_told(tmp_path, ranks):
 
 
 def test_a_batch_that_only_code_knows_is_not_made_up(tmp_path):
-    """Neither it nor what epochs come to in iterations: a batch of one would make them too many."""
+    """Without the batch, neither it nor the iterations of epochs are told: with a batch of one there would be too
+    many."""
     solver = tmp_path / "solver.prototxt"
     solver.write_text("""base_lr: 1 lr_policy: "step" gamma: 0.5 stepsize: 4 max_iter: 8 net_param {
         layer { name: "data" type: "Python" top: "x" python_param { module: "none" layer: "R" } } }""")
@@ -378,7 +380,7 @@ def test_the_curves_of_two_solvers(net_file, tmp_path):
 
 
 def test_a_test_without_an_end_is_found_as_in_training(tmp_path):
-    """Of a net that reads no set of data."""
+    """The test net reads no set of data, so a test without test_iter would have no end."""
     from engine.comm.world import World
     from engine.config import read_solver
     from engine.solver.solver import Solver
@@ -489,7 +491,8 @@ def test_parameters_of_other_types_are_told(tmp_path):
         f"{net}:8:35: layer 'relu': convolution_param has no effect on ReLU",
     ]
     other = tmp_path / "other.prototxt"
-    other.write_text(net.read_text().replace('type: "ReLU"', 'type: "ConvolutionReLU"'))  # who knows
+    # Whose parameters nobody knows.
+    other.write_text(net.read_text().replace('type: "ReLU"', 'type: "ConvolutionReLU"'))
     assert "no effect on ConvolutionReLU" not in str(check_file(str(other)).notes)
     assert report.errors == [
         f"{net}:3:1: layer 'data': expected a data_param.batch_size above 0, got 0; Data does not read image_data_param"
@@ -544,7 +547,7 @@ def test_a_top_that_nobody_reads_is_told(tmp_path):
 
 @pytest.mark.parametrize(("bottom", "told"), [("x", False), ("soft", True)])
 def test_an_entropy_of_probabilities_is_told(tmp_path, bottom, told):
-    """Some forks' EntropyLoss takes probabilities."""
+    """The EntropyLoss of some forks takes probabilities, engine's takes scores."""
     net = tmp_path / "net.prototxt"
     net.write_text(
         'layer { name: "x" type: "Input" top: "x" input_param { shape { dim: [4, 3] } } }\n'
@@ -571,7 +574,7 @@ def test_units_and_shared_memory(tmp_path, net_file):
     small.write_text("""layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1 dim: 2 } } }
         layer { name: "ip" type: "InnerProduct" bottom: "x" top: "y" inner_product_param { num_output: 3 } }""")
     text = to_text(check_file(str(small)))
-    assert "forward, per sample: 15 FLOPs\n" in text and "when they share memory" not in text  # it is more
+    assert "forward, per sample: 15 FLOPs\n" in text and "when they share memory" not in text  # because it takes more
 
 
 LABELS = """
@@ -588,12 +591,13 @@ layer {{ name: "right" type: "Accuracy" bottom: "x" bottom: "{}" top: "right" }}
     [
         (3, "", "labels", ["loss' (SoftmaxWithLoss)", "right' (Accuracy)"]),
         (1, "", "labels", []),
-        (3, "", "softened", []),  # as of a teacher
+        (3, "", "softened", []),  # probabilities, as those of a teacher
         (3, "transform_param { mix_param { } }", "labels", []),
     ],
 )
 def test_labels_that_are_taken_for_distributions(tmp_path, classes, more, labels, told):
-    """A regression's numbers may be as many as its scores, and BVLC's Accuracy refuses them."""
+    """Numbers of a regression may be taken for them if there are as many as scores. BVLC's Accuracy would refuse
+    them."""
     net = tmp_path / "net.prototxt"
     net.write_text(LABELS.format(classes, more, labels, labels))
     wanted = "as many numbers as the scores 'x' (4 x 3): they are taken for distributions over the classes"

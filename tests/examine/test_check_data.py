@@ -1,4 +1,4 @@
-"""`engine check DB`: everything is decoded, and what is broken is listed."""
+"""`engine check DB` decodes everything and lists what is broken."""
 
 import json
 import subprocess
@@ -47,7 +47,7 @@ def test_what_is_broken(folder, tmp_path, capsys):
 
 
 def test_an_item_that_is_no_annotated_datum(make_lmdb, capsys):  # noqa: F811
-    """A Datum without pixels may be one with boxes."""
+    """A Datum without pixels may be an AnnotatedDatum."""
     path = make_lmdb({"a": encoded_datum(random_pixels(0), "PNG", 1), "b": b"\x0a\x02\xff\xff"})
     assert main(["check", str(path)]) == 1
     broken, count = capsys.readouterr().out.splitlines()[-2:]
@@ -63,7 +63,7 @@ def test_broken_items_of_one_name_are_counted_each(folder, tmp_path, capsys):
 
 
 def test_broken_data_beside_a_net(folder, tmp_path, capsys):
-    """All of it is one JSON document, and the status is that of the data, too."""
+    """The report is one JSON document, and broken data set the status, too."""
     (folder / "a/1.png").write_bytes(b"no picture")
     net = tmp_path / "net.prototxt"
     net.write_text('layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1 dim: 2 } } }')

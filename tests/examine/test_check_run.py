@@ -64,7 +64,7 @@ layer {{ name: "out" bottom: "conv" top: "out" {detections} }}""")
 
 
 def test_data_that_nobody_reads(folder):
-    """Outputs of a test net by sample."""
+    """The tops of the data are then outputs of the test net, one for each sample."""
     (folder / "net.prototxt").write_text(NET[: NET.index('layer { name: "ip"')])
     assert [row.stage for row in run(folder / "net.prototxt")][-1] == "runs"
 
@@ -76,7 +76,7 @@ def test_a_net_of_any_path(folder, name):
 
 def test_a_solver_takes_its_step_and_writes_nothing(folder):
     before = sorted(folder.iterdir())
-    (row,) = run(folder / "solver.prototxt")  # which does not say max_iter
+    (row,) = run(folder / "solver.prototxt")  # the solver gives no max_iter
     assert (row.kind, row.phase, row.stage) == ("solver", "TRAIN", "runs")
     assert sorted(folder.iterdir()) == before
 
@@ -95,7 +95,7 @@ def test_a_solver_whose_net_is_absent(folder):
 
 
 def test_a_step_needs_no_folder_for_snapshots(folder):
-    """Where the net is absent, too, it is the net that is named."""
+    """If the net is absent, too, the message names the net, not the folder."""
     solver = folder / "solver.prototxt"
     solver.write_text(f'{solver.read_text()} snapshot_prefix: "{folder}/nowhere/x"')
     (row,) = run(solver)
@@ -109,7 +109,7 @@ def test_nets_that_need_their_whole_batch(folder):
     reshape = 'layer { name: "r" type: "Reshape" bottom: "ip" top: "r" reshape_param { shape { dim: 5 dim: 3 } } }'
     (folder / "net.prototxt").write_text(NET.replace('bottom: "ip" bottom', 'bottom: "r" bottom') + reshape)
     text = (folder / "net.prototxt").read_text().split("\n")
-    text[-2], text[-1] = text[-1], text[-2]  # before the loss
+    text[-2], text[-1] = text[-1], text[-2]  # the Reshape has to come before the loss
     (folder / "net.prototxt").write_text("\n".join(text))
     train, _ = run(folder / "net.prototxt")
     assert (train.stage, train.outcome.batch) == ("runs", 0)
@@ -147,7 +147,7 @@ def test_a_type_is_counted_whatever_its_fields(folder):
 
 
 def test_a_net_that_lacks_only_its_data(folder):
-    """It fits none of the sizes that they may have, which is what the line says."""
+    """The net fits none of the sizes that its data may have, and the message says so."""
     strict = 'layer { name: "r" type: "Reshape" bottom: "data" top: "r" reshape_param { shape { dim: 7 dim: 11 } } }'
     (folder / "net.prototxt").write_text(NET.replace("crop_size: 4", "").replace('bottom: "data"', 'bottom: "r"'))
     lines = (folder / "net.prototxt").read_text().split("\n")

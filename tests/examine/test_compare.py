@@ -1,4 +1,4 @@
-"""Where two nets begin to differ is found in weights, in histories and in what they compute."""
+"""`engine compare` finds where two nets begin to differ, in weights, in histories and in what they compute."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "
 
 @pytest.fixture
 def models(tmp_path):
-    """Two files that are the same but for one value of ip's bias."""
+    """Writes two files of weights that differ in one value of ip's bias; returns their paths."""
     random = np.random.default_rng(3)
     shapes = {"conv": [(4, 3, 3, 3), (4,)], "ip": [(5, 144), (5,)]}
     blobs = {name: [random.normal(0, 0.1, s).astype(np.float32) for s in each] for name, each in shapes.items()}

@@ -59,7 +59,7 @@ def briefly(monkeypatch):
     ],
 )
 def test_stages(solver, kind, transform, takes, not_at_all):
-    """transform may take nothing: it is what the others leave, which may have been put off meanwhile."""
+    """No case requires that transform takes time: its share is what the other stages leave, which may be nothing."""
     found = data_times(read_solver(str(solver(kind, transform))), World(), "fp32", 1)
     (layer,) = found.layers
     assert list(layer.stages) == ["read", "decode", "resize", "transform"]
@@ -70,7 +70,7 @@ def test_stages(solver, kind, transform, takes, not_at_all):
 
 
 def test_the_source_of_every_layer_is_named(solver, tmp_path):
-    """Of layers of rows and of windows, too."""
+    """This includes layers that read rows of HDF5 and windows of pictures."""
     path = solver("raw")
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"], file["y"] = np.zeros((9, 3), np.float32), np.zeros(9, np.float32)
@@ -90,7 +90,7 @@ def test_the_source_of_every_layer_is_named(solver, tmp_path):
 
 
 def test_the_step_is_that_of_training(solver, monkeypatch):
-    """With the kernels and the memory that it is given."""
+    """It has the kernels and the memory that the solver or the user gives."""
     given = []
 
     def benchmark(net, phase, iterations, world, precision, memory_budget, kernels):
@@ -124,7 +124,7 @@ def test_the_order_of_data_is_that_of_training(given, seed, solver, monkeypatch)
 
 
 def test_the_state_is_that_of_training(solver):
-    """The layers that train_state keeps, at their batch."""
+    """Layers are those that train_state keeps, with their own batch."""
     path = solver("raw")
     net = path.parent / "net.prototxt"
     data = net.read_text().splitlines(keepends=True)[:2]

@@ -1,4 +1,4 @@
-"""engine doctor on one rank: it says which MPI several would use."""
+"""`engine doctor` on one rank, which says which MPI several ranks would use."""
 
 import pytest
 
@@ -39,7 +39,7 @@ class Same(caffe.Layer):
 
 
 def test_a_solver_is_read_as_training_reads_it(tmp_path, monkeypatch, capsys):
-    """The net of the rank, with its Python layers."""
+    """The net is that of this rank, and has its Python layers."""
     monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.setenv("PMI_SIZE", "1")
     monkeypatch.setenv("ENGINE_PYTHON_LAYERS", "1")
@@ -80,7 +80,7 @@ def test_what_the_run_skips_is_skipped(tmp_path, monkeypatch, ranks):
 
 @pytest.mark.mpi
 def test_a_source_is_that_of_so_many_ranks(tmp_path, monkeypatch):
-    """%* stands for their number."""
+    """%* in a source stands for the number of ranks."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pictures_2/a").mkdir(parents=True)
     (tmp_path / "pictures_2/a/0.png").write_bytes(image_bytes(random_pixels(1, 12, 16)))

@@ -1,4 +1,4 @@
-"""`engine generate`: a grid of what a net makes."""
+"""`engine generate` draws a grid of pictures that a net makes."""
 
 import numpy as np
 import pytest
@@ -37,17 +37,18 @@ def test_a_grid_of_samples_in_red_green_and_blue(draw):
     assert sheet.shape == (8 * (2 * (4 + 2) + 2), 8 * (2 * (5 + 2) + 2), 3)
     small = sheet[::8, ::8]
     pictures = [small[y : y + 4, x : x + 5] for y in (2, 8) for x in (2, 9)]
-    assert len({each.tobytes() for each in pictures}) == 4  # also those of the second batch
+    assert len({each.tobytes() for each in pictures}) == 4  # those of the second batch, too, are not the same
     assert np.all(small[:2] == 255) and np.all(small[6:8] == 255)
     blue = draw("made", "--count", "4", "--set", "layer[noise].dummy_data_param.data_filler[0].max=-1")
-    assert not blue[16, 16].any()  # all black
+    assert not blue[16, 16].any()  # every value is below 0, which is black
 
 
 def test_frames_of_several_blobs_stand_beside_each_other(draw):
     sheet = draw("clip,made", "--count", "1")[::8, ::8]
     assert sheet.shape == (4 + 4, 4 * 5 + 4, 3)
     frames, colours = sheet[2:6, 2:17].reshape(4, 3, 5, 3), sheet[2:6, 17:22]
-    np.testing.assert_array_equal(frames[:, ::-1, :, 0].transpose(0, 2, 1), colours)  # channels are B, G, R
+    # Channels are in the order B, G, R.
+    np.testing.assert_array_equal(frames[:, ::-1, :, 0].transpose(0, 2, 1), colours)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The contact sheet of a batch: pixels as they were, labels, boxes, masks."""
+"""`engine preview`: the sheet of a batch's pictures, with pixels as they were, labels, boxes and masks."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ TRANSFORM = "transform_param { mean_value: 100 mean_value: 110 mean_value: 120 s
 
 
 def shown(text, monkeypatch, count=4, phase=proto.TEST) -> list[Shown]:
-    """What a sheet is made of."""
+    """Runs preview(); returns what its sheet is made of."""
     found: list[Shown] = []
     original = module._sheet
     monkeypatch.setattr(module, "_sheet", lambda samples: found.extend(samples) or original(samples))
@@ -100,7 +100,7 @@ def test_masks_stand_beside_their_pictures(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("size", [2, 8])
 def test_pictures_that_another_layer_reads_after_the_first(tmp_path, monkeypatch, size):
-    """The keys are those of the pictures, and as many."""
+    """The first layer has no pictures. The keys belong to the pictures, and are as many."""
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["f"] = np.zeros((9, 3), np.float32)
     (tmp_path / "h5").write_text(f"{tmp_path}/a.h5\n")
@@ -131,7 +131,7 @@ def test_labels_that_are_no_finite_numbers(tmp_path, monkeypatch):
 
 
 def test_boxes_that_cannot_be_drawn(tmp_path, monkeypatch):
-    """HDF5Data gives whatever numbers a file has."""
+    """Any number may stand in a file of HDF5Data."""
     nan, inf = float("nan"), float("inf")
     good = [0, 1, 0, 0.25, 0.25, 0.75, 0.75, 0]
     bad = [[*good[:n], value, *good[n + 1 :]] for n in (1, 3, 4, 5, 6) for value in (nan, inf, -inf)]
@@ -179,7 +179,8 @@ def test_the_verb(image_folder: Path, tmp_path):  # noqa: F811
     done = engine("preview", net, tmp_path / "x.png", "--count", 6)
     assert done.returncode == 0 and "layer 'd' (Data): x 4 x 3 x 12 x 16, y 4" in done.stderr
     assert Image.open(tmp_path / "x.png").format == "PNG" and "Wrote the first 6 samples to " in done.stderr
-    assert "Wrote the first 12 samples to " in engine("preview", net, tmp_path / "x.png").stderr  # there are no more
+    # The data have no more.
+    assert "Wrote the first 12 samples to " in engine("preview", net, tmp_path / "x.png").stderr
     for target, words in ((tmp_path / "x.gif", "ends in .png or .jpg"), ("/no/x.png", "/no/x.png")):
         bad = engine("preview", net, target)
         assert bad.returncode == 1 and words in bad.stderr and bad.stderr.count("\n") == 1

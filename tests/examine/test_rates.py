@@ -1,4 +1,4 @@
-"""engine find_rate: the rates that it tries, where it ends, what it suggests, and that it leaves nothing behind."""
+"""`engine find_rate`: the rates that it tries, where it ends, what it suggests, and that it leaves no files behind."""
 
 import csv
 import json
@@ -38,7 +38,7 @@ def test_the_curve_of_a_net(tmp_path, solver, capfd):
     rates = np.array(found["rates"])
     np.testing.assert_allclose(rates[1:] / rates[:-1], 1e10 ** (1 / 79), rtol=1e-4)
     assert rates[0] == pytest.approx(1e-4) and found["diverged"] and 20 < len(rates) < 80
-    assert found["scale"] == 4  # batches of 16, a base_batch of 4
+    assert found["scale"] == 4  # a batch of 16 by a base_batch of 4
     assert 1e-3 < found["steepest"] < found["lowest"] < rates[-1]
     assert found["suggestion"] == found["steepest"] / 4
     assert f"base_lr: {found['suggestion']:.2g}" in told.out and "Testing net" not in told.err
@@ -47,7 +47,7 @@ def test_the_curve_of_a_net(tmp_path, solver, capfd):
         rows = list(csv.DictReader(file))
     assert [float(row["loss"]) for row in rows] == found["losses"]
     assert found["smoothed"] == smooth(found["losses"])
-    # It is training: the first steps are those of a solver at these rates.
+    # It trains as a solver does, so the first losses are those of a solver at these rates.
     text = f'max_iter: 3 momentum: 0.9 random_seed: 3 lr_policy: "exp" base_lr: 1e-4 gamma: {1e10 ** (1 / 79):.9g}'
     plain = make_solver(text, digits_net())
     plain.feeder.start()
@@ -74,7 +74,7 @@ def test_momentum_and_decay_stay_what_they_are():
 
 
 def test_the_steepest_line():
-    """A loss that falls from 0.01 to 0.1, noisily, and flat elsewhere."""
+    """The loss falls between rates of 0.01 and 0.1, and is flat elsewhere."""
     rates = np.geomspace(1e-4, 10, 101)
     losses = np.interp(np.log10(rates), [-2, -1], [2.0, 1.0]) + 0.3 * (rates > 1)
     found = Rates(rates.tolist(), losses.tolist(), losses.tolist(), False, 101)
@@ -92,7 +92,7 @@ def test_the_steepest_line():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_fall_within_the_noise_is_told(seed):
-    """As of small batches: the steepest line is then a line through noise."""
+    """With small batches the loss is noisy, and the steepest line may be one through noise."""
     rates, noise = np.geomspace(1e-5, 10, 100), np.random.default_rng(seed).normal(0, 0.4, 100)
 
     def told(low):
@@ -115,7 +115,7 @@ def test_a_fall_within_the_noise_is_told(seed):
     ],
 )
 def test_what_lr_scaling_multiplies_is_divided_by_it(scaling, suggestion):
-    """Of a rate that is found in global batches of 16."""
+    """The rate was found in global batches of 16, and base_lr is that of a base batch."""
     rates = np.geomspace(1e-4, 10, 101)
     losses = np.interp(np.log10(rates), [-2, -1], [2.0, 1.0]) + 0.3 * (rates > 1)
     given = parse_solver(f"base_lr: 7 lr_scaling {{ {scaling} }}").message
@@ -149,7 +149,7 @@ def test_rates_that_float32_does_not_hold(solver, rate, capfd):
 
 
 def test_without_matplotlib_there_is_the_table(tmp_path, solver, monkeypatch, capfd):
-    """Whose name is that of the curve and more: rates.csv may be somebody's."""
+    """The table's name is the curve's with .csv appended, since rates.csv may be somebody else's."""
     (tmp_path / "rates.csv").write_text("mine")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
@@ -175,7 +175,7 @@ def test_a_table_that_cannot_be_written_is_told_before_the_test(tmp_path, solver
 
 @pytest.mark.mpi
 def test_ranks_find_what_one_finds_and_stop_together(tmp_path, solver):
-    """Up to rates at which the weights of both are no numbers any more."""
+    """They go up to rates at which the weights of both are no longer finite."""
     arguments = [*solver, "--to", "1e30", "--iterations", "40"]
     (tmp_path / "net.prototxt").write_text(digits_net(8))
     done = run_ranks(2, ["-m", "engine", *arguments, "--json", f"{tmp_path}/two.json"], timeout=100)
@@ -189,7 +189,7 @@ def test_ranks_find_what_one_finds_and_stop_together(tmp_path, solver):
 
 @pytest.mark.mpi
 def test_ranks_that_hold_parts_stop_together(tmp_path, solver):
-    """Of which one is no number any more."""
+    """The weights of only one rank are no longer finite."""
     net = digits_net(8).replace('type: "InnerProduct"', 'type: "InnerProduct" multinode { model_parts: 2 }')
     (tmp_path / "net.prototxt").write_text(net)
     program = f"""

@@ -1,4 +1,4 @@
-"""Synthetic input is valid for the layers that read it."""
+"""Synthetic inputs are valid for the layers that read them."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tests.layers.harness import net_text
 
 
 def fed(layer: str, **shapes) -> dict[str, np.ndarray]:
-    """Values of the inputs of a net of one layer."""
+    """Returns the synthetic values of the inputs of a net of one layer."""
     net = Net(parse_net(net_text(layer, **shapes)), proto.TRAIN, NetOptions(keep_all=True))
     feed_synthetic(net)
     net.run_forward()
@@ -46,7 +46,7 @@ def test_sequences_have_classes_on_their_own_axis_and_begin_once():
 def test_labels_of_sequences(kind, shapes):
     bottoms = " ".join(f'bottom: "{name}"' for name in ("x", *shapes))
     found = fed(f'layer {{ name: "l" type: "{kind}" {bottoms} top: "loss" }}', x=(9, 2, 4), **shapes)
-    assert len(set(found["l"].ravel())) > 1  # and none is refused
+    assert len(set(found["l"].ravel())) > 1  # and the layer refuses none
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ CONV = """layer { name: "c" type: "Convolution" bottom: "x" top: "y"
 @pytest.mark.parametrize(
     ("layer", "shape", "deviation"),
     [
-        (SCORES, (64, 100), 1),  # exponentials of numbers around 50 are not those of scores
+        (SCORES, (64, 100), 1),  # numbers around 50 would have exponentials that scores do not have
         (SCORES, (64, 100, 1, 1), 1),
         (CONV, (8, 3, 20, 20), 50),
         (CONV, (8, 1, 20, 20), 50),

@@ -1,4 +1,4 @@
-"""engine verify: every solver option passes, planted faults are found and named."""
+"""`engine verify`: all options of solvers pass, and faults that a test plants are found and named."""
 
 import functools
 import subprocess
@@ -16,7 +16,7 @@ from tests.solver.test_sync_batch_norm import NET as BATCH_NORM
 pytestmark = pytest.mark.mpi
 
 DEFAULTS = 'base_lr: 0.02 lr_policy: "fixed" max_iter: 20 weight_decay: 0.001 random_seed: 3'
-# What a user types, after something has been planted.
+# Runs the verb as a user does, after planting a fault.
 PROGRAM = """
 import sys
 from engine.cli import main
@@ -26,7 +26,7 @@ sys.exit(main({arguments!r}))
 
 
 def verify(folder, text: str = "", net: str = "", ranks: int = 2, plant: str = "", options=(), hosts: int = 1):
-    """Runs it; (exit status, stdout, stderr). `net` has BATCH for its batch size."""
+    """Runs the verb; returns (exit status, stdout, stderr). net: a text with BATCH in place of the batch size."""
     return verify_file(write(folder, text, net, ranks), ranks, plant, options, hosts)
 
 
@@ -62,7 +62,8 @@ OPTIONS = {
     "plateau": 'lr_policy: "plateau" gamma: 0.5 plateau_winsize: 1 plateau_winsize: 1 average_loss: 2',
 }
 
-USUAL = ("sgd", "adam", "larc", "stages", "plateau")  # the others on request: the solver's tests have them, too
+# The rest is only tried on request, since the solver's tests try it, too.
+USUAL = ("sgd", "adam", "larc", "stages", "plateau")
 
 
 @pytest.mark.slow
@@ -81,7 +82,7 @@ def test_four_ranks_that_it_starts_itself(tmp_path):
     assert done.returncode == 0 and "4 ranks train as 1 does" in done.stdout, done.stderr
 
 
-# One rank of several doubles its part of the small buckets; that of the last layer is one.
+# Rank 1 doubles its gradients of small buckets, of which the last layer's is one.
 DOUBLED = """
 from engine.comm.mpi_channel import MpiChannel
 plain = MpiChannel.allreduce
@@ -91,7 +92,7 @@ def allreduce(self, values, residual=None):
     plain(self, values, residual)
 MpiChannel.allreduce = allreduce
 """
-# One rank forgets one sample: it reads its first one twice.
+# A rank leaves out a sample and reads its first one twice.
 FORGOTTEN = """
 from engine.data.feeder import Feeder
 feed = Feeder.feed
@@ -102,7 +103,7 @@ def twice(self, net, fed):
     return feed(self, net, fed)
 Feeder.feed = twice
 """
-# The update of several ranks decays twice as much.
+# If there are several ranks, the update decays weights twice as much.
 DECAYED = """
 from engine.host import _core
 from engine.host.launch import detect
@@ -158,7 +159,7 @@ NORMALISED = PLAIN.replace(
 SYNCHRONISED = NORMALISED.replace('type: "BatchNorm"', 'type: "BatchNorm" batch_norm_param { sync: true }').replace(
     "num_output: 8", "num_output: 8 bias_term: false"
 )
-# BatchNorm of eight rows for each sample; in TURNED as many rows for any batch.
+# BatchNorm over eight rows for each sample. In TURNED there are as many rows for any batch.
 ROWS = """layer { name: "d_rows" type: "Reshape" bottom: "d1" top: "d_rows"
   reshape_param { shape { dim: -1 dim: 16 } } }
 layer { name: "d_norm" type: "BatchNorm" bottom: "d_rows" top: "d_rows" }
@@ -168,7 +169,7 @@ layer { name: "d2" type: "InnerProduct" bottom: "d_back"
 IN_ROWS = PLAIN.replace('layer { name: "d2" type: "InnerProduct" bottom: "d1"', ROWS.rstrip())
 TURNED = IN_ROWS.replace("dim: -1 dim: 16 }", "dim: 128 dim: -1 }")
 SEVERAL = 'discriminator_steps: 3 discriminator_solver { type: "SGD" base_lr: 0.02 momentum: 0.9 }'
-# With weights that have no gradient but rounding, of the bias before BatchNorm.
+# Some weights have no gradient but rounding: those of a bias before BatchNorm.
 BOUNDED = """discriminator_steps: 5 loss: WASSERSTEIN
   discriminator_solver { type: "RMSProp" base_lr: 0.001 clamp_weights_lower: -0.1 clamp_weights_upper: 0.1 }"""
 
@@ -205,7 +206,7 @@ TURN = "permute_param { order: 1 order: 0"
 
 
 def streams(folder) -> str:
-    """The net, whose sequences never begin."""
+    """Returns a net of recurrent layers, with data in which no sequence begins."""
     h5py, generator = pytest.importorskip("h5py"), np.random.default_rng(1)
     with h5py.File(folder / "streams.h5", "w") as file:
         file["x"] = generator.normal(size=(160, 5, 1)).astype(np.float32)
@@ -240,13 +241,13 @@ def test_a_loss_that_sums_over_a_batch_is_refused(tmp_path):
 
 
 def test_batches_of_steps_are_refused(tmp_path):
-    """Ranks would share the steps, not the sequences."""
+    """Ranks would share the time steps, not the sequences."""
     net = streams(tmp_path).replace(TURN, "permute_param { order: 0 order: 1")
     assert "layer 'lstm' (LSTM): 16 x 5 x 1: the number of sequences does not grow" in failure(tmp_path, net=net)
 
 
 def test_a_net_that_fixes_its_batch_is_not_called_wrong(tmp_path):
-    """Each rank's batch fits it; that of all ranks, which one rank takes beside recurrent layers, does not."""
+    """The batch of each rank fits the net. That of all ranks, which one rank takes with recurrent layers, does not."""
     net = streams(tmp_path).replace('top: "x_steps" permute', 'top: "x_permuted" permute')
     net += """layer { name: "fixed" type: "Reshape" bottom: "x_permuted" top: "x_steps"
       reshape_param { shape { dim: 5 dim: 8 dim: 1 } } }"""
@@ -272,7 +273,7 @@ def test_sources_of_single_ranks_are_refused(tmp_path):
     assert "layer 'data' (Data): each rank or host has a source of its own" in message
 
 
-# What passes. The ranks verify one case after the other, as the verb does, for they take longer to start.
+# Cases that pass. Ranks verify one after the other, as the verb does, because starting the ranks takes longer.
 ALL = """
 from engine.examine.verify import verify
 from engine.verbs.command_line import parse
@@ -307,13 +308,14 @@ def normalised(field: str):
 
 
 def in_parts(parts: int):
-    """With weights of their own, which differ by rounding, a gradient would differ by 1% in the second iteration; and
-    by 10% in the first if the whole layer were computed by another algorithm than its parts."""
+    """verify has to give parts and the whole layer the same weights in each iteration, and the same algorithm. If the
+    weights differed by rounding, a gradient would differ by 1% in the second iteration; with another algorithm, by 10%
+    in the first."""
     return lambda _: ["solvers/digits.prototxt", "--set", f"layer[conv2].multinode.model_parts={parts}"]
 
 
 def sequences(iter_size: int):
-    """Each has its own states on one rank, too."""
+    """Each sequence has states of its own, on one rank, too."""
     return lambda folder: [write(folder, f"base_lr: 0.2 iter_size: {iter_size}", streams(folder))]
 
 
@@ -328,7 +330,8 @@ CASES = {
     "batch norm of all beside that of each rank": normalised("layer[bn].batch_norm_param.sync=true"),
     "batch norm of each rank": normalised("bn_sync=false"),
     "batch norm of all": normalised("bn_sync=true"),
-    # Statistics of BatchNorm are a rank's own: the one rank, which takes all batches at once, has to follow.
+    # BatchNorm's statistics are those of each rank, so the one rank, which takes all batches at once, has to do as they
+    # do.
     "two nets, normalised": two_nets("", NORMALISED),
     "two nets, synchronised": two_nets("", SYNCHRONISED),
     "two nets, in rows": two_nets("", IN_ROWS),
@@ -342,15 +345,15 @@ CASES = {
     "no dropout of steps": lambda folder: [
         *(write(folder, net=drop_steps(streams(folder))), "--set", "layer[drop].dropout_param.dropout_ratio=0"),
     ],
-    # As many sequences as a batch has.
+    # There are as many indicators as sequences in a batch.
     "indicators": lambda folder: [write(folder, net=indicated(streams(folder)))],
-    # All ranks are on the host that holds it.
+    # All ranks are on the host that has the staged data.
     "a part that all ranks share": lambda folder: [write(folder, net=staged(folder))],
     "bf16 with error feedback": rounded("false"),
     "bf16 with error feedback, sharded": rounded("true"),
     "bf16": lambda folder: [write(folder), "--precision", "bf16", "--set", "comm_param.compression=BF16"],
 }
-# On two hosts of two ranks, where MPI can pretend that.
+# Two hosts of two ranks, if MPI can simulate them.
 REDUCED = {
     comm: lambda folder, comm=comm: [write(folder, "momentum: 0.9", ranks=4), "--set", f"comm_param.{comm}"]
     for comm in ("servers=0", "priority=true", "algorithm=HIERARCHICAL", "shard_updates=true")
@@ -370,7 +373,7 @@ def verified(ranks: int) -> subprocess.CompletedProcess:
 
 
 def told(ranks: int, case: str) -> str:
-    """What has been printed of a case."""
+    """Returns what was printed of a case."""
     done = verified(ranks)
     _, begun, rest = done.stdout.partition(f"case {case}\n")
     assert begun, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""Tests of averaged weights: NumPy's means, and BatchNorm's statistics on data, on any number of ranks."""
+"""Averages of weights are NumPy's, and statistics of BatchNorm are those of the data, on any number of ranks."""
 
 import shutil
 from pathlib import Path
@@ -42,7 +42,7 @@ def in_repo(monkeypatch):
 
 @pytest.fixture
 def members(tmp_path) -> list[str]:
-    """Three files of random weights and statistics, and net.prototxt beside them."""
+    """Writes net.prototxt, and three files of random weights and statistics beside it; returns their paths."""
     (tmp_path / "net.prototxt").write_text(TEXT)
     paths = []
     for seed in (1, 2, 3):
@@ -99,12 +99,12 @@ def test_statistics_are_those_of_the_data(given, members, tmp_path):
     assert main(["average", *members, out, f"--{given}", source, "--iterations", str(BATCHES)]) == 0
     found, expected = read_caffemodel(out), mean(members)
     assert_alike(found, expected, ["conv", "scale", "frozen", "ip"])
-    conv = feature(out, "conv", tmp_path)  # by batch
+    conv = feature(out, "conv", tmp_path)  # of each batch
     count = conv[0].size / 4
     means = np.mean([batch.mean((0, 2, 3)) for batch in conv], 0)
     variances = np.mean([batch.var((0, 2, 3)) * count / (count - 1) for batch in conv], 0)
     assert_alike(found, {"bn": [means, variances, [1.0]]}, ["bn"], 1e-5)
-    # The layers above it see what training sees: normalised by the batch.
+    # Layers above see what they see in training: values that are normalised by the batch.
     factor = expected["frozen"][2]
     scale, shift = (blob[:, np.newaxis, np.newaxis] for blob in expected["scale"])
     frozen = [blob[:, np.newaxis, np.newaxis] / factor for blob in expected["frozen"][:2]]
@@ -117,7 +117,7 @@ def test_statistics_are_those_of_the_data(given, members, tmp_path):
 
 
 def feature(weights: str, blob: str, folder: Path) -> np.ndarray:
-    """(batches, n, c, h, w) of the first batches."""
+    """Returns the values of a blob in the first batches, (batches, n, c, h, w)."""
     extract_features(parse_net(TEXT, "net"), [weights], [blob], [str(folder / "f.npz")], BATCHES)
     with np.load(folder / "f.npz") as found:
         values = found[blob].astype(np.float64)
@@ -145,9 +145,9 @@ def test_ranks_share_the_batches(members, tmp_path):
 
 @pytest.mark.mpi
 def test_ranks_with_data_of_their_own_read_all_of_it(members, tmp_path):
-    """Rank 1 has a fifth of what rank 0 has, of one digit: all batches have the same statistics."""
+    """Rank 1 has a fifth of the samples of rank 0. All samples are alike, so each batch has the same statistics."""
     path = "examples/digits/digits_train_lmdb"
-    shutil.copytree(path, tmp_path / "all")  # some other test may have it open
+    shutil.copytree(path, tmp_path / "all")  # another test may have it open
     with lmdb.open(str(tmp_path / "all"), readonly=True, lock=False) as source, source.begin() as transaction:
         first = next(transaction.cursor().iternext())[1]
     for name, count in (("part0", 5 * BATCH), ("part1", BATCH)):
@@ -166,7 +166,7 @@ def test_ranks_with_data_of_their_own_read_all_of_it(members, tmp_path):
 
 @pytest.mark.mpi
 def test_an_epoch_is_that_of_the_first_data_layer(members, tmp_path):
-    """A later one may have sources that are a rank's own."""
+    """A later layer may have sources of single ranks."""
     for rank in range(2):
         (tmp_path / f"part{rank}").symlink_to(REPO / "examples/digits/digits_train_lmdb")
     more = """
@@ -182,7 +182,8 @@ def test_an_epoch_is_that_of_the_first_data_layer(members, tmp_path):
 def test_an_epoch_is_the_default(members, tmp_path, capsys):
     out = str(tmp_path / "out.caffemodel")
     assert main(["average", *members, out, "--model", str(tmp_path / "net.prototxt")]) == 0
-    assert "Computed BatchNorm's statistics on 15 batches." in capsys.readouterr().err  # of 1437 images
+    # Of 1437 images in batches of 100.
+    assert "Computed BatchNorm's statistics on 15 batches." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Classes of pictures: what is done to a picture before the net sees it, and what is said of the scores."""
+"""`engine classify`: what is done to a picture before the net sees it, and how scores are told."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 10 dim
 layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 7 } }
 layer { name: "prob" type: "Softmax" bottom: "ip" top: "prob" }
 """
-# The same net as it trains.
+# The net as it is trained.
 TRAIN = """
 layer { name: "data" type: "Data" top: "data" top: "label" include { phase: TEST }
   transform_param { crop_h: 4 crop_w: 6 scale: 0.02 mean_value: 100 mirror: true
@@ -47,7 +47,8 @@ def weights(tmp_path):
 
 
 def expected(picture, blobs, mean=0.0, scale=1.0):
-    """Of the crop in the middle of 8 x 9 pixels: 4 x 6, in the order B, G, R."""
+    """Returns the probabilities for a picture of 8 x 9 pixels by NumPy, from its central crop of 4 x 6 in the order B,
+    G, R."""
     pixels = np.asarray(Image.open(picture).convert("RGB"), np.float64)[:, :, ::-1].transpose(2, 0, 1)
     crop = ((pixels - mean) * scale)[:, 2:6, 1:7]
     scores = blobs[0].astype(np.float64) @ crop.ravel() + blobs[1]
@@ -65,7 +66,7 @@ def test_a_deployed_net(picture, weights, tmp_path):
     asked = Preprocessing((8, 9), mean_file=str(tmp_path / "mean"), input_scale=0.02)
     scores = Classifier(config, [path], asked).scores(str(picture))
     np.testing.assert_allclose(scores, expected(picture, blobs, mean, 0.02), rtol=1e-4, atol=1e-6)
-    # A mean image of another size serves by its channels.
+    # A mean image of another size is reduced to one value for each channel.
     write_mean(str(tmp_path / "mean"), mean[:, :5])
     scores = Classifier(config, [path], asked).scores(str(picture))
     by_channel = mean[:, :5].mean(axis=(1, 2)).reshape(3, 1, 1)
@@ -82,7 +83,7 @@ def test_the_net_that_trains_treats_pictures_as_its_data(picture, weights):
 
 
 def test_pictures_are_scaled_as_window_data_does(picture, tmp_path):
-    """By window_data_param.scale; the whole picture is the window."""
+    """The whole picture is the window, and window_data_param.scale counts."""
     random = np.random.default_rng(2)
     blobs = [random.normal(0, 0.1, (7, 48)).astype(np.float32), random.normal(0, 1, 7).astype(np.float32)]
     write_caffemodel(tmp_path / "x.caffemodel", parse_net(DEPLOY).message, {"ip": blobs})
@@ -117,7 +118,7 @@ def test_a_mean_image_of_the_size_that_resize_param_gives_stays_one(mode, pictur
 
 
 def test_pictures_are_resized_as_image_data_does(weights, tmp_path):
-    """To new_height x new_width, then cropped; not to the size of the crop."""
+    """They are resized to new_height x new_width and then cropped, not resized to the crop."""
     path, blobs = weights
     Image.fromarray(random_pixels(3, 8, 9)).save(tmp_path / "x.png")
     Image.fromarray(np.kron(random_pixels(3, 8, 9), np.ones((2, 2, 1), np.uint8))).save(tmp_path / "large.png")
@@ -126,7 +127,7 @@ def test_pictures_are_resized_as_image_data_does(weights, tmp_path):
     text = text.replace("batch_size: 5", "batch_size: 5 new_height: 8 new_width: 9")
     wanted = expected(tmp_path / "x.png", blobs, 100, 0.02)
     scores = Classifier(parse_net(text), [path], Preprocessing()).scores(str(tmp_path / "large.png"))
-    np.testing.assert_allclose(scores, wanted, rtol=0.2, atol=0.02)  # reduced by half, which mixes neighbours
+    np.testing.assert_allclose(scores, wanted, rtol=0.2, atol=0.02)  # resizing to a half mixes neighbours
     exact = Classifier(parse_net(text), [path], Preprocessing()).scores(str(tmp_path / "x.png"))
     np.testing.assert_allclose(exact, wanted, rtol=1e-4, atol=1e-6)
     mean = np.random.default_rng(1).uniform(90, 130, (3, 8, 9)).astype(np.float32)
@@ -139,7 +140,7 @@ def test_pictures_are_resized_as_image_data_does(weights, tmp_path):
 
 
 def test_pictures_are_resized_as_nvidia_s_fields_say(picture, weights, tmp_path):
-    """In phase TEST, too; --images_dim takes their place."""
+    """They count in phase TEST, too, unless --images_dim is given."""
     path, blobs = weights
     Image.fromarray(np.kron(random_pixels(3, 8, 9), np.ones((2, 2, 1), np.uint8))).save(tmp_path / "large.png")
     fields = "img_rand_resize_lower: 8 img_rand_resize_upper: 8 interpolation_algo_down: INTER_NEAREST"
@@ -230,7 +231,8 @@ def test_labels_that_convert_imageset_wrote_are_found(written, shards, sources, 
 
 
 def test_labels_that_do_not_exclude_each_other_and_scores(picture, weights, tmp_path, capsys):
-    """A SigmoidCrossEntropyLoss stands for a Sigmoid; a net that ends in neither that nor a Softmax gives scores."""
+    """A SigmoidCrossEntropyLoss is replaced by a Sigmoid. A net that ends in neither of these nor a Softmax gives
+    scores."""
 
     def told(text):
         (tmp_path / "net.prototxt").write_text(text)
@@ -296,7 +298,8 @@ def test_a_net_of_two_inputs():
         deploy(parse_net(text, "x"), (1, 3, 4, 6))
 
 
-# Each type that compares scores with labels, with what it asks for besides, and what makes probabilities of its scores.
+# Each type of layer that compares scores with labels: its name, the fields that it needs, and the type of layer that
+# makes probabilities of its scores.
 JUDGES = [
     *((type, "", "Softmax") for type in ("Accuracy", "SoftmaxWithLoss", "SoftmaxWithLossOHEM")),
     *((type, "", "Softmax") for type in ("FocalLoss", "SoftmaxFocalLoss", "SoftmaxWithFocalLoss")),

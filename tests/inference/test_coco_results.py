@@ -1,4 +1,4 @@
-"""coco_results.json: what a DetectionOutput has found, by the names and sizes of the pictures."""
+"""coco_results.json has the detections of a DetectionOutput, with the names and sizes of the pictures."""
 
 import numpy as np
 import pytest
@@ -28,10 +28,11 @@ def param(tmp_path):
 
 
 def detector(param):
-    """A net of two pictures with two priors each. The first: class 1 at the first prior; the second: both classes."""
+    """Returns a net, after a forward, that has found class 1 at the first prior of both pictures, and class 2 at the
+    second prior of the second picture."""
     shapes = {"loc": (2, 8), "conf": (2, 6), "prior": (1, 2, 8)}
     net = make_net(net_text(LAYER.format(param), **shapes), proto.TEST)
-    corners, variances = [0, 0, 0.5, 0.5, 0.5, 0.25, 1.25, 0.75], [1] * 8  # the second box reaches out of the picture
+    corners, variances = [0, 0, 0.5, 0.5, 0.5, 0.25, 1.25, 0.75], [1] * 8  # the second box goes beyond the picture
     net.blobs["prior"].set(np.array([[corners, variances]], np.float32))
     net.blobs["loc"].set(np.zeros((2, 8), np.float32))
     net.blobs["conf"].set(np.array([[0, 0.5, 0, 0, 0, 0], [0, 0.75, 0, 0, 0, 0.25]], np.float32))
@@ -43,7 +44,7 @@ def test_rows_become_coco_s_results(param):
     net = detector(param)
     found = CocoResults(net, print)
     assert found.any
-    found.watch(net, ["00000001_b.png", "00000000_a.png"])  # whatever the order in which pictures are read
+    found.watch(net, ["00000001_b.png", "00000000_a.png"])  # in another order than in name_size.txt
     found.gather(World())
     assert found.results == [
         {"image_id": 3, "category_id": 90, "bbox": [0, 0, 10, 5], "score": 0.5},
@@ -93,7 +94,7 @@ def test_files_that_cannot_be_used(param, tmp_path, file, text, said):
 
 
 def test_files_that_are_not_here(param, tmp_path):
-    """SSD's own nets name files of a folder that few people have."""
+    """The nets that SSD provides name files in a folder that few people have."""
     notes = []
     (tmp_path / "name_size.txt").unlink()
     for text in (param, 'output_format: "COCO"'):

@@ -1,4 +1,4 @@
-"""Tests of ensembles: members and their average against NumPy's of the members' features, on any number of ranks."""
+"""Ensembles: members and their average against NumPy, on any number of ranks."""
 
 import json
 from contextlib import closing
@@ -40,7 +40,7 @@ def in_repo(monkeypatch):
 
 @pytest.fixture(scope="module")
 def members(tmp_path_factory):
-    """Files of three digits nets, trained from different seeds."""
+    """Trains three digits nets from different seeds; returns the paths of their weights."""
     folder = tmp_path_factory.mktemp("members")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(REPO)
@@ -61,7 +61,7 @@ def digits(batch_size: int = 47, more: str = "", *overrides: str):
 
 
 def features(path: str, blobs: list[str], folder: Path, config=None) -> list[np.ndarray]:
-    """Of all 360 samples."""
+    """Returns the values of blobs for all 360 samples."""
     config = config or digits(40, SOFTMAX)
     extract_features(config, [path], blobs, [str(folder / "f.npz")], 9)
     with np.load(folder / "f.npz") as found:
@@ -69,7 +69,7 @@ def features(path: str, blobs: list[str], folder: Path, config=None) -> list[np.
 
 
 def figures(probabilities: np.ndarray, labels: np.ndarray, top: int = 1) -> tuple[float, float, float]:
-    """Loss, accuracy and top-5 accuracy."""
+    """Returns loss, accuracy and top-5 accuracy."""
     labels = labels.ravel().astype(int)
     own = probabilities[np.arange(len(labels)), labels]
     better = (probabilities >= own[:, np.newaxis]).sum(1) - 1
@@ -80,7 +80,7 @@ NAMES = ("loss", "accuracy", "accuracy_top5")
 
 
 def scored(config, members, views=None):
-    """The figures of an ensemble; its data are closed then, which others may open."""
+    """Returns the figures of an ensemble, and closes its data, so that others may open them."""
     with closing(Ensemble(config, members, World(), views=views)) as test:
         return test.run()
 
@@ -99,7 +99,7 @@ def test_members_and_average_are_numpys(members, tmp_path):
 
 
 def test_the_average_itself_is_numpys(members, tmp_path):
-    """Of a Softmax at the net's end, sample by sample: in batches of one."""
+    """The net ends in a Softmax, and batches of one give the average of each sample."""
     net = digits(40, SOFTMAX, "layer[data@TEST].data_param.batch_size=1")
     seen = []
     with closing(Ensemble(net, [[path] for path in members], World())) as test:
@@ -136,7 +136,7 @@ def test_every_head_is_averaged_and_other_losses_are_of_members_only(members, tm
     more = SOFTMAX + (
         'layer { name: "aux" type: "InnerProduct" bottom: "ip1" top: "ip1b" inner_product_param { num_output: 10 '
         'weight_filler { type: "xavier" } } }'
-        'layer { name: "prob_aux" type: "Softmax" bottom: "ip1b" top: "ip1b" }'  # in place
+        'layer { name: "prob_aux" type: "Softmax" bottom: "ip1b" top: "ip1b" }'  # it works in place
         'layer { name: "by_prob" type: "MultinomialLogisticLoss" bottom: "ip1b" bottom: "label" top: "by_prob" }'
         'layer { name: "by_class" type: "Accuracy" bottom: "ip1b" bottom: "label" top: "acc_aux" top: "by_class" }'
         'layer { name: "hinge" type: "HingeLoss" bottom: "ip2" bottom: "label" top: "hinge" loss_weight: 0.5 }'
@@ -157,7 +157,7 @@ def test_every_head_is_averaged_and_other_losses_are_of_members_only(members, tm
 
 
 def with_blobs(members, folder, config) -> list[str]:
-    """Copies of the files with weights for the layer `aux`."""
+    """Copies the files of weights and adds weights for the layer `aux`; returns the copies' paths."""
     paths = []
     for row, path in enumerate(members):
         blobs = dict(read_caffemodel(path))
@@ -188,7 +188,7 @@ def test_probabilities_of_other_losses_are_averaged(kind, members, tmp_path):
     more = f'layer {{ name: "more" type: "{kind}" bottom: "ip2" bottom: "label" top: "more" }}'
     config = digits(60, more)
     found = scored(config, [[path] for path in members])["more"]
-    assert found.shape == (len(members) + 1, 1)  # one row more than the members: their average
+    assert found.shape == (len(members) + 1, 1)  # one more than members, for their average
     prob, labels = [], []
     for path in members:
         each, labels = features(path, ["prob", "label"], tmp_path)
@@ -207,7 +207,7 @@ def test_probabilities_of_other_losses_are_averaged(kind, members, tmp_path):
     ],
 )
 def test_the_axis_of_the_classes_is_asked_alone(layer):
-    """The matrix of an InfogainLoss is read once, by the net."""
+    """The matrix of an InfogainLoss is read once, by the net, not again to learn the axis."""
     shapes = "shape { dim: [2, 5, 3, 4] } shape { dim: [2, 5, 4] }"
     inputs = f'layer {{ name: "in" type: "Input" top: "x" top: "y" input_param {{ {shapes} }} }}'
     config = parse_net(f'{inputs} layer {{ name: "head" bottom: "x" top: "t" {layer} }}', "net")
@@ -228,7 +228,7 @@ def test_the_head_is_in_the_state_of_the_net():
 
 @pytest.mark.parametrize("files", [1, 2])
 def test_a_label_that_no_class_has_is_named_with_its_batch(files, tmp_path):
-    """Of several files it is the members' head that finds it, which knows no keys."""
+    """With several files, the layer that fails is in the members' head, which knows no keys."""
     for number in range(4):
         Image.fromarray(np.full((4, 4), 9 * number, np.uint8)).save(tmp_path / f"{number}.png")
     (tmp_path / "list.txt").write_text("".join(f"{number}.png {7 if number == 2 else 0}\n" for number in range(4)))
@@ -248,7 +248,7 @@ def test_a_label_that_no_class_has_is_named_with_its_batch(files, tmp_path):
 
 @pytest.mark.parametrize("members", [1, 2])
 def test_an_error_of_who_is_told_of_batches_is_passed_on(members, tmp_path):
-    """It has a place of its own, as one of an annotation file has."""
+    """The error names a line of an annotation file, and must not get the place of a layer."""
     config = parse_net(
         """layer { name: "data" type: "Data" top: "data" top: "label" data_param {
              source: "examples/digits/digits_test_lmdb" backend: LMDB batch_size: 60 } }
@@ -283,8 +283,8 @@ def test_distances_of_which_the_smallest_is_the_best(tmp_path):
     extract_features(data, [], ["data", "label"], [str(tmp_path / "f.npz")], 6)
     with np.load(tmp_path / "f.npz") as stored:
         pixels, labels = stored["data"].reshape(360, -1).astype(np.float64), stored["label"].ravel().astype(int)
-    files, far = [], []  # far: (samples, digits) of each member
-    for half in (slice(0, 180), slice(180, 360)):  # each member has the means of its own samples
+    files, far = [], []  # far is (samples, digits) for each member
+    for half in (slice(0, 180), slice(180, 360)):  # each member has the means of half of the samples
         means = np.stack([pixels[half][labels[half] == digit].mean(0) for digit in range(10)])
         files.append(str(tmp_path / f"{half.start}.caffemodel"))
         write_caffemodel(files[-1], config.message, {"far": [means.astype(np.float32)]})
@@ -333,7 +333,7 @@ SCORES = """
 
 
 def any_size(transform: str):
-    """A net that takes digits of any size."""
+    """Returns a net that takes digits of any size."""
     data = (
         f'layer {{ name: "data" type: "Data" top: "data" top: "label" transform_param {{ scale: 0.0625 {transform} }}'
         'data_param { source: "examples/digits/digits_test_lmdb" backend: LMDB batch_size: 100 } }'
@@ -343,7 +343,8 @@ def any_size(transform: str):
 
 @pytest.fixture
 def random_members(tmp_path):
-    """Two nets of random weights, and what each makes of pictures."""
+    """Writes two nets of random weights. Returns their paths, and for each a function from pictures to
+    probabilities."""
     paths, nets = [], []
     for seed in (1, 2):
         net = Net(any_size_on(6), proto.TEST, NetOptions(seed=seed))
@@ -390,7 +391,7 @@ def test_flip_and_crops_are_numpys(crops, flip, places, mirrored, random_members
 
 
 def whole_batches():
-    """40 divides the 360 samples."""
+    """Returns the net with batches of 40, which divide the 360 samples."""
     message = any_size("").message
     message.layer[0].data_param.batch_size = 40
     return message
@@ -429,7 +430,7 @@ def test_files_that_take_each_others_place_are_named(members, tmp_path, caplog):
     for path, layers in zip(halves, (["conv1", "conv2"], ["ip1", "ip2"])):
         write_caffemodel(path, message, {layer: blobs[layer] for layer in layers})
     results = []
-    for paths in (members[:1], halves):  # files that complement each other
+    for paths in (members[:1], halves):  # the halves complement each other
         with closing(Evaluator(digits(), World())) as test:
             load(test.net, paths)
             results.append(test.run())
@@ -449,7 +450,7 @@ def test_files_that_take_each_others_place_are_named(members, tmp_path, caplog):
 
 
 def test_layers_without_parameters_of_their_own_are_in_no_file(tmp_path, caplog):
-    """Of MNIST's siamese net, Caffe's HDF5 has the first half only."""
+    """Two layers share parameters, as in MNIST's siamese net. In HDF5, Caffe writes those of the first only."""
     pytest.importorskip("h5py")
     shared = 'param { name: "w" } param { name: "b" } inner_product_param { num_output: 2 }'
     config = parse_net(
@@ -537,7 +538,7 @@ def test_nets_that_cannot_be_averaged(random_members):
 
 
 def test_views_of_a_net_with_an_answer_for_each_pixel():
-    """A view's answers are not those of the same pixels of another."""
+    """If a view moves a picture, its answers are for other pixels, so they cannot be averaged."""
     text = (
         str(any_size("crop_size: 6").message).partition('layer {\n  name: "loss"')[0]
         + """

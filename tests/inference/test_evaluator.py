@@ -1,4 +1,4 @@
-"""Tests of nets: exact over the set, the same on any number of ranks."""
+"""Tests of a net are exact over the whole set, and the same on any number of ranks."""
 
 import json
 import sys
@@ -37,7 +37,7 @@ def evaluator(batch_size: int) -> Evaluator:
 
 
 def test_the_whole_set_once_whatever_the_batch_size():
-    # 60 divides the 360 samples, 47 and 400 do not: their last batch runs through a smaller net.
+    # 60 divides the 360 samples. 47 and 400 do not, so their last batch runs through a smaller net.
     results = [evaluator(batch_size).run() for batch_size in (60, 47, 400)]
     for result in results[1:]:
         for name, value in result.items():
@@ -56,7 +56,8 @@ def test_batches_are_told_and_averaged():
 
 
 def test_each_test_goes_on_where_the_last_ended():
-    """As Caffe's do: 3 and 4 batches of 50 of 360 samples, round the end; a test of the whole set does not count."""
+    """As in Caffe, tests of 3 and 4 batches of 50 go over the end of the 360 samples. A test of the whole set between
+    them does not move the place."""
     whole, parts, seen = evaluator(50), evaluator(50), []
     whole.run(11, lambda k, outputs: seen.append(outputs["loss"][0]))
     at = 0
@@ -79,8 +80,8 @@ def test_a_net_without_an_end_needs_iterations():
 
 
 def test_a_net_that_asks_for_gradients_is_tested_without_them():
-    """force_backward is for programs that look into a net: a test folds its BatchNorm as ever, and takes no more
-    memory."""
+    """force_backward is meant for programs that look into a net. A test must fold BatchNorm all the same, and take no
+    more memory."""
     text = """
         layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 4 dim: 3 dim: 16 dim: 16 } } }
         layer { name: "c" type: "Convolution" bottom: "x" top: "s" convolution_param { num_output: 8 kernel_size: 3 } }
@@ -103,7 +104,8 @@ def test_outputs_by_sample_are_averaged():
 
 
 def test_counts_that_go_on_go_on_through_the_last_batch():
-    """Which is smaller, and runs through a net of its own: in two tests of the whole set all pixels so far count."""
+    """The last batch is smaller, and runs through a net of its own, which must share the counts: in the second test,
+    all pixels since the first count."""
     more = """layer { name: "seg" type: "SegAccuracy" bottom: "ip2" bottom: "label" top: "seg"
         seg_accuracy_param { reset: false } }"""
     text = (REPO / "nets/digits.prototxt").read_text() + more
@@ -119,7 +121,7 @@ def test_counts_that_go_on_go_on_through_the_last_batch():
 
 @pytest.mark.parametrize("as_ensemble", [False, True])
 def test_an_output_that_only_happens_to_be_as_long_as_the_batch(as_ensemble, tmp_path):
-    """The two means of a triplet loss, in last batches of 2 samples, and in batches of 2."""
+    """These are the two means of a triplet loss, with a last batch of 2 samples, and with batches of 2."""
     more = """
         layer { name: "far" type: "InnerDistance" bottom: "ip2" top: "far" inner_distance_param { num_output: 10 } }
         layer { name: "triplet" type: "GeneralTripletLoss" bottom: "far" bottom: "label"
@@ -140,7 +142,7 @@ def test_an_output_that_only_happens_to_be_as_long_as_the_batch(as_ensemble, tmp
 
 
 def test_layers_of_python_are_made_once(tmp_path, monkeypatch):
-    """The code of a user is not run again to learn what grows with the batch."""
+    """A user's code must not run again just to find out which outputs grow with the batch."""
     (tmp_path / "made.py").write_text(
         "import engine.caffe as caffe\n"
         "MADE = []\n"
@@ -215,7 +217,7 @@ NOT_GOING_ON = {
 
 @pytest.mark.mpi
 def test_ranks_warn_of_layers_that_go_on_from_batch_to_batch():
-    """Each sees its own batches only, and what the layers make of them depends on the number of ranks."""
+    """Each rank sees its own batches only, so what such layers compute depends on the number of ranks."""
     data = """layer { name: "x" type: "DummyData" top: "x" top: "y" dummy_data_param {
         shape { dim: 3 dim: 2 dim: 4 } shape { dim: 3 dim: 4 } } }"""
     nets = [
@@ -273,7 +275,7 @@ def test_weights_that_are_scaled_are_after_a_test_what_they_were(kind):
 
 @pytest.mark.mpi
 def test_ranks_keep_the_same_weights_whoever_tests_them():
-    """An odd number of batches: one rank tests once more than the other."""
+    """With an odd number of batches, one rank tests once more than the other."""
     program = """
 from engine.comm.world import world
 from tests.solver.harness import solve
@@ -288,7 +290,7 @@ print("fine")
 
 @pytest.mark.mpi
 def test_tests_of_an_odd_number_of_batches_read_each_ranks_own_source_whole(tmp_path):
-    """None of its items twice before each has been read, none never."""
+    """No item is read twice before all have been read."""
     for rank in range(2):
         for number in range(12):
             Image.new("L", (2, 2), number).save(tmp_path / f"{rank}_{number:02d}.png")
@@ -317,7 +319,7 @@ def test_one_rank_forgets_the_batches_that_it_has_added_up():
     alive, most = weakref.WeakSet(), 0
 
     class Watched(np.ndarray):
-        """Unlike plain arrays, comparable by identity alone."""
+        """An array that equals only itself, as a plain array does not."""
 
         __hash__ = object.__hash__
 
@@ -340,7 +342,7 @@ def test_one_rank_forgets_the_batches_that_it_has_added_up():
 
 
 def test_the_loss_is_told_of_outputs_alone(tmp_path, capsys):
-    """Older nets, C3D's among them, give their loss no top."""
+    """Older nets, such as C3D's, give their loss no top."""
     net = """
     layer { name: "x" type: "DummyData" top: "x" top: "label" dummy_data_param { shape { dim: [2, 3] }
       shape { dim: 2 } } }

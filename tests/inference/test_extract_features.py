@@ -1,4 +1,4 @@
-"""Features of a trained net in LMDBs and .npz are what the net computes of each sample, in the order of the data."""
+"""Features in LMDBs and .npz are what the net computes for each sample, in the order of the data."""
 
 import shutil
 
@@ -17,7 +17,7 @@ from tests.solver.harness import digits_net, in_files, solve
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The folder of net_iter_3.caffemodel and net.prototxt."""
+    """Trains a net; returns the folder of net_iter_3.caffemodel and net.prototxt."""
     folder = tmp_path_factory.mktemp("trained")
     solve("max_iter: 3 momentum: 0.9", digits_net(), folder)
     (folder / "net.prototxt").write_text(digits_net())
@@ -34,7 +34,7 @@ def test_an_npz_holds_what_the_weights_say(trained, tmp_path):
     learned = in_files(trained, 3)
     expected = found["ip1"] @ learned["ip2[0]"].T + learned["ip2[1]"]
     np.testing.assert_allclose(found["ip2"], expected, rtol=1e-4, atol=1e-5)
-    shutil.copytree("examples/digits/digits_test_lmdb", tmp_path / "copy")  # other tests may still have it open
+    shutil.copytree("examples/digits/digits_test_lmdb", tmp_path / "copy")  # another test may have it open
     with lmdb.open(str(tmp_path / "copy"), readonly=True, lock=False) as db, db.begin() as transaction:
         labels = [proto.Datum.FromString(value).label for _, value in transaction.cursor()]
     assert found["label"].tolist() == labels[:94]
@@ -47,7 +47,7 @@ def test_a_label_that_no_class_has_is_named_with_its_batch(tmp_path):
 
 
 def test_blobs_of_any_name_go_into_an_npz(trained, tmp_path):
-    """np.savez() has parameters of some names."""
+    """np.savez() has parameters with some names, such as "file"."""
     text = digits_net()
     for top, name in (("ip1", "file"), ("ip2", "allow_pickle")):
         text = text.replace(f'top: "{top}"', f'top: "{name}"').replace(f'bottom: "{top}"', f'bottom: "{name}"')
@@ -108,7 +108,7 @@ def test_what_cannot_be_done(trained, tmp_path):
     with pytest.raises(ConfigError, match=r"x.prototxt: no blob 'ip3'; known: data, label, conv, ip1"):
         extract_features(config, weights, ["ip3"], [str(tmp_path / "a")], 1)
     assert list(tmp_path.iterdir()) == []
-    # Before anything is computed, for which the net would have to be there.
+    # This comes before the net is read, which would have to be there.
     with pytest.raises(EngineError, match=r"x\.npz: cannot be written: there is no folder"):
         extract_features(config, ["not there"], ["ip1"], [str(tmp_path / "gone" / "x.npz")], 1)
     (tmp_path / "a").mkdir()

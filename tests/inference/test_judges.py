@@ -1,4 +1,4 @@
-"""`engine test --report`: the same on any number of ranks as scikit-learn says of all samples at once."""
+"""`engine test --report` on any number of ranks says what scikit-learn says of all samples at once."""
 
 import csv
 import json
@@ -43,7 +43,7 @@ def data(folder, x, y):
 
 
 def report(folder, net, *more):
-    """engine test --report of a net without weights."""
+    """Runs `engine test --report` for a net without weights; returns its report.json."""
     (folder / "net.prototxt").write_text(net)
     write_caffemodel(folder / "net.caffemodel", parse_net(net, "net").message, {})
     arguments = ["test", "--model", f"{folder}/net.prototxt", "--weights", f"{folder}/net.caffemodel"]
@@ -60,13 +60,14 @@ def rows(path):
 
 @pytest.fixture(scope="module")
 def metrics():
-    """scikit-learn's, which takes seconds to import: not where tests are only collected."""
+    """Returns scikit-learn's metrics. Importing them takes seconds, so it is done only when a test runs."""
     return pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
 
 
 @pytest.fixture
 def several(tmp_path):
-    """150 samples, five labels: scores with many ties, a label that all have, some that do not count."""
+    """Writes 150 samples with five labels; returns the folder, the scores and the labels. There are many ties of
+    scores, a label that each sample has, and labels of -1, which do not count."""
     random = np.random.default_rng(4)
     there = (random.random((150, 5)) < [0.1, 0.5, 0.9, 0.3, 1.0]).astype(np.float32)
     scores = np.round((there + random.normal(0, 1, there.shape)) * [8, 2, 1, 4, 4]) / 4
@@ -101,7 +102,7 @@ def test_roc_of_labels(metrics, several, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["MultiLabelLoss", "MultiLabelAccuracy"])
 def test_roc_of_labels_with_signs(metrics, kind, several, monkeypatch):
-    """Those above 0 are there, those below 0 are not, and 0 does not count."""
+    """A label above 0 is there, one below 0 is not, and 0 does not count."""
     folder, scores, there = several
     data(folder, scores, np.choose(there.astype(int) + 1, [0, -0.5, 0.25]))
     monkeypatch.setattr("engine.inference.trained.load", lambda *_: None)
@@ -112,7 +113,7 @@ def test_roc_of_labels_with_signs(metrics, kind, several, monkeypatch):
 
 
 def test_a_report_goes_beside_files_of_like_names(several, monkeypatch):
-    """They only end with the name of one of its own."""
+    """The report may be written there, because those names only end like the names of its own files."""
     folder, *_ = several
     monkeypatch.setattr("engine.inference.trained.load", lambda *_: None)
     net = SEVERAL.replace("list.txt", "train_labels.csv") % (folder, "")
@@ -147,7 +148,7 @@ def test_iou_of_pixels_is_that_of_the_whole_set(metrics, pixels, monkeypatch):
 
 
 def test_labels_that_are_distributions(metrics, tmp_path, monkeypatch):
-    """The most probable class is the right one."""
+    """The most probable class counts as the right one."""
     random = np.random.default_rng(9)
     scores, labels = random.normal(0, 1, (37, 3)), random.dirichlet((1, 1, 1), 37)
     folder = data(tmp_path / "data", scores, labels)
@@ -173,7 +174,7 @@ def test_a_class_that_does_not_count(tmp_path, monkeypatch, layer):
 
 
 def test_judges_read_no_matrix_of_infogain(tmp_path):
-    """The net has read it, once."""
+    """The net has read it already; a second reading would fail, since the file is gone."""
     folder = data(tmp_path / "data", np.eye(3), [0, 1, 2])
     write_mean(folder / "H", np.eye(3, dtype=np.float32)[None])
     text = f'infogain_loss_param {{ source: "{folder}/H" }} loss_param {{ ignore_label: 1 }}'
@@ -192,7 +193,7 @@ def test_figures_that_are_not_finite_are_null(tmp_path, monkeypatch):
 
 
 def test_scores_that_are_nan_are_not_right(tmp_path, monkeypatch, capfd):
-    """The first class is not the highest of a sample without numbers."""
+    """If all scores of a sample are NaN, its first class must not count as the highest."""
     monkeypatch.setattr("engine.inference.trained.load", lambda *_: None)
     scores = np.eye(3)[[0, 1, 2, 0]]
     scores[0] = np.nan
@@ -239,7 +240,7 @@ def test_classes_too_many_for_a_matrix(tmp_path, monkeypatch, capfd):
 
 @pytest.mark.mpi
 def test_ranks_find_the_same(metrics, several, pixels):
-    """More ranks than some of them have batches: 37 samples of 16 are three batches."""
+    """There are more ranks than batches: 37 samples in batches of 16 are three batches."""
     program = """
 import json, sys
 from engine.comm.world import world
@@ -262,7 +263,7 @@ for kind, net in zip(("several", "pixels"), sys.argv[1:]):
 world().close()
 """
     folder, *samples = several
-    data(folder, *samples)  # where pixels are, too
+    data(folder, *samples)  # the data of pixels lie in the same folder
     other = data(folder / "pixels", *pixels[1:])
     nets = [SEVERAL % (folder, "loss_param { ignore_label: -1 }"), PIXELS % other]
     done = run_ranks(4, ["-c", program, *nets], timeout=100)
@@ -272,7 +273,7 @@ world().close()
     _, scores, there = several
     assert told_several[0] == len(scores)
     assert told_several[1][0] == pytest.approx(expected(metrics, scores, there), abs=1e-6)
-    assert told_several[1][1] == scores.tolist()  # in the order of one rank
+    assert told_several[1][1] == scores.tolist()  # in the order that one rank has
 
     _, scores, there = pixels
     counted = there.ravel() != 255
@@ -306,7 +307,8 @@ def test_classes_agree_with_the_nets_own_accuracies(tmp_path, trained):
     own = json.loads((tmp_path / "out.json").read_text())
     classes = found["classes"]["ip"]
     assert found["outputs"] == own and not classes["by_pixel"] and classes["counted"] == 360
-    assert classes["accuracy"] == pytest.approx(own["accuracy"][0], abs=0.02)  # which counts ties of zeros as wrong
+    # The net's own accuracy counts ties of zeros as wrong.
+    assert classes["accuracy"] == pytest.approx(own["accuracy"][0], abs=0.02)
     assert sum(map(sum, classes["confusion"])) == 360
     pictures = [(tmp_path / "report" / name).read_bytes()[:4] for name in ("confusion.png", "classes.png")]
     assert pictures == [b"\x89PNG"] * 2
@@ -339,7 +341,7 @@ def test_views_are_averaged_in_the_report_too(tmp_path, trained):
 
 
 def test_blobs_whose_names_are_one_name_of_files(tmp_path):
-    """Each has files of its own: a number tells them apart."""
+    """A number tells the files of such blobs apart."""
     scores = np.eye(4)
     with h5py.File(data(tmp_path, scores, range(4)) / "data.h5", "a") as file:
         file["a/b"], file["a.b"], file["a_b_2"] = scores, scores[::-1], scores

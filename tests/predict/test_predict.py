@@ -1,4 +1,4 @@
-"""engine predict: what it says of published runs, of nets whose answer is known, and of wrong questions."""
+"""`engine predict`: published runs, nets whose answer is known, and wrong questions."""
 
 import csv
 import json
@@ -33,12 +33,12 @@ from tests.mpi import REPO, run_ranks
 from tests.verbs.test_cli import engine, fails
 
 IMAGES = 1_281_167
-SERVERS = {"KNL": 4, "Skylake": 2}  # as the published runs had
-MACHINES = {"KNL": "Xeon Phi", "Skylake": "Skylake"}  # as docs/predict.md names them
-TABLES = {"KNL": "V", "Skylake": "VI"}  # of the paper: times per epoch
-OMNI_PATH = Network(1, Link(1e-6, 100e9 / 8))  # 100 Gbit/s and about 1 us, as Intel gives them
-# Seconds of a node's step, a + b batch, and the variation of its steps: three numbers for each machine, such that the
-# largest error of all rows of the paper's tables V, VI, II, III, IV, VII and IX is small.
+SERVERS = {"KNL": 4, "Skylake": 2}  # of the published runs
+MACHINES = {"KNL": "Xeon Phi", "Skylake": "Skylake"}  # the names in docs/predict.md
+TABLES = {"KNL": "V", "Skylake": "VI"}  # tables of the paper with the times per epoch
+OMNI_PATH = Network(1, Link(1e-6, 100e9 / 8))  # 100 Gbit/s and about 1 us, by Intel's figures
+# By machine: a and b of a node's step of a + b * batch seconds, and the variation of its steps. They are chosen such
+# that the largest error of all rows of the paper's tables V, VI, II, III, IV, VII and IX is small.
 FITTED = {"KNL": (0.0806, 0.01060, 0.15), "Skylake": (0.1185, 0.01195, 0.04)}
 
 
@@ -53,7 +53,7 @@ def resnet() -> Profile:
 
 
 def step_of(machine: str, batch: float, nodes: int) -> float:
-    """Predicted seconds. batch: of a node."""
+    """Returns the predicted seconds of a step. batch: of one node."""
     a, b, variation = FITTED[machine]
     profile = resnet().scaled(batch / 32, round(batch)).at_rate(round(batch) / (a + b * batch))
     network = replace(OMNI_PATH, ranks=nodes)
@@ -62,7 +62,7 @@ def step_of(machine: str, batch: float, nodes: int) -> float:
 
 
 def times() -> Iterator[tuple[str, float, float]]:
-    """(what docs/predict.md calls a row, published time, predicted time)."""
+    """Yields (row of docs/predict.md, published time, predicted time)."""
     for row in rows_of("scale_out_paper.csv"):
         machine, batch, nodes = row["machine"], int(row["batch"]), int(row["nodes"])
         steps = IMAGES / (batch * nodes)
@@ -76,7 +76,7 @@ def times() -> Iterator[tuple[str, float, float]]:
 
 
 def test_published_times():
-    """Of an epoch, and of whole trainings, 28 minutes on 1,536 nodes among them."""
+    """The times are those of epochs and of whole trainings, such as 28 minutes on 1,536 nodes."""
     told = (REPO / "docs/predict.md").read_text()
     errors = []
     for name, published, predicted in times():
@@ -87,7 +87,7 @@ def test_published_times():
 
 
 def test_the_slowest_of_many_ranks():
-    """Against the mean of the largest of random normal values."""
+    """The expected value is the mean of the largest of random normal values."""
     random = np.random.RandomState(1)
     for ranks in (1, 2, 16, 256):
         largest = random.normal(size=(20000, ranks)).max(axis=1)
@@ -104,7 +104,7 @@ def test_ranks_wait_for_the_slowest():
     assert varying.minutes(6e5) == pytest.approx(1e4 / varying.images_per_second)
 
 
-# One layer computes, the other learns: 4 MB, ready at the start of backward.
+# The first layer computes most. The second has the gradients, 4 MB, ready at the start of backward.
 NET = Profile("two", 8, 4, [0.1, 0.1], [0.5, 0.1], [0, 1_000_000], 0.0)
 
 
@@ -115,15 +115,15 @@ def test_hidden_communication_costs_nothing():
 
 
 def test_a_slow_link_shows_and_the_best_settings_are_better():
-    network = Network(1, Link(0.05, 8e6))  # 0.5 s for the 4 MB, 0.1 s for the messages of each allreduce
+    network = Network(1, Link(0.05, 8e6))  # the 4 MB take 0.5 s, the messages of each allreduce 0.1 s
     poor = predict(NET, network, 2, comm_param("servers: 1 bucket_mb: 0.25 priority: false"))
     assert poor.step_ms > 1700 and poor.efficiency < 0.5
     assert poor.best_step_ms < 900 and poor.best_bucket_mb > 0.25
 
 
 def test_what_is_told_of_given_networks_is_never_better_than_one_rank():
-    """Servers update with the cores that compute: nothing says that there are others."""
-    learns = replace(NET, update=4e-8)  # 40 ms on 4 threads
+    """Servers update with the cores that compute, because nothing says that there are others."""
+    learns = replace(NET, update=4e-8)  # the update takes 40 ms on 4 threads
     network = given_network(1.0, 100.0, 1, learns.threads)
     for ranks in (2, 64):
         found = predict(learns, network, ranks)
@@ -139,7 +139,7 @@ def test_one_rank_is_the_base():
 
 def test_batches_and_other_machines_scale_compute():
     assert predict(NET.at_batch(4), Network(1, None), 1).step_ms == pytest.approx(400)
-    learns = replace(NET, update=4e-8)  # 4 MB on 4 threads: 40 ms
+    learns = replace(NET, update=4e-8)  # the update of 4 MB takes 40 ms on 4 threads
     other = predict(learns.at_rate(20.0), Network(1, None), 1)
     assert other.step_ms == pytest.approx(400) and other.images_per_second == pytest.approx(20)
     with pytest.raises(ConfigError, match=r"the update alone takes 40\.0 ms"):
@@ -147,7 +147,7 @@ def test_batches_and_other_machines_scale_compute():
 
 
 def test_bf16_is_measured_only_where_it_saves_time(monkeypatch):
-    """Elsewhere training falls back to fp32."""
+    """If it does not save time, training falls back to fp32."""
     asked = []
     monkeypatch.setattr("engine.host._core.bf16_gain", lambda: 0.0)
     monkeypatch.setattr("engine.predict.predict.own_profile", lambda *given: asked.append(given[2]) or resnet())
@@ -195,7 +195,8 @@ def test_entries_that_no_profile_has(tmp_path, entry, value):
 
 
 def test_nets_without_gradients_and_without_work():
-    """The first have nothing to exchange; the speed of the others says nothing about them."""
+    """A net without gradients has nothing to exchange. A net without work cannot be predicted from the speed of
+    others."""
     fixed = replace(NET, gradients=[0, 0])
     found = predict(fixed, Network(1, Link(1.0, 1.0)), 64)
     assert found.step_ms == found.best_step_ms == pytest.approx(800) and found.efficiency == pytest.approx(1)

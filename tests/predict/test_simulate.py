@@ -1,4 +1,4 @@
-"""Simulated steps against schedules that can be worked out by hand."""
+"""Simulated steps against schedules worked out by hand."""
 
 from dataclasses import replace
 
@@ -10,16 +10,22 @@ from engine.comm.settings import CommSettings, Reduction
 from engine.predict.calibrate import LARGE, SMALL, fit
 from engine.predict.simulate import Network, Op, Work, step_seconds
 
-MB = 250_000  # floats
+MB = 250_000  # floats of a megabyte
 
 
 def network(ranks: int = 2, seconds: float = 1.0, **fields) -> Network:
-    """An allreduce of a megabyte takes `seconds`."""
+    """Returns a network on which an allreduce of a megabyte takes `seconds`."""
     return Network(ranks, Link(0.0, 2 * (ranks - 1) / ranks * 1e6 / seconds), **fields)
 
 
 def run(sizes, forward, backward, net, update=0.0, threads=1, bucket=1e12, **settings) -> float:
-    """sizes: megabytes of each layer's gradients, 0 for none; forward, backward: seconds, layer by layer."""
+    """Simulates a step; returns its seconds.
+
+    Args:
+        sizes: megabytes of the gradients of each layer, 0 if it has none.
+        forward, backward: seconds of each layer.
+        update: seconds that a thread takes to update a byte of gradients.
+    """
     parameters, offset = [], 0
     for layer in reversed(range(len(sizes))):
         if sizes[layer]:
@@ -38,7 +44,7 @@ def run(sizes, forward, backward, net, update=0.0, threads=1, bucket=1e12, **set
     return step_seconds(Work(ops, back, update, threads), buckets, CommSettings(**given), net)
 
 
-# Tapering would cut these buckets; the tests say so where it matters.
+# Buckets become smaller towards the end. A test for which that matters says so.
 WHOLE = {"bucket": 4e6}
 
 
@@ -48,12 +54,13 @@ def test_one_rank_updates_with_all_threads():
 
 
 def test_what_backward_hides_costs_nothing():
-    # The second layer's reduction, 1 s, ends within the first's backward; what the first forward waits for is little.
+    # The reduction of the second layer takes 1 s, and ends during the backward of the first. What forward waits for
+    # after it is little.
     assert run([0, 1], [1, 1], [5, 2], network(), bucket=8e6) == pytest.approx(9, abs=1e-6)
 
 
 def test_the_first_layers_reduction_is_exposed():
-    # One layer: nothing can be done meanwhile.
+    # There is one layer, so nothing can be done during its reduction.
     assert run([1], [1], [2], network(), bucket=8e6) == pytest.approx(3 + 1)
     assert run([1], [1], [2], network(seconds=4), bucket=8e6) == pytest.approx(3 + 4)
 
@@ -75,7 +82,7 @@ def test_without_servers_all_of_it_is_exposed():
 
 
 def test_a_slow_link_bounds_the_step():
-    # 3 MB take 30 s; compute 6 s, of which forward may begin with the first layer.
+    # 3 MB take 30 s and computing 6 s. Forward may begin with the first layer's weights.
     seconds = run([1, 1, 1], [1, 1, 1], [1, 1, 1], network(seconds=10), priority=True, servers=2, chunk_bytes=100_000)
     assert 30 <= seconds <= 33
 
@@ -85,7 +92,8 @@ def test_priority_lets_the_first_layer_overtake():
     sizes, forward, backward = [0.1, 4], [3, 3], [1, 1]
     without = run(sizes, forward, backward, network(), **slow)
     with_priority = run(sizes, forward, backward, network(), priority=True, **slow)
-    # With: forward of the first layer, 3 s, hides 3 of the 4 s that are left; without, it waits for all of them.
+    # With priority, the forward of the first layer takes 3 of the 4 s that are left to reduce. Without it, forward
+    # waits for all of them.
     assert without == pytest.approx(8 + 3.1, abs=0.2)
     assert with_priority == pytest.approx(8 + 0.2, abs=0.25)
 
@@ -115,7 +123,7 @@ def test_ranks_of_a_node_share_its_link():
 
 def test_cores_that_servers_need_are_missing_to_compute():
     crowded = network(cores=1.0, cpu=0.5e-6)  # half a core while the link is busy
-    # Reducing the second layer's megabyte takes 1 s of the first's backward, which loses half of that.
+    # Reducing the second layer's megabyte takes 1 s of the first layer's backward, which loses half of that.
     assert run([0, 1], [1, 1], [5, 2], crowded, bucket=8e6) == pytest.approx(9.5, abs=1e-6)
     assert run([1], [1], [2], Network(1, Link(), ranks_per_node=1, cores=0.5)) == pytest.approx(6)
 

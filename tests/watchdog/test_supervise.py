@@ -333,7 +333,7 @@ def test_only_the_flag_says_that_a_run_resumes(resume, monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_a_launcher_makes_of_a_signal_is_not_told_as_a_crash(number, monkeypatch, capfd, tmp_path):
-    """MPICH's mpiexec adds up the numbers of the signals that have ended ranks: SIGINT (2) and SIGKILL (9) give 11, which
+    """MPICH's mpiexec adds up the numbers of signals that have ended ranks: SIGINT (2) and SIGKILL (9) give 11, which
     is SIGSEGV."""
     heeds, wait = tmp_path / "heeds", subprocess.Popen.wait
     monkeypatch.setattr(subprocess.Popen, "wait", lambda process: heeds.touch() or wait(process))
