@@ -27,6 +27,7 @@ ADDITION = 'layer { name: "sum" type: "Eltwise" bottom: "data" bottom: "conv1" t
 
 
 def write(folder: Path, net: str = NET, solver: str = SOLVER) -> Path:
+    """Writes a net and a solver; returns the folder."""
     (folder / "out").mkdir(exist_ok=True)
     (folder / "net.prototxt").write_text(net)
     (folder / "solver.prototxt").write_text(solver)
@@ -34,6 +35,7 @@ def write(folder: Path, net: str = NET, solver: str = SOLVER) -> Path:
 
 
 def train(folder: Path, *flags: str, ranks: int = 1) -> subprocess.CompletedProcess:
+    """Runs `engine train` in a folder; returns the finished process."""
     arguments = ["-m", "engine", "train", "--solver", "solver.prototxt", *flags]
     os.chdir(folder)
     if ranks > 1:
@@ -51,6 +53,7 @@ def refused(done: subprocess.CompletedProcess) -> str:
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
+    """Makes an empty folder the current one, and returns it."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

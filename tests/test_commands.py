@@ -71,11 +71,14 @@ class Setting:
 
 @dataclass
 class Command:
+    """A command of a page, and the lines that the page shows after it."""
+
     text: str
     printed: list[str]
 
     @property
     def not_run(self) -> list[str]:
+        """Returns the beginnings in NOT_RUN that the command has."""
         return [begin for begin in NOT_RUN if self.text.startswith(begin)]
 
     @property

@@ -94,6 +94,7 @@ def imports(path: Path, annotations: bool = True, inside: bool = True) -> set[st
 
 
 def names_a_module(value: object) -> bool:
+    """Returns whether a string is the name of a module or package of engine."""
     if not (isinstance(value, str) and re.fullmatch(r"engine(\.\w+)+", value)):
         return False
     path = REPO / value.replace(".", "/")
@@ -101,19 +102,23 @@ def names_a_module(value: object) -> bool:
 
 
 def room_of(module: str) -> str | None:
+    """Returns the room that a full name belongs to; None if it is not the engine's."""
     parts = module.split(".")
     return parts[1] if parts[0] == "engine" and len(parts) > 1 else None
 
 
 def rooms_imported(path: Path, annotations: bool = True) -> set[str]:
+    """Returns the other rooms that a module imports from."""
     return {r for module in imports(path, annotations) if (r := room_of(module))} - {room(path), "errors"}
 
 
 def room(path: Path) -> str:
+    """Returns the room that a module lies in."""
     return path.relative_to(REPO / "engine").parts[0].removesuffix(".py")
 
 
 def allowed(name: str) -> set[str]:
+    """Returns the rooms that a room may import."""
     assert name in MAY_IMPORT or name in USERS, f"say in this test what engine/{name} may import"
     return MAY_IMPORT[name] if name in MAY_IMPORT else set(MAY_IMPORT) | USERS[name]
 
@@ -235,6 +240,7 @@ def includes() -> dict[str, set[str]]:
 
 
 def own_includes() -> dict[str, set[str]]:
+    """Returns what each file of csrc/ includes of csrc/, by path."""
     return {path: {f for f in found if (REPO / "csrc" / f).exists()} for path, found in includes().items()}
 
 

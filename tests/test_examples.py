@@ -12,6 +12,7 @@ from tests.mpi import REPO
 
 
 def run(name, folder):
+    """Runs an example in Python; returns what it has printed."""
     environ = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(REPO / "examples/python" / name), str(folder)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, env=environ)

@@ -31,11 +31,13 @@ def module(monkeypatch):
 
 
 def driver(work, *options):
+    """Starts the experiment's driver."""
     words = [sys.executable, FOLDER / "run.py", "--quick", "--work", work, "--engine", ENGINE, *options]
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def runs_of(work):
+    """Returns the runs in the driver's results."""
     path = work / "results.json"
     return json.loads(path.read_text())["runs"] if path.exists() else []
 

@@ -119,6 +119,7 @@ def test_crops_are_as_narrow_and_as_wide_as_the_source_says(name):
 
 
 def generate(name, *options):
+    """Returns what a generator of nets/ prints."""
     generator = ["resnet_cifar.py", "--depth", str(CIFAR[name])] if name in CIFAR else [f"{name}.py"]
     command = [sys.executable, ROOT / "nets" / generator[0], *generator[1:], *options]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -80,6 +80,7 @@ def line(peak: float, last: int, warmup: int, start: float = 0.1, begin: int = 0
 
 
 def same(found, rate, decay, tolerance=1e-5) -> None:
+    """Checks (rate, decay) of each iteration against formulas."""
     wanted = [(rate(i), decay(i)) for i in range(len(found))]
     np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=1e-7)
 

@@ -25,6 +25,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def script(name, *words, status=0):
+    """Runs a script of an example; returns what it has printed, on stderr if it is to fail."""
     done = subprocess.run([sys.executable, EXAMPLES / name, *words], capture_output=True, text=True)
     assert done.returncode == status, done.stderr
     return done.stdout if status == 0 else done.stderr

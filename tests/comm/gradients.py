@@ -55,11 +55,13 @@ class Run:
         return mean_of(range(part * 12 // parts, (part + 1) * 12 // parts), step, self.gradients.size)
 
     def steps(self, steps: int = STEPS) -> None:
+        """Takes steps as a solver does, with gradients in place of backward."""
         for step in range(steps):
             for bucket in reversed(self.buckets):
                 self.queue.wait_done(bucket.index)
             parts = self.world.size * self.iter_size
-            # The sum over micro-batches `micro` of this rank. The mean over ranks is the same for any number of them.
+            # The micro-batches of this rank. The mean over ranks is the same for any number of ranks and of
+            # micro-batches.
             self.gradients[:] = sum(
                 self.gradient(step, self.world.rank * self.iter_size + micro, parts) for micro in range(self.iter_size)
             )
@@ -82,6 +84,7 @@ class Run:
         return rate, decay, used
 
     def digest(self) -> str:
+        """Returns a digest of weights and history."""
         return hashlib.sha256(self.weights.tobytes() + self.history.tobytes()).hexdigest()
 
 

@@ -67,6 +67,7 @@ def channels(ranks: int, hosts: int) -> subprocess.CompletedProcess:
 
 
 def skip_on_one_host(done: subprocess.CompletedProcess) -> None:
+    """Skips the test if MPI did not simulate several hosts."""
     if "hosts are not made up" in done.stderr:
         pytest.skip("this MPI cannot make several hosts of one")
 

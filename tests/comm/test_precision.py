@@ -14,6 +14,7 @@ from engine.host import _core
 
 @pytest.fixture
 def warnings(monkeypatch) -> list[str]:
+    """Returns a list that collects the warnings."""
     lines: list[str] = []
     monkeypatch.setattr(precision, "warn", lines.append)
     return lines

@@ -28,6 +28,7 @@ class Told(Search):
 
 
 def searched(seconds, settings=BEGIN, given="", ranks=(4, 2), cores=16, **environ):
+    """Searches to the end, with steps of seconds(settings); returns the search."""
     param = parse_solver(f'net: "x" comm_param {{ {given} }}', "x").message.comm_param
     search = Told(settings, fields_of(settings, param, Ranks(*ranks), cores, environ))
     while not search.is_over:
@@ -109,6 +110,7 @@ def test_settings_that_are_slow_leave_early():
 
 
 def test_the_search_ends_where_everything_else_always_wins():
+    """However the lengths of steps turn out, no values are tried for ever."""
     param = parse_solver('net: "x" comm_param { }', "x").message.comm_param
     search = Told(BEGIN, fields_of(BEGIN, param, Ranks(4, 2), 16, {}))
     while not search.is_over:
@@ -175,6 +177,7 @@ def kept(given="", settings=BEGIN, ranks=(4, 2), **environ):
 
 
 def test_what_was_found_is_kept_but_for_what_is_given_now():
+    """What the solver, the environment or other hosts demand now goes before what the snapshot holds."""
     assert kept() == FOUND
     assert kept("bucket_mb: 8 servers: 2") == replace(FOUND, servers=2, bucket_bytes=8 * MB)
     assert kept(ranks=(2, 2)) == replace(FOUND, reduction=Reduction())

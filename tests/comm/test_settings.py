@@ -20,6 +20,7 @@ from engine.host.launch import Launch, detect
 
 
 def settings(text: str = "", local_rank: int = 0, local_size: int = 1, environ=None, cores=2, links: Links = ALONE):
+    """Returns the settings of a comm_param for a rank."""
     param = text_format.Parse(text, proto.CommParameter())
     return comm_settings(param, links, local_rank, local_size, environ or {}, cores)
 
@@ -47,6 +48,7 @@ def test_variables_override_the_solver():
 
 
 def test_one_list_serves_all_ranks():
+    """A list with as many cores as one rank has servers is for each rank of the host."""
     environ = {"MLSL_NUM_SERVERS": "2", "MLSL_SERVER_AFFINITY": "3, 2"}
     assert settings("", 1, 2, environ).cores == (3, 2)
 

@@ -28,6 +28,7 @@ class Network:
         self.twice = False  # whether some rank was in one update twice
 
     def serve(self, number: int) -> None:
+        """Lets the server of a range take what has arrived, update and reply."""
         places = self.places[number]
         while True:
             found = places.take()

@@ -23,6 +23,8 @@ layer { name: "own" type: "Python" bottom: "x" top: "y" python_param { module: "
 
 @pytest.fixture
 def write(tmp_path):
+    """Returns a function that writes a file and returns its path."""
+
     def file(name, text):
         (tmp_path / name).write_text(text)
         return str(tmp_path / name)

@@ -32,6 +32,7 @@ def in_repo(monkeypatch):
 
 @pytest.fixture(scope="module")
 def times():
+    """Returns the times of three steps of the digits net on synthetic data."""
     config = read_net(REPO / "nets/digits.prototxt", [f"layer[data].data_param.source={REPO}/nowhere"])
     for layer in config.message.layer[:2]:
         layer.transform_param.crop_size = 8
@@ -130,8 +131,8 @@ def test_layers_that_others_compute_are_named(times):
 
 
 def test_a_chain_of_fused_layers_keeps_its_order_and_a_long_list_is_cut():
-    """In phase TEST a convolution takes over normalisation, scale, sum and activation. Only the engine inserts the
-    Split."""
+    """In phase TEST a convolution takes over normalisation, scale, sum and activation. The engine itself has inserted
+    the Split."""
     block = """layer { name: "conv#" type: "Convolution" bottom: "x#" top: "c#"
       convolution_param { num_output: 16 kernel_size: 1 bias_term: false } }
     layer { name: "bn#" type: "BatchNorm" bottom: "c#" top: "b#" }

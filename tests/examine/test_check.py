@@ -352,8 +352,7 @@ def test_python_layers_whose_data_ranks_do_not_share_are_told(tmp_path, ranks):
 
 
 def test_a_batch_that_only_code_knows_is_not_made_up(tmp_path):
-    """Without the batch, neither it nor the iterations of epochs are told: with a batch of one there would be too
-    many."""
+    """Neither the batch nor the iterations of epochs are told: with a batch of one there would be too many of them."""
     solver = tmp_path / "solver.prototxt"
     solver.write_text("""base_lr: 1 lr_policy: "step" gamma: 0.5 stepsize: 4 max_iter: 8 net_param {
         layer { name: "data" type: "Python" top: "x" python_param { module: "none" layer: "R" } } }""")

@@ -16,6 +16,7 @@ from tests.data.pictures import encoded_datum, image_bytes, random_pixels
 
 @pytest.fixture
 def folder(tmp_path):
+    """Returns a folder of two classes with three pictures each."""
     for label, name in enumerate("ab"):
         (tmp_path / "images" / name).mkdir(parents=True)
         for number in range(3):

@@ -35,6 +35,7 @@ def folder(tmp_path):
 
 
 def run(*paths, stages=()):
+    """Returns the rows of `engine check --run`."""
     return list(check_and_run(map(str, paths), (), 0, stages))
 
 

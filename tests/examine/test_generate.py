@@ -20,6 +20,7 @@ layer { name: "flat" type: "Flatten" bottom: "noise" top: "flat" }
 
 @pytest.fixture
 def draw(tmp_path, capfd):
+    """Returns a function that runs `engine generate`, and returns the picture, or stderr if it fails."""
     (tmp_path / "net.prototxt").write_text(NET)
     weights = tmp_path / "net.caffemodel"
     write_caffemodel(weights, parse_net(NET).message, {"scale": [np.ones(3, np.float32)]})

@@ -24,6 +24,7 @@ early_stopping {{ patience: 1 }} snapshot_prefix: "{folder}/net" display: 1 rand
 
 @pytest.fixture
 def solver(tmp_path):
+    """Writes a solver; returns the words of `engine find_rate` for it."""
     (tmp_path / "net.prototxt").write_text(digits_net())
     (tmp_path / "solver.prototxt").write_text(SOLVER.format(folder=tmp_path))
     return ["find_rate", "--solver", str(tmp_path / "solver.prototxt")]

@@ -31,6 +31,7 @@ def verify(folder, text: str = "", net: str = "", ranks: int = 2, plant: str = "
 
 
 def write(folder, text: str = "", net: str = "", ranks: int = 2):
+    """Writes a solver, of the digits net if no other is given; returns its path."""
     path = folder / "solver.prototxt"
     net = net.replace("BATCH", str(16 // ranks)) if net else digits_net(16 // ranks)
     path.write_text(f"{with_defaults(text, DEFAULTS)} comm_param {{ bucket_mb: 0.006 }} net_param {{ {net} }}")
@@ -38,6 +39,7 @@ def write(folder, text: str = "", net: str = "", ranks: int = 2):
 
 
 def verify_file(path, ranks: int = 2, plant: str = "", options=(), hosts: int = 1):
+    """Runs the verb on a file of a solver; returns (exit status, stdout, stderr)."""
     arguments = ["verify", "--solver", str(path), *options]
     environ = {"MPIR_CVAR_NUM_CLIQUES": str(hosts)}
     done = run_ranks(ranks, PROGRAM.format(plant=plant, arguments=arguments), timeout=120, environ=environ)
@@ -119,6 +121,7 @@ updater, _core.Updater = _core.Updater, Updater
 
 
 def failure(*arguments, **options) -> str:
+    """Runs the verb, which has to fail with one line; returns the line."""
     return only_error(*verify(*arguments, **options))
 
 
@@ -216,6 +219,7 @@ def streams(folder) -> str:
 
 
 def drop_steps(net: str) -> str:
+    """Gives Dropout a blob whose first axis is time steps, not sequences."""
     return net.replace('bottom: "back" top: "back" }', 'bottom: "h" top: "h" }')
 
 
@@ -230,6 +234,7 @@ layer { name: "lstm" type: "LSTM" bottom: "x_steps" bottom: "first" """
 
 
 def indicated(net: str) -> str:
+    """Takes the indicators of sequences from a ContinuationIndicator."""
     net = net.replace('layer { name: "lstm" type: "LSTM" bottom: "x_steps" bottom: "cont_steps" ', INDICATED)
     return net + 'layer { name: "silence" type: "Silence" bottom: "cont_steps" }'
 
@@ -291,6 +296,7 @@ world.close()
 
 
 def staged(folder) -> str:
+    """Returns the digits net with data that are copied, a part to each rank."""
     whole = f'source: "{DIGITS}/digits_train_lmdb"'
     return digits_net(8).replace(whole, f'{whole} stage: "{folder}/stage" stage_part: true')
 
@@ -362,6 +368,7 @@ REDUCED = {
 
 @functools.cache
 def verified(ranks: int) -> subprocess.CompletedProcess:
+    """Verifies the cases of a number of ranks, one after the other; returns the finished process."""
     with tempfile.TemporaryDirectory() as name:
         cases = {}
         for case, arguments in (CASES if ranks == 2 else REDUCED).items():

@@ -25,6 +25,7 @@ layer { name: "z" type: "Reduction" bottom: "y" top: "z" loss_weight: 1 }
 
 @pytest.fixture
 def undivided(monkeypatch):
+    """Forgets how ranks have divided the memory."""
     monkeypatch.setattr(memory, "_share", [])
 
 

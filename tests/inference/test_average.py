@@ -58,6 +58,7 @@ def members(tmp_path) -> list[str]:
 
 
 def mean(paths: list[str]) -> dict[str, list[np.ndarray]]:
+    """Returns the mean of files of weights by NumPy."""
     files = [read_caffemodel(path) for path in paths]
     return {
         layer: [np.mean(np.asarray(blobs, np.float64), 0) for blobs in zip(*(file[layer] for file in files))]

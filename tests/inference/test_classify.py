@@ -40,6 +40,7 @@ def picture(tmp_path):
 
 @pytest.fixture
 def weights(tmp_path):
+    """Writes random weights of DEPLOY; returns their path and the blobs."""
     random = np.random.default_rng(2)
     blobs = [random.normal(0, 0.1, (7, 72)).astype(np.float32), random.normal(0, 1, 7).astype(np.float32)]
     write_caffemodel(tmp_path / "x.caffemodel", parse_net(DEPLOY).message, {"ip": blobs})

@@ -19,6 +19,7 @@ LABELS = 'item { name: "90" label: 1 } item { name: "tooth brush" label: 2 }'
 
 @pytest.fixture
 def param(tmp_path):
+    """Writes the files that a save_output_param names; returns its fields."""
     (tmp_path / "name_size.txt").write_text(SIZES)
     (tmp_path / "labelmap.prototxt").write_text(LABELS)
     return (

@@ -362,6 +362,7 @@ def random_members(tmp_path):
 
 
 def any_size_on(size: int):
+    """Returns the net for an input of all 360 digits at one size."""
     shape = f"shape {{ dim: 360 dim: 1 dim: {size} dim: {size} }}"
     data = f'layer {{ name: "data" type: "Input" top: "data" input_param {{ {shape} }} }}'
     return parse_net(data + ANY_SIZE + 'layer { name: "prob" type: "Softmax" bottom: "ip2" top: "prob" }', "any_size")
@@ -506,10 +507,12 @@ def test_bad_members_are_one_line(change, expected, members, tmp_path, capsys):
 
 
 def other_width(path: str, folder: Path) -> str:
+    """Copies weights with fewer outputs in ip2; returns the copy's path."""
     return changed(path, folder, lambda blobs: {**blobs, "ip2": [blob[:7] for blob in blobs["ip2"]]})
 
 
 def without(path: str, folder: Path) -> str:
+    """Copies weights without those of conv2; returns the copy's path."""
     return changed(path, folder, lambda blobs: {name: blobs[name] for name in blobs if name != "conv2"})
 
 

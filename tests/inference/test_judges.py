@@ -35,6 +35,7 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "x" bottom: "y" top: "loss"
 
 
 def data(folder, x, y):
+    """Writes x and y for an HDF5Data; returns the folder."""
     folder.mkdir(exist_ok=True)
     with h5py.File(folder / "data.h5", "w") as file:
         file["x"], file["y"] = np.asarray(x, np.float32), np.asarray(y, np.float32)
@@ -76,6 +77,7 @@ def several(tmp_path):
 
 
 def expected(metrics, scores, there):
+    """Returns scikit-learn's AUROC of the first four labels."""
     return [metrics.roc_auc_score(y[y >= 0], x[y >= 0]) for x, y in list(zip(scores.T, there.T))[:4]]
 
 
@@ -127,6 +129,8 @@ def test_a_report_goes_beside_files_of_like_names(several, monkeypatch):
 
 @pytest.fixture
 def pixels(tmp_path):
+    """Writes 37 pictures with a label for each pixel, some of which do not count; returns the folder, the scores and
+    the labels."""
     random = np.random.default_rng(9)
     labels = random.integers(0, 3, (37, 1, 6, 5))
     scores = random.normal(0, 1, (37, 3, 6, 5)) + 1.5 * (np.arange(3)[None, :, None, None] == labels)

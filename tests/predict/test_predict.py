@@ -43,6 +43,7 @@ FITTED = {"KNL": (0.0806, 0.01060, 0.15), "Skylake": (0.1185, 0.01195, 0.04)}
 
 
 def rows_of(name: str) -> list[dict[str, str]]:
+    """Returns the rows of a CSV file beside this one."""
     lines = Path(__file__).with_name(name).read_text().splitlines()
     return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 

@@ -28,6 +28,7 @@ def told(monkeypatch):
 
 
 def history() -> CurvePoints:
+    """Returns the curves of a run with losses, rates and tests."""
     run = CurvePoints("digits")
     for iteration in range(0, 100, 10):
         run.train(iteration, 2.3 * math.exp(-iteration / 30), 0.1 * (1 - iteration / 100))
@@ -111,6 +112,7 @@ TWO_PARTS = (
 
 
 def curve_of(folder, iterations, snapshot=""):
+    """Trains, from the start or from a snapshot; returns the points of its curve."""
     text = TWO_PARTS.replace("max_iter: 12", f"max_iter: {iterations}") + ' lr_policy: "multistep" gamma: 0.1'
     solver = make_solver(text, digits_net(), folder)
     if snapshot:

@@ -65,6 +65,7 @@ def test_a_score_that_is_nan_leaves_no_area(order):
 
 
 def taken(labels, predicted, classes, known=None):
+    """Returns the Confusion of labels and predictions. known: which of them count."""
     found = Confusion(classes)
     found.add(labels, predicted, np.ones(len(labels), bool) if known is None else known)
     return found

@@ -13,6 +13,7 @@ PART = re.compile(r"(compute|data|exposed communication|skew) ([\d.]+)")
 
 
 def parts(line: str) -> dict[str, float]:
+    """Returns the parts of a line, and the whole, in milliseconds."""
     return {name: float(value) for name, value in PART.findall(line)} | {"whole": float(line.split()[0])}
 
 

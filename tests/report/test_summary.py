@@ -124,6 +124,7 @@ def on_terminal(command):
 
 
 def training(folder, iterations=8):
+    """Writes a net and a solver of the digits; returns the command that trains it."""
     (folder / "net.prototxt").write_text(digits_net())
     (folder / "solver.prototxt").write_text(
         f'net: "{folder}/net.prototxt" base_lr: 0.01 lr_policy: "fixed" max_iter: {iterations} '

@@ -24,6 +24,8 @@ TEXT = "max_iter: 20 test_interval: 5 snapshot: 10 display: 2 momentum: 0.9 base
 
 
 class Told(Observer):
+    """Collects what TensorBoard should show: losses and accuracies by iteration."""
+
     def __init__(self):
         self.losses, self.tests = [], []
 
@@ -39,6 +41,7 @@ class Told(Observer):
 
 
 def train(folder, events, restore="", text=TEXT, histograms=0):
+    """Trains with --tensorboard; returns what a Told has collected."""
     solver, told = make_solver(text, digits_net(), folder), Told()
     solver.observers += [TensorBoard(str(events), histograms), told]
     if restore:
@@ -55,6 +58,7 @@ def read(events):
 
 
 def points(found, tag):
+    """Returns (step, value) of a scalar."""
     return [(event.step, event.value) for event in found.Scalars(tag)]
 
 

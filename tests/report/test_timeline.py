@@ -50,6 +50,7 @@ def trace(*events, spans=()):
 
 
 def spans_of(path, pid=0):
+    """Returns (row, name, begin, length) of the spans of a rank."""
     with open(path) as file:
         events = json.load(file)["traceEvents"]
     rows = {

@@ -117,6 +117,7 @@ def faults(some: list[tuple[str, str]], folder: Path, world: World) -> Iterator[
 
 
 def _faults(pair: tuple[str, str], folder: Path, world: World) -> Iterator[str]:
+    """Yields what is wrong with a pair. Raises EngineError if the solver is refused."""
     whole = learned(trained(pair, folder, world))
     suffix = ".h5" if "hdf5" in pair else ""
     resumed = learned(trained(pair, folder, world, f"{folder}/net_iter_{HALF}.solverstate{suffix}"))

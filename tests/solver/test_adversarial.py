@@ -69,12 +69,14 @@ def write(
 
 
 def make(folder: Path, fields: str = "", *, overrides=(), world=None, **files) -> AdversarialSolver:
+    """Writes the files, and makes their solver with these overrides."""
     solver = solver_of(read_solver(write(folder, fields, **files), overrides), world or World())
     assert isinstance(solver, AdversarialSolver)
     return solver
 
 
 def ready(solver: AdversarialSolver) -> AdversarialSolver:
+    """Prepares a solver for step() without a run; returns it."""
     solver.replica.share()
     solver.feeder.start()
     return solver
@@ -520,6 +522,7 @@ def test_fields_that_do_not_go_with_it(tmp_path, override, message):
 
 
 def test_other_users_of_solvers_refuse_it(tmp_path):
+    """Whatever makes a Solver by itself would train one net only."""
     with pytest.raises(ConfigError, match=r"solver\.prototxt:\d+:\d+: adversarial: two nets"):
         Solver(read_solver(write(tmp_path)), World())
 

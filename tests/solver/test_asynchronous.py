@@ -181,6 +181,7 @@ print("fine", flush=True)
 
 @pytest.mark.mpi
 def test_a_server_that_hears_late_of_a_meeting(tmp_path):
+    """The server of rank 0 looks for messages every 0.1 s only, so it hears of meetings after the others."""
     all_fine(2, LATE.format(folder=tmp_path), names=NAMES)
 
 
@@ -232,6 +233,7 @@ print("fine", flush=True)
 
 @pytest.mark.mpi
 def test_samples_of_other_batches_stay_counted(tmp_path):
+    """The run goes on from 3 global batches of 48 with batches of another size."""
     solve(COMMON.replace("max_iter: 6", "max_iter: 3"), digits_net(48), tmp_path)
     all_fine(2, OTHER_BATCH.format(state=str(tmp_path / "net_iter_3.solverstate")), names=NAMES)
 

@@ -35,6 +35,7 @@ def trained(folder, text, *arguments, ranks=2, **environ):
 
 
 def resumed(solver, *arguments, ranks=2, **environ):
+    """Runs `engine train` on ranks; returns the finished process."""
     return run_ranks(
         ranks, ["-m", "engine", "train", "--solver", str(solver), *arguments], timeout=200, environ=environ
     )

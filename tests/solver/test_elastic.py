@@ -75,6 +75,7 @@ print("fine", number, world().size, solver.state.samples_seen, flush=True)
 
 
 def files(folder, text, batch=8):
+    """Writes a net and a solver of the digits, with test, snapshots and these fields."""
     folder.mkdir(exist_ok=True)
     (folder / "net.prototxt").write_text(digits_net(batch))
     (folder / "solver.prototxt").write_text(

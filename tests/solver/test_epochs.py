@@ -50,6 +50,7 @@ batch_growth { factor: 2 stepvalue_epoch: 0.15 }
 
 @pytest.fixture(scope="module")
 def changing(tmp_path_factory) -> Path:
+    """Trains CHANGING to its end; returns the folder with its snapshots, of iteration 15 and of the end."""
     folder = tmp_path_factory.mktemp("changing")
     solver = solve(CHANGING, digits_net(), folder)
     assert solver.calendar == Calendar(16, 1437, (13,), 2)
@@ -59,6 +60,7 @@ def changing(tmp_path_factory) -> Path:
 
 
 def last(folder: Path) -> int:
+    """Returns the iteration of the last snapshot."""
     return max(int(path.stem.split("_")[-1]) for path in folder.glob("*.solverstate"))
 
 

@@ -12,6 +12,7 @@ MEANT = """global_batch: 32 test_iter: 1 test_interval: 1 net_param {
 
 
 def test_what_gives_the_meant_batch_leaves_tests_alone():
+    """The setting that is advised changes the batch of phase TRAIN, not that of TEST."""
     (told,) = batch_warnings(parse_solver(MEANT), 8, 2)
     setting = re.search("--set '([^']+)'", told)
     config = parse_solver(MEANT, overrides=[setting[1]])

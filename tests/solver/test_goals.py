@@ -70,6 +70,7 @@ class Seen(Observer):
 
 
 def watched(text, folder, restore="", net=None, **options):
+    """Runs a solver to its end, from the start or from a solverstate; returns it and what it has told a Seen."""
     solver = make_solver(text, net or digits_net(), folder, **options)
     seen = Seen("loss" if '"loss"' in text else "accuracy")
     solver.observers.append(seen)
@@ -81,14 +82,17 @@ def watched(text, folder, restore="", net=None, **options):
 
 
 def names(folder):
+    """Returns the names of the files of snapshots."""
     return {path.name for path in folder.iterdir() if "_iter_" in path.name}
 
 
 def snapshot(iteration):
+    """Returns the names of both files of a snapshot."""
     return {f"net_iter_{iteration}.caffemodel", f"net_iter_{iteration}.solverstate"}
 
 
 def content(folder, iteration, kind="", prefix="net"):
+    """Returns the bytes of each blob in a caffemodel."""
     model = read_caffemodel(folder / f"{prefix}_iter_{iteration}{kind}.caffemodel")
     return {
         (layer, index): np.asarray(blob).tobytes() for layer, blobs in model.items() for index, blob in enumerate(blobs)
@@ -218,6 +222,7 @@ def test_small_gains_are_none(tmp_path, caplog):
 
 
 def test_stopping_takes_the_output_of_the_best(tmp_path):
+    """early_stopping without an output goes by that of snapshot_best, here the loss, of which less is better."""
     text = RUN.replace("base_lr: 0.2", "base_lr: 0").replace("accuracy", "loss")
     solver, _ = watched(text + "early_stopping { patience: 2 }", tmp_path)
     assert solver.iteration == 10 and solver.test_nets.goals.stopping
@@ -225,6 +230,7 @@ def test_stopping_takes_the_output_of_the_best(tmp_path):
 
 
 def test_steps_of_a_program_do_not_end_early(tmp_path):
+    """run() takes as many iterations as a program asks for."""
     solver = make_solver(TESTS + 'base_lr: 0 early_stopping { output: "accuracy" patience: 1 }', digits_net(), tmp_path)
     solver.feeder.start()
     assert solver.run(20) and solver.iteration == 20
@@ -294,6 +300,7 @@ def test_snapshots_under_another_prefix_are_another_runs(tmp_path):
 
 
 def test_a_file_named_like_the_link_stays(tmp_path, caplog):
+    """The link to the best weights must not take the place of somebody's file."""
     (tmp_path / "net_best.caffemodel").write_bytes(b"mine")
     watched(RUN, tmp_path)
     assert (
@@ -357,6 +364,7 @@ def test_a_stage_that_is_killed_in_its_last_test_makes_it(tmp_path, monkeypatch,
 
 
 def test_what_a_later_stage_begins_with_stays(tmp_path):
+    """snapshot_keep removes other snapshots, but not the weights that a later stage reads."""
     first = TESTS + "max_iter: 20 base_lr: 0.01 snapshot: 5 snapshot_keep: 1"
     second = 'max_iter: 2 base_lr: 0.01 weights: "{folder}/a_iter_10.caffemodel"'
     assert main(["train", "--solver", files(tmp_path, first, second)]) == 0
@@ -365,6 +373,7 @@ def test_what_a_later_stage_begins_with_stays(tmp_path):
 
 
 def test_an_output_that_a_test_net_has_in_its_state():
+    """Only a test net of stage "a" and level 2 has the output."""
     net = (
         digits_net()
         + """layer { name: "more" type: "InnerProduct" bottom: "data" top: "more"

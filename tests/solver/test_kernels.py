@@ -38,11 +38,13 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 
 def arguments(folder: Path, name: str, *more: str) -> list[str]:
+    """Returns the words of `engine train` with this prefix."""
     prefix = f"snapshot_prefix={folder}/{name}"
     return ["train", "--solver", str(folder / "solver.prototxt"), "--set", prefix, *more]
 
 
 def weights(folder: Path, name: str) -> bytes:
+    """Returns the bytes of the weights at the end."""
     return (folder / f"{name}_iter_4.caffemodel").read_bytes()
 
 

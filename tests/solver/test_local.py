@@ -101,6 +101,7 @@ print("fine", flush=True)
 
 @pytest.mark.mpi
 def test_beside_synchronous_training():
+    """LOCAL that averages after each iteration, or begins to when the run ends, trains as SYNC does."""
     all_fine(2, EQUAL.format(), names={"COMMON": COMMON})
 
 

@@ -35,6 +35,7 @@ def holder(prefix: str, seconds: float = 60) -> subprocess.Popen:
 
 @pytest.fixture
 def other(tmp_path):
+    """Yields another process that has the prefix."""
     process = holder(str(tmp_path / "net"))
     yield process
     process.kill()
@@ -153,6 +154,7 @@ def test_a_solver_of_a_program_takes_it_at_its_first_snapshot(tmp_path, other):
 
 
 def test_a_temporary_file_of_another_host_with_the_same_pid(tmp_path):
+    """Hosts may share the folder, so such a file need not be this process's own."""
     for kind in ("caffemodel", "solverstate"):
         (tmp_path / f".net_iter_2.{kind}.{os.getpid()}.tmp").write_bytes(b"another host's")
     solve("max_iter: 2", digits_net(), tmp_path)

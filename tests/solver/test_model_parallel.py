@@ -27,6 +27,7 @@ CLASSES = 12
 
 
 def divided(first: str, last: str, parts: int = 0, nodes: int = 0) -> str:
+    """Returns the field of a net that divides layers among ranks."""
     return (
         f'multinode {{ model_parallel {{ layer_from: "{first}" layer_to: "{last}" '
         f"model_parts: {parts} num_nodes: {nodes} }} }}"
@@ -37,6 +38,7 @@ def divided(first: str, last: str, parts: int = 0, nodes: int = 0) -> str:
 
 
 def parts_of(text: str, ranks: int = 4) -> dict[str, int]:
+    """Returns the number of parts of each layer of the digits net that is divided."""
     return model_parts(parse_net(digits_net() + text, "net.prototxt"), ranks)
 
 
@@ -79,6 +81,7 @@ def test_parts_share_buckets_with_their_like_only():
 
 
 def test_parts_are_filled_as_the_whole():
+    """The halves together have the values of the whole, as if one rank had filled it."""
     filler = proto.FillerParameter(type="xavier")
     whole = fill_parameter(Parameter((6, 5), filler, layer="x"), 1)
     halves = [fill_parameter(Parameter((3, 5), filler, layer="x", part=part, parts=2), 1) for part in (0, 1)]
@@ -187,6 +190,7 @@ CASES = {
 
 @functools.cache
 def verified(ranks: int) -> subprocess.CompletedProcess:
+    """Verifies all cases of a number of ranks, one after the other; returns the finished process."""
     with tempfile.TemporaryDirectory() as folder:
         source = pictures(Path(folder))
         cases = {

@@ -11,6 +11,7 @@ REFUSED = ("goes with type", "has no momentum", "say the same thing", "does not 
 
 
 def wrong(found: list[str]) -> list[str]:
+    """Returns the faults without refusals for a known reason."""
     return [line for line in found if not any("refused: " in line and why in line for why in REFUSED)]
 
 

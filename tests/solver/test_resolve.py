@@ -150,7 +150,7 @@ def test_a_solver_in_epochs_is_checked_before_they_are_known():
     validate(parse_solver('base_lr: 1 lr_policy: "step" gamma: 0.1 max_epoch: 9 stepsize_epoch: 3').message)
     validate(
         parse_solver('base_lr: 1 lr_policy: "exp" gamma: 1.001 max_epoch: 9').message
-    )  # of few iterations, perhaps
+    )  # the epochs may be few iterations
 
 
 def test_too_large_a_rate():

@@ -42,6 +42,7 @@ def files(folder: Path, batch: int = 16, iter_size: int = 1) -> Path:
 
 
 def start(folder: Path, ranks: int, *arguments: str) -> subprocess.Popen:
+    """Starts `engine train` in a folder, under mpiexec if there are several ranks."""
     environ = {**ENVIRON, **os.environ, "OMP_NUM_THREADS": "1", "ENGINE_TEST": str(os.getpid())}
     command = [sys.executable, "-m", "engine", "train", "--solver", str(folder / "solver.prototxt"), *arguments]
     if ranks > 1:
@@ -50,6 +51,7 @@ def start(folder: Path, ranks: int, *arguments: str) -> subprocess.Popen:
 
 
 def train(folder: Path, ranks: int, *arguments: str) -> tuple[int, str]:
+    """Runs `engine train`; returns its status and stderr."""
     process = start(folder, ranks, *arguments)
     try:
         _, errors = process.communicate(timeout=90)
@@ -103,6 +105,7 @@ def test_a_damaged_snapshot_is_skipped(two_snapshots, caplog, kind, how):
 
 
 def put_state(path: Path, **fields) -> None:
+    """Writes a solverstate of iteration 9 with these fields."""
     state = proto.SolverState(iter=9, learned_net="net_iter_6.caffemodel")
     for name, value in fields.items():
         getattr(state, name).add(**value) if name == "history" else setattr(state, name, value)
@@ -130,6 +133,7 @@ STRANGE = {
 
 @pytest.mark.parametrize("what", STRANGE)
 def test_whatever_it_is_it_is_stepped_over(two_snapshots, caplog, what):
+    """Whatever stands in place of the newest solverstate, a line says that it is skipped."""
     STRANGE[what](path := two_snapshots / "net_iter_9.solverstate")
     assert newest(str(two_snapshots / "net")).iteration == 6
     assert [r.getMessage() for r in caplog.records if f"Skipping a snapshot that is damaged: {path}: " in r.message]
@@ -143,6 +147,8 @@ def test_a_name_of_many_digits_is_stepped_over(two_snapshots, caplog):
 
 
 def test_memory_that_is_not_there_for_one_may_be_there_for_another(two_snapshots, monkeypatch, caplog):
+    """A snapshot whose weights need more memory than is free is skipped, as if it were damaged."""
+
     def read(path):
         if "iter_6" in str(path):
             raise MemoryError
@@ -173,6 +179,7 @@ def test_the_digest_is_of_what_was_written(tmp_path, monkeypatch):
 
 
 def test_weights_beside_a_state_go_before_those_it_names(two_snapshots):
+    """Copies of a snapshot are whole, even though the weights that the state names by path are damaged."""
     (copies := two_snapshots / "copies").mkdir()
     for kind in ("caffemodel", "solverstate"):
         shutil.copy(two_snapshots / f"net_iter_6.{kind}", copies)
@@ -299,6 +306,7 @@ def test_what_cannot_be_held_is_refused():
 
 
 def holds(total: int, ranks: int, batch: int, adjustable: bool) -> bool:
+    """Returns whether a global batch can be divided among ranks."""
     try:
         divide_batch(total, ranks, batch, 1, adjustable)
     except ConfigError:
@@ -383,5 +391,6 @@ def test_a_signal_ends_restarting(tmp_path):
 
 
 def test_options_of_the_supervisor_stay_with_it():
+    """The ranks' own command line has neither --ranks nor --max_restarts."""
     words = ["train", "--solver", "s", "-ranks", "4", "--set", "a=1", "--max_restarts=3", "--resume", "auto"]
     assert without(words, ("ranks", "max_restarts")) == ["train", "--solver", "s", "--set", "a=1", "--resume", "auto"]

@@ -115,6 +115,7 @@ def test_what_is_too_large_for_a_message_is_hdf5(photos, tmp_path, monkeypatch, 
 
 
 def test_weights_that_moved_with_their_state(photos, tmp_path):
+    """A state names its weights by path, and those beside it count if the path is gone."""
     solve("max_iter: 3", photos, tmp_path)
     (moved := tmp_path / "moved").mkdir()
     for name in ("net_iter_3.caffemodel", "net_iter_3.solverstate"):

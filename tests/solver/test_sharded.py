@@ -71,6 +71,7 @@ print("fine", flush=True)
 
 
 def run(ranks: int, program: str, **environ: str) -> None:
+    """Runs a program on ranks, each of which has to print "fine"."""
     names = {"COMMON": COMMON, "OPTIONS": OPTIONS, "WAYS": WAYS, "ADAM": ADAM}
     done = run_ranks(ranks, program, timeout=240, environ=environ, names=names)
     assert done.returncode == 0 and done.stdout.count("fine") == ranks, done.stdout + done.stderr[-2000:]

@@ -66,11 +66,13 @@ class Log(logging.Handler):
         return found
 
     def has(self, text: str) -> bool:
+        """Returns whether a line has this text."""
         return any(text in line for line in self.lines)
 
 
 @pytest.fixture
 def log():
+    """Yields the log of this process, from level INFO on."""
     handler, logger = Log(), logging.getLogger("engine")
     level = logger.level
     logger.addHandler(handler)
@@ -81,6 +83,7 @@ def log():
 
 
 def small_solver(text: str, x: float = 1.0, folder: Path | str = ""):
+    """Makes a solver of SMALL_NET, with x scaled by a factor."""
     solver = make_solver(text, SMALL_NET, folder)
     values = np.random.default_rng(1).standard_normal((4, 3))
     solver.net.blobs["x"].set((x * values).astype(np.float32))
@@ -334,6 +337,8 @@ def test_signals_do_what_they_are_set_to(tmp_path, effects, number, iterations):
 @pytest.mark.parametrize("sighup", EFFECTS)
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP])
 def test_sigint_interrupts_what_stops_only_where_it_stops(sigint, sighup, first):
+    """Ctrl-C raises KeyboardInterrupt only if the run is about to stop already; before that it has the effect that
+    --sigint_effect gives it."""
     effect = EFFECTS[sighup] if first == signal.SIGHUP else STOP
     with Signals(sigint, sighup) as signals:
         os.kill(os.getpid(), first)
@@ -467,6 +472,7 @@ print("fine", flush=True)
 
 @pytest.mark.mpi
 def test_outputs_of_other_shapes_on_other_ranks_are_shown_of_one():
+    """Outputs of the same shape are averaged over ranks. If their shapes differ, a rank shows its own."""
     all_fine(2, UNLIKE)
 
 
@@ -574,6 +580,7 @@ def test_a_finished_run_is_done_whatever_observers_cannot_write(error, log):
 
 
 def test_observers_do_not_hide_that_ranks_disagree():
+    """The failure of an observer is only told, but a CommError ends the run."""
     solver = make_solver("max_iter: 2", digits_net(), observers=[Speechless(CommError("rank 1 is gone"))])
     with pytest.raises(CommError, match="rank 1"):
         solver.solve()
@@ -677,6 +684,7 @@ def test_a_net_that_does_not_learn_is_told(caplog, learns):
 
 
 def test_a_budget_below_a_byte_is_a_budget():
+    """It is not rounded to 0, which would mean no budget."""
     with pytest.raises(EngineError, match=r"memory_budget: expected at least .*, got"):
         make_solver("max_iter: 0 memory_budget_mb: 1e-7", digits_net())
 

@@ -74,6 +74,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def same(a: Path, b: Path) -> None:
+    """Checks that two folders have the same snapshots."""
     ours, theirs = content(a), content(b)
     assert ours.keys() == theirs.keys()
     for name, value in ours.items():
@@ -167,6 +168,7 @@ def test_resume_auto_goes_on_in_the_right_stage(whole, tmp_path, kill):
 
 
 def contents(folder: Path) -> dict[str, bytes]:
+    """Returns the bytes of each file of a snapshot."""
     return {path.name: path.read_bytes() for path in folder.glob("*_iter_*")}
 
 
@@ -483,6 +485,7 @@ def test_one_snapshot_is_not_for_several_solvers(tmp_path, capfd):
 
 
 def start(folder: Path, ranks: int, *arguments: str) -> subprocess.Popen:
+    """Starts `engine train` in a folder, as a group of processes of its own."""
     environ = {**ENVIRON, **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)}
     command = [sys.executable, "-m", "engine", "train", *arguments]
     command = [mpiexec(), "-n", str(ranks), *command] if ranks > 1 else command

@@ -31,6 +31,7 @@ VERBS = verb_names()
 
 
 def start(*arguments, **options) -> subprocess.Popen:
+    """Starts `engine` with these arguments."""
     environ = {**ENVIRON, **os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "engine", *map(str, arguments)]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -38,6 +39,7 @@ def start(*arguments, **options) -> subprocess.Popen:
 
 
 def engine(*arguments, **options) -> subprocess.CompletedProcess:
+    """Runs `engine` with these arguments; returns the finished process."""
     process = start(*arguments, **options)
     out, err = process.communicate(timeout=120)
     return subprocess.CompletedProcess(arguments, process.returncode, out, err)
@@ -405,6 +407,7 @@ MODEL = ["--model", "nets/digits.prototxt", "--iterations", "1"]
     ],
 )
 def test_on_stdout_json_is_alone(arguments, told):
+    """Whatever else is told goes to stderr, so that stdout can be parsed."""
     done = engine(*arguments, "--json", "-")
     assert done.returncode == 0 and json.loads(done.stdout) and told in done.stderr
 

@@ -24,6 +24,7 @@ complete_words() {{
 
 
 def completed(*lines, shell="bash"):
+    """Returns the words that bash offers for each line."""
     program = BASH.format(python=sys.executable, lines="\n".join(f"complete_words {line}" for line in lines))
     done = subprocess.run([shell, "-c", program], cwd=REPO, capture_output=True, text=True)
     assert done.returncode == 0 and done.stderr == "", done.stderr

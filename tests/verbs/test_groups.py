@@ -15,6 +15,7 @@ from tests.solver.harness import different, digits_net, in_files
 
 
 def solver(folder, seed=1, text="", iterations=30):
+    """Writes a net and a solver of the digits; returns the solver's path."""
     folder.mkdir()
     (folder / "net.prototxt").write_text(digits_net(8))
     (folder / "solver.prototxt").write_text(

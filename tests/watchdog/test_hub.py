@@ -45,6 +45,7 @@ class Running:
         return connection
 
     def enrol(self, rank: int = 0, kind: str = "rank") -> socket.socket | None:
+        """Connects as a rank's sentinel or as a guard; returns the connection, None if it is refused."""
         who = f" {rank} 77 there" if kind == "rank" else ""
         return connect([self.address], f"{kind} {self.hub.token}{who}")
 
@@ -64,6 +65,7 @@ def asleep():
 
 @pytest.fixture
 def running(asleep):
+    """Returns a hub that runs."""
     asleep.thread.start()
     return asleep
 
@@ -145,6 +147,7 @@ def test_a_flood_of_strangers_does_not_keep_the_ranks_out(running, monkeypatch):
 
 
 def test_a_stranger_may_have_a_descriptor_beyond_the_thousandth():
+    """select() would take no descriptor above 1023."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard <= 1024:
         pytest.skip("processes may have no more than 1024 descriptors here")
@@ -243,6 +246,7 @@ w.close()
 
 
 def test_deaths_of_which_the_reason_has_been_told_are_no_news(running, capfd):
+    """The hub stops the guards, and says no more than has been said."""
     running.hub.expected, running.hub.told = 1, True
     dies, guard = running.enrol(0), running.enrol(kind="guard")
     assert dies and guard
@@ -314,6 +318,7 @@ def test_a_rank_that_is_refused_for_long_goes_on_without(monkeypatch, capfd):
 
 
 def test_a_guard_that_is_refused_tries_again_and_watches_meanwhile(late):
+    """Meanwhile it has to watch its own rank."""
     guard = Guard(selectors.SelectSelector(), 3, Watch(Board(), os.getpid(), 0), None)
     guard.join("token", [late])
     assert guard.connection is None and guard.interval

@@ -95,6 +95,7 @@ def test_a_rank_that_is_killed_on_its_way_out(how, ranks, who):
 
 @pytest.mark.mpi
 def test_a_rank_that_leaves_without_a_word():
+    """Even if a rank ends by exit(), a line names it."""
     done, lines = end(2, "exit", 1)
     assert done.returncode != 0
     assert len(lines) == 1 and lines[0].startswith("engine: rank 1 "), done.stderr

@@ -114,6 +114,7 @@ class Mapping:
 
 @pytest.fixture
 def path():
+    """Yields a path with a name as MPICH gives one."""
     path = FOLDER / f"mpich_shm_{uuid.uuid4().hex}_0"
     yield path
     path.unlink(missing_ok=True)

@@ -30,6 +30,7 @@ SECONDS = 3.0  # longer than any step, also on a busy machine
 
 
 def train(folder, ranks: int, servers: int = 2, *arguments: str) -> subprocess.Popen:
+    """Starts a training of the digits."""
     (folder / "solver.prototxt").write_text(SOLVER.format(net=REPO / "nets/digits.prototxt", folder=folder))
     environ = {**ENVIRON, **os.environ, "OMP_NUM_THREADS": "1", "MLSL_NUM_SERVERS": str(servers)}
     environ["ENGINE_TEST"] = str(os.getpid())
@@ -40,6 +41,7 @@ def train(folder, ranks: int, servers: int = 2, *arguments: str) -> subprocess.P
 
 
 def wait_for(process: subprocess.Popen, text: str) -> None:
+    """Reads what a process says until it has said `text`."""
     lines = []
     while text not in (line := process.stderr.readline()):
         lines.append(line)
