@@ -1,4 +1,4 @@
-"""Blobs in the kernels' own layouts: a convolution stands in front of the layer under test."""
+"""Tests layers on blobs in the kernels' own layouts, which a convolution in front of the layer makes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ def run_blocked(
     precision="fp32",
     **channels: int,
 ) -> Net:
-    """A net in which convolutions make one blob for each of `channels`, by name, for the text of a layer; `plain` are
-    further inputs by name. It has run forward and backward; outputs have random gradients.
+    """Returns a net in which convolutions make a blob for each of `channels`, by name, for the text of a layer. It has
+    run forward and backward; outputs have random gradients.
 
-    Also checks that the blobs of convolutions are blocked, and that results and parameter gradients are the same
-    when the memory plan may reuse and overwrite what nobody reads (`keep_all` off).
+    Also checks that the convolutions' blobs are blocked, and that results and gradients of parameters stay the same
+    when the memory plan may reuse memory (without `keep_all`).
+
+    Args:
+        plain: values of further inputs, by name.
     """
     generator = np.random.default_rng(5)
     inputs = {"x": generator.normal(size=size).astype(np.float32), **(plain or {})}

@@ -1,4 +1,4 @@
-"""Boxes of detection layers in NumPy: what the tests of those layers compare with."""
+"""Computes boxes of detection layers in NumPy, for the tests of those layers to compare with."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import numpy as np
 
 
 def random_boxes(generator: np.random.Generator, *shape: int) -> np.ndarray:
-    """(*shape, 4): x1, y1, x2, y2 within the image or a little beyond."""
+    """Returns boxes (*shape, 4): x1, y1, x2, y2 within the image or a little beyond."""
     center, size = generator.uniform(0.1, 0.9, (*shape, 2)), generator.uniform(0.1, 0.5, (*shape, 2))
     return np.concatenate([center - size / 2, center + size / 2], -1).astype(np.float32)
 
 
 def priors(generator: np.random.Generator, count: int) -> np.ndarray:
-    """(1, 2, count * 4): boxes and variances."""
+    """Returns a blob of priors (1, 2, count * 4): boxes and variances."""
     variances = np.broadcast_to(np.float32([0.1, 0.1, 0.2, 0.3]), (count, 4))
     return np.stack([random_boxes(generator, count).ravel(), variances.ravel()])[None]
 
 
 def truth_blob(rows: list[tuple], padding: int = 2) -> np.ndarray:
-    """(1, 1, M, 8) from rows (image, label, box, difficult), and rows that hold nothing."""
+    """Returns a blob of true boxes (1, 1, M, 8) from rows (image, label, box, difficult), with empty rows at the
+    end."""
     values = [[image, label, 0, *box, difficult] for image, label, box, difficult in rows] + [[-1] * 8] * padding
     return np.array(values, np.float32)[None, None]
 
@@ -59,7 +60,7 @@ def decode(code, prior, variance, offsets):
 
 
 class Anchors:
-    """A YOLO detector's predictions (N, anchors * (5 + classes), side, side), taken apart."""
+    """The predictions of a YOLO detector, (N, anchors * (5 + classes), side, side), by their meaning."""
 
     def __init__(self, predictions, classes, biases):
         self.side = predictions.shape[2]

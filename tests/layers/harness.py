@@ -1,4 +1,5 @@
-"""What every layer's test uses: nets from text, the gradient checker, and the cases that BVLC Caffe itself computed."""
+"""Used by the tests of all layers: nets from text, the gradient checker, and comparison with cases that BVLC Caffe
+computed."""
 
 from __future__ import annotations
 
@@ -25,8 +26,13 @@ BLOCK = 16 if "AVX-512" in _core.onednn_isa() else 8  # channels, in the layouts
 
 
 def passes_on(isa: str, file: str, tests: str) -> bool:
-    """Whether those of a file's tests pass that an expression of pytest's -k selects, with the kernels that oneDNN and
-    engine have for processors of that kind, as ONEDNN_MAX_CPU_ISA names it. Prints what pytest prints."""
+    """Returns whether some tests of a file pass with the kernels that oneDNN and engine have for another kind of
+    processor. Prints what pytest prints.
+
+    Args:
+        isa: the kind of processor, as ONEDNN_MAX_CPU_ISA names it.
+        tests: an expression of pytest's -k, which selects the tests.
+    """
     arguments = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", file, "-k", tests]
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": isa}
     done = subprocess.run([sys.executable, *arguments], cwd=REPO, env=environment, capture_output=True, text=True)
@@ -35,7 +41,7 @@ def passes_on(isa: str, file: str, tests: str) -> bool:
 
 
 def digests_by_threads(module: str, counts: str) -> set[bytes]:
-    """What digest() of a module of tests gives with each of these numbers of threads, of one figure each."""
+    """Returns what digest() of a test module gives with each number of threads. `counts`: the numbers, a digit each."""
     code = f"from {module} import digest; print(digest())"
     return {
         subprocess.run(
@@ -51,7 +57,7 @@ def digests_by_threads(module: str, counts: str) -> set[bytes]:
 
 
 def net_text(layer: str, **shapes: tuple[int, ...]) -> str:
-    """A net of one Input layer for each of `shapes`, by name, in front of the text of a layer."""
+    """Returns the text of a net: an Input layer for each of `shapes`, by name, and the text of a layer."""
     text = "force_backward: true\n"
     for name, shape in shapes.items():
         dims = " ".join(f"dim: {dim}" for dim in shape)
@@ -60,22 +66,24 @@ def net_text(layer: str, **shapes: tuple[int, ...]) -> str:
 
 
 def make_net(text: str, phase: int = proto.TRAIN, share: Net | None = None, **options) -> Net:
-    """A net whose blobs can all be read. options: those of NetOptions."""
+    """Returns a net whose blobs can all be read. `options` are those of NetOptions."""
     return Net(parse_net(text, "test.prototxt"), phase, NetOptions(**{"keep_all": True, **options}), share=share)
 
 
 def inputs(net: Net) -> dict[str, BlobView]:
-    """The Input layers' blobs by name; `net.blobs` has the last version of each, which a layer in place makes."""
+    """Returns the blobs of the Input layers by name. In `net.blobs`, a layer that works in place may have replaced
+    them."""
     return {blob.name: BlobView(net, blob) for blob in net.inputs}
 
 
 def set_top_diff(net: Net, name: str, values: np.ndarray) -> None:
-    """The gradient of an output that is no loss (`force_backward`)."""
+    """Sets the gradient of an output that is not a loss, in a net with `force_backward`."""
     net.blobs[name].tensor.diff.set(np.ascontiguousarray(values, np.float32))
 
 
 def run(text: str, phase: int = proto.TRAIN, **bottoms: np.ndarray) -> Net:
-    """The net of `net_text(text, ...)` after a forward pass on `bottoms`, the Input layers' values by name."""
+    """Returns the net of `net_text(text, ...)` after a forward pass. `bottoms` are the values of the Input layers, by
+    name."""
     net = make_net(net_text(text, **{name: values.shape for name, values in bottoms.items()}), phase)
     for name, values in bottoms.items():
         inputs(net)[name].set(values)
@@ -84,7 +92,7 @@ def run(text: str, phase: int = proto.TRAIN, **bottoms: np.ndarray) -> Net:
 
 
 def error_of(text: str, phase: int = proto.TRAIN, **shapes: tuple[int, ...]) -> str:
-    """The message of the error that a net raises when it is built. Fails if it raises none."""
+    """Returns the message of the error that a net raises when it is built. Fails if it raises none."""
     from engine.errors import EngineError
 
     with pytest.raises(EngineError) as error:
@@ -93,7 +101,8 @@ def error_of(text: str, phase: int = proto.TRAIN, **shapes: tuple[int, ...]) -> 
 
 
 class _Objective:
-    """A scalar function of a net's outputs, in float64: losses by their weights, others by random projections."""
+    """A scalar function of a net's outputs, in float64: the sum of losses by their weights and of random projections of
+    the other outputs."""
 
     def __init__(self, net: Net, ignore: Iterable[str], generator: np.random.Generator):
         self.net = net
@@ -114,7 +123,7 @@ class _Objective:
         return float(self.terms().sum())
 
     def differentiate(self, times: int = 1) -> None:
-        """times: passes whose gradients of parameters add up, in a net that accumulates."""
+        """Runs backward so many times. A net that accumulates adds up the gradients of parameters."""
         self.net.program.zero_gradients()
         for _ in range(times):
             self.net.forward()
@@ -135,14 +144,20 @@ def check_gradients(
     samples: int = 40,
     **options,
 ) -> None:
-    """Compares every gradient that backward gives with central differences of forward.
+    """Compares each gradient that backward computes with central differences of forward.
 
-    `text` is a whole net, `bottoms` the values of its Input layers, `params` those of its parameters (default: what
-    their fillers give). The function differentiated sums the losses by weight and all other outputs by a random
-    projection, those in `ignore` not at all. At most `samples` elements of each blob are tried. `tolerance` is relative
-    to the largest element of the gradient; beside it, float32 outputs leave an error of about 1e-7 / step, the third
-    derivative one of step^2 / 6; pick values away from kinks by more than `step`. Two passes that add up give twice
-    the gradient of each parameter.
+    The function that is differentiated is the sum of the losses by their weights and of a random projection of each
+    other output. Two passes that accumulate must give twice the gradient of each parameter. Besides `tolerance`,
+    float32 outputs leave an error of about 1e-7 / step, and the third derivative one of step^2 / 6. Values must be
+    further from kinks than `step`.
+
+    Args:
+        text: a whole net.
+        bottoms: the values of its Input layers.
+        params: the values of its parameters; by default those of their fillers.
+        ignore: outputs that are left out of the function.
+        tolerance: largest error, relative to the largest element of the gradient.
+        samples: so many elements of each blob are tried at most.
     """
     net = make_net(text, phase, **options)
     values = {name: np.array(value, np.float32) for name, value in bottoms.items()}
@@ -150,7 +165,7 @@ def check_gradients(
     generator = np.random.default_rng(12)
     objective = _Objective(net, ignore, generator)
     objective.differentiate()
-    # All gradients first: perturbing runs forward again.
+    # All gradients come first, since perturbing runs forward again.
     checks = [(name, values[name], blob.set, blob.diff) for name, blob in inputs(net).items()]
     for layer, tensors in net.params.items():
         for i, tensor in enumerate(tensors):
@@ -173,7 +188,7 @@ def check_gradients(
 
 
 def _set(net: Net, values: Mapping[str, np.ndarray], params: Mapping[str, list[np.ndarray]]) -> None:
-    """Gives inputs and parameters these values."""
+    """Sets inputs and parameters to these values."""
     for name, value in values.items():
         inputs(net)[name].set(value)
     for layer, arrays in params.items():
@@ -212,7 +227,7 @@ def _compare(
 
 
 def golden(*names: str):
-    """Decorator: runs a test once for each of these cases of SHARED/golden/layers, as its argument `case`."""
+    """Decorates a test to run once for each of these cases of SHARED/golden/layers, with the argument `case`."""
 
     def decorate(test):
         return needs_shared("golden/layers")(pytest.mark.parametrize("case", names)(test))
@@ -221,9 +236,9 @@ def golden(*names: str):
 
 
 def check_golden(case: str, relative: float = 1e-4, absolute: float = 1e-5) -> None:
-    """Compares forward, backward and parameters after the pass with what BVLC Caffe computed (float32, OpenBLAS).
+    """Compares tops, gradients and parameters of a pass with those that BVLC Caffe computed (float32, OpenBLAS).
 
-    With the rewriting passes and without: the results must be the same. `absolute` is for arrays whose largest element
+    The results must agree both with the rewriting passes and without. `absolute` holds for arrays whose largest element
     is about 1; it grows with larger ones, since sums of many terms cancel.
     """
     for passes in (PASSES, frozenset()):

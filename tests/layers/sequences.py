@@ -1,4 +1,4 @@
-"""What the tests of LSTM, GRU and RNN share: nets of one recurrent layer, and their values."""
+"""Shared by the tests of LSTM, GRU and RNN: nets of one recurrent layer, and values for them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def layer(kind: str, bottoms: str = "x cont", tops: str = "y", params: str = "",
 def values(
     names: str = "x cont", features=(2,), static=(4,), steps: int = STEPS, states: str = "", units: int = UNITS
 ) -> dict[str, np.ndarray]:
-    """The bottoms by name. All sequences begin at step 0, but two where there are `states`; the second once more at
-    step 2."""
+    """Returns the bottoms by name. Each sequence begins at step 0, but if there are `states`, two go on from the last
+    batch. The second sequence begins again at step 2."""
     generator = np.random.default_rng(18)
     cont = np.ones((steps, BATCH), np.float32)
     cont[0] = 0
@@ -33,7 +33,7 @@ def values(
 
 
 def drive(bottoms: dict[str, np.ndarray], params: list[np.ndarray]) -> np.ndarray:
-    """What units get from x, bias and the static input, (T, N, gates * UNITS), in float64."""
+    """Returns what x, bias and the static input add to the gates, (T, N, gates * UNITS), in float64."""
     x = bottoms["x"].astype(np.float64)
     result = x.reshape(*x.shape[:2], -1) @ params[0].T + params[1]
     if "s" in bottoms:

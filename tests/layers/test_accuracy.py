@@ -14,7 +14,7 @@ def layer(params="", tops=("y",)):
 
 
 def reference(x, labels, top_k=1, axis=1, ignore=None):
-    """Accuracy, and that of every class."""
+    """Returns the accuracy and that of each class."""
     x = np.moveaxis(x, axis, -1)
     own = np.take_along_axis(x, np.minimum(labels, x.shape[-1] - 1).astype(int)[..., None], -1)
     right = (x >= own).sum(-1) - 1 < top_k
@@ -74,7 +74,7 @@ def test_beside_a_loss_it_takes_no_part_in_backward():
     x = RANDOM.normal(size=(4, 2)).astype(np.float32)
     net = run(text, x=x, l=np.array([0, 1, 2, 0], np.float32))
     net.backward()
-    expected = (1 / 3 - np.eye(3)[[0, 1, 2, 0]]).T @ x / 4  # the weights are zero
+    expected = (1 / 3 - np.eye(3)[[0, 1, 2, 0]]).T @ x / 4  # the weights are zero, so all classes are alike
     np.testing.assert_allclose(net.params["ip"][0].diff.get(), expected, atol=1e-6)
 
 

@@ -1,4 +1,5 @@
-"""PyTorch in float64 computes the same as layers do, forward and by autograd backward, where it has the operation."""
+"""PyTorch in float64 computes the same as layers do, forward and backward by autograd. Only for layers whose operation
+PyTorch has."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def whole(high: int, *shape: int) -> np.ndarray:
 class Case(NamedTuple):
     layer: str  # type and fields
     bottoms: tuple[np.ndarray, ...]
-    reference: object  # of bottoms and params, to a tensor or a tuple of them
+    reference: object  # function of bottoms and params, which returns a tensor or a tuple of them
     phase: int = proto.TRAIN
     tops: int = 1
 
@@ -87,7 +88,7 @@ WITH_WEIGHTS = [
 
 
 def lstm(x, cont, of_x, bias, of_h):
-    """PyTorch's gates are i, f, g, o."""
+    """Computes an LSTM. PyTorch has its gates in the order i, f, g, o."""
     of_x, bias, of_h = (torch.cat([each.chunk(4)[i] for i in (0, 1, 3, 2)]) for each in (of_x, bias, of_h))
     first = torch.zeros(1, 3, 4, dtype=x.dtype)
     params = [of_x, of_h, bias, torch.zeros_like(bias)]
@@ -190,7 +191,8 @@ OF_SEVERAL = [
 
 
 def transformed(x, theta, height, width):
-    """PyTorch has columns before rows, and its -1 and 1 are the outer borders of the first and the last pixel."""
+    """Computes a SpatialTransformer. PyTorch has columns before rows, and -1 and 1 are the outer borders of the first
+    and the last pixel."""
     rows = (2 * torch.arange(height, dtype=x.dtype) / height - 1).reshape(-1, 1).expand(height, width)
     columns = (2 * torch.arange(width, dtype=x.dtype) / width - 1).expand(height, width)
     places = torch.stack([rows, columns, torch.ones_like(rows)], -1) @ theta.reshape(-1, 1, 2, 3).transpose(-1, -2)
@@ -207,14 +209,14 @@ STARTS = (np.arange(12)[:, None] < np.array([12, 12, 9, 6])).astype(np.float32)
 
 
 def spelt(x, labels, times=(12,) * 4):
-    """The mean of the sequences' losses, with the gradient of their sum, as forks have it."""
+    """Returns the mean of the sequences' losses with the gradient of their sum, as forks of Caffe have it."""
     counts = (labels > 0).sum(1)
     losses = F.ctc_loss(F.log_softmax(x, 2), labels.long(), torch.tensor(times), counts, reduction="none")
     return losses.sum() - (losses.sum() - losses.mean()).detach()
 
 
 def hinge(squared: bool):
-    """PyTorch's is that of distances; scores times the labels' signs are such."""
+    """Returns a hinge loss. PyTorch's takes distances; the scores times the signs of the labels are such."""
 
     def loss(x, labels):
         terms = F.hinge_embedding_loss(x * torch.from_numpy(SIGNS), torch.tensor(-1.0), margin=1, reduction="none")
@@ -307,7 +309,7 @@ def test_layer(case):
 
 
 def test_running_statistics():
-    """After one batch: its mean, and its variance as estimated for all of the population."""
+    """After one batch the sums hold its mean and its unbiased variance."""
     net = make_net(net_text('layer { name: "layer" type: "BatchNorm" bottom: "x" top: "y" }', x=IMAGES.shape))
     net.blobs["x"].set(IMAGES)
     net.forward()

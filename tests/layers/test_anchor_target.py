@@ -25,7 +25,7 @@ def run(params, truth, size=(96, 128), step=0, grid=(6, 8), anchors=4):
 
 
 def iou(a, b):
-    """(A, 4), (B, 4) -> (A, B), the last pixels included."""
+    """Returns the overlaps (A, B) of boxes (A, 4) and (B, 4), whose last pixels belong to them."""
     low, high = np.maximum(a[:, None, :2], b[None, :, :2]), np.minimum(a[:, None, 2:], b[None, :, 2:])
     both = np.prod(np.maximum(high - low + 1, 0), -1)
     area_a, area_b = (np.prod(x[:, 2:] - x[:, :2] + 1, -1) for x in (a, b))
@@ -39,7 +39,7 @@ def offsets_to(boxes, truth):
 
 
 def reference(truth, size, grid, border=0, positive=0.7, negative=0.3, clobber=False):
-    """Before anything is chosen at random: labels (H W, A), offsets (H W, A, 4)."""
+    """Returns labels (H W, A) and offsets (H W, A, 4) before any are chosen at random."""
     truth = np.array([row for row in truth if row[4] > 0], np.float64).reshape(-1, 5)
     anchors = anchor_boxes(16, [1, 2], [1, 2])
     rows, columns = np.mgrid[: grid[0], : grid[1]] * 16.0

@@ -11,7 +11,7 @@ def layer(param=""):
 
 
 def largest(x, top_k):
-    """Places and values along the last axis; of equal values the last one first."""
+    """Returns places and values of the largest elements along the last axis. Of equal values the last comes first."""
     places = np.flip(np.argsort(x, -1, kind="stable"), -1)[..., :top_k]
     return places, np.take_along_axis(x, places, -1)
 
@@ -32,7 +32,8 @@ def test_along_an_axis(shape, axis, top_k):
 
 
 def test_what_is_not_a_number_gives_way_to_the_next():
-    """And takes the place of the one before: also where many places are looked for side by side."""
+    """A NaN takes the place of the value before it, and the value after it that of the NaN, also where several places
+    are searched side by side."""
     nan = np.nan
     rows = np.array([[nan, 1, nan], [2, nan, 1], [nan, 3, 1], [1, 2, nan]], np.float32)
     places = [2, 2, 1, 2]

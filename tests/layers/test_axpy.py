@@ -25,7 +25,7 @@ def test_forward_and_gradients(shape, more):
 @pytest.mark.parametrize("top", ["z", "d"])
 @pytest.mark.parametrize("channels", [32, 40])
 def test_blocked(channels, top):
-    """The end of a residual block; also in place of the blob that is added."""
+    """As at the end of a residual block, also in place of the bottom that is added."""
     a = RANDOM.normal(size=(2, channels, 1, 1)).astype(np.float32)
     net = run_blocked(layer("a c d", top), plain={"a": a}, c=channels, d=channels)
     c, z = net.blobs["c"], net.blobs[top]

@@ -83,14 +83,14 @@ def test_stored_statistics(phase, params):
 
 
 def test_no_statistics_yet():
-    """Sums and factor are 0 in a net that has not been trained."""
+    """A net that has not been trained has sums and a factor of 0."""
     x = RANDOM.normal(size=(4, 3, 2, 2)).astype(np.float32)
     np.testing.assert_allclose(run(layer(), proto.TEST, x=x).blobs["y"].data, x / np.sqrt(1e-5), rtol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(20_000, 5), (4, 3, 20, 20), (2, 16, 30, 30)])
 def test_values_far_from_zero(shape):
-    """Of numbers of the same size a variance is what is left."""
+    """The variance is small beside the mean, and must not be lost in the rounding of large numbers."""
     x = (RANDOM.normal(size=shape) + 3000).astype(np.float32)
     np.testing.assert_allclose(run(layer(), x=x).blobs["y"].data, reference(x, 1e-5)[0], rtol=1e-3, atol=1e-3)
 
@@ -135,7 +135,7 @@ def test_scale_and_relu_fused_in(shape, relu):
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("relu", ["ReLU", "ReLU6"])
 def test_a_sum_and_its_relu_fused_in(relu, precision):
-    """The shortcut of a residual block; the activation is seen from the result then."""
+    """The sum is the shortcut of a residual block. Backward then finds the activation's derivative from the result."""
     x = RANDOM.normal(2, 3, size=(4, 16, 6, 5)).astype(np.float32)
     more = 'layer { name: "sum" type: "Eltwise" bottom: "y" bottom: "c" top: "y" }\n'
     text = net_text(
@@ -152,14 +152,14 @@ def test_a_sum_and_its_relu_fused_in(relu, precision):
         types = [layer.type for layer in net.graph.layers]
         assert (relu in types, "Eltwise" in types) == (False, False) if "fuse" in passes else (True, True)
         results.append(chain_results(net, x))
-    # In bf16 values near 0 or 6 are rounded to either side, which sums of a few values do not bear.
+    # Rounding to bf16 moves values near 0 or 6 across the kink, which a sum of few values cannot hide.
     count, error = {"fp32": (None, 1e-5), "bf16": (2, 0.05)}[precision]
     for fused, apart in zip(*(each[:count] for each in results)):
         assert np.linalg.norm(fused - apart) <= error * np.linalg.norm(apart)
 
 
 def chain_results(net, x):
-    """Everything that a step of CHAIN computes."""
+    """Returns all blobs and gradients of a step of CHAIN."""
     net.blobs["x"].set(x)
     net.forward()
     set_top_diff(net, "z", np.linspace(-1, 1, 3 * len(x)).reshape(-1, 3))
@@ -187,7 +187,7 @@ def test_statistics_of_parts_of_the_batch(shape, where):
     parts = [reference(part, 1e-3) for part in np.split(x, shape[0] // 4)]
     np.testing.assert_allclose(net.blobs["y"].data, np.concatenate([top for top, _, _ in parts]), atol=1e-4)
     n, mean, variance, factor = 4 * x[0, 0].size, 0, 0, 0
-    for _, m, v in parts:  # the running sums see one part after the other
+    for _, m, v in parts:  # the running sums take one part of the batch after the other
         mean, variance, factor = 0.5 * mean + m, 0.5 * variance + v * n / (n - 1), 0.5 * factor + 1
     for tensor, expected in zip(net.params["layer"], (mean, variance, np.array([factor]))):
         np.testing.assert_allclose(tensor.get(), expected, rtol=1e-4)
@@ -208,7 +208,7 @@ def test_parts_that_do_not_fit():
 
 
 def test_stored_statistics_know_no_parts():
-    """A batch that stats_batch_size does not divide is normalised as a whole."""
+    """With stored statistics a batch that stats_batch_size does not divide is normalised as a whole."""
     x = RANDOM.normal(size=(5, 3)).astype(np.float32)
     parts, whole = (run(layer(f"{text} use_global_stats: true"), x=x) for text in ("stats_batch_size: 4", ""))
     np.testing.assert_array_equal(parts.blobs["y"].data, whole.blobs["y"].data)
@@ -235,7 +235,7 @@ def test_synchronised_with_scale_and_relu(shape):
 
 @pytest.mark.parametrize("params", ["", "sync: true"])
 def test_an_infinite_value_is_seen_behind_a_relu(params):
-    """All that its channel's statistics reach is NaN, as in Caffe."""
+    """As in Caffe, all values that the statistics of its channel reach become NaN."""
     conv = """layer { name: "conv" type: "Convolution" bottom: "x" top: "y"
       convolution_param { num_output: 16 kernel_size: 1 bias_term: false } }"""
     text = CHAIN.replace('bottom: "x"', 'bottom: "y"').replace("eps: 1e-3", "eps: 1e-3 " + params)
@@ -268,7 +268,8 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_nothing_is_left_in_the_padding_of_blocked_channels(precision):
-    """Six channels in blocks of sixteen: what memory held before, here NaN, does not reach those who read a block."""
+    """Six channels are padded to blocks of sixteen. What the memory held before, here NaN, must not reach layers that
+    read whole blocks."""
     net = Net(parse_net(PADDED_NET, "padded.prototxt"), proto.TRAIN, NetOptions(precision=precision))
     data, label = np.random.default_rng(1).normal(size=(4, 6, 8, 6)).astype(np.float32), np.zeros(4, np.float32)
     found = []

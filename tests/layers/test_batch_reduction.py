@@ -13,14 +13,14 @@ def layer(params="", reduction="operation: MEAN axis: 1"):
 
 
 def of_terms(terms, operation, k):
-    """Along the first axis."""
+    """Reduces terms along the first axis."""
     if operation == "TOPK":
         return np.sort(terms, 0)[-k:].mean(0)
     return terms.sum(0) if operation == "SUM" else terms.mean(0)
 
 
 def distinct(*shape):
-    """Values whose order no step of the checker changes."""
+    """Returns values so far apart that the steps of the gradient checker do not change their order."""
     return (RANDOM.permutation(np.prod(shape)).reshape(shape) / 10 - 3).astype(np.float32)
 
 

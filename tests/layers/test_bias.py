@@ -43,7 +43,7 @@ def test_blocked(channels, top):
 
 
 def test_padding_of_the_layout_stays_zero():
-    """The next convolution sums over whole blocks."""
+    """The next convolution sums over whole blocks, so a bias must not be added to the padding."""
     convolution = """layer { name: "d" type: "Convolution" bottom: "y" top: "d" convolution_param {
         num_output: 16 kernel_size: 3 } }"""
     net = run_blocked(layer(bottoms="c") + convolution, c=40)

@@ -1,4 +1,4 @@
-"""One big picture: threads share strips of its positions."""
+"""A single big picture: threads share its positions, strip by strip."""
 
 import hashlib
 
@@ -35,7 +35,7 @@ WHOLE = [
 
 
 def result(layer, params, second, x=X, given=GIVEN):
-    """The top, and the gradient of x where `given` is that of a top that is no loss."""
+    """Returns the top and the gradient of x. `given` is the gradient of a top that is not a loss."""
     bottoms = {"x": x} if second is None else {"x": x, "t": second}
     names = " ".join(f'bottom: "{name}"' for name in bottoms)
     net = run(f'layer {{ name: "layer" type: "{layer}" {names} top: "y" {params} }}', **bottoms)
@@ -47,7 +47,7 @@ def result(layer, params, second, x=X, given=GIVEN):
 
 
 def by_position(blob):
-    """Positions as samples."""
+    """Returns the blob with positions as samples."""
     return np.moveaxis(blob, 1, 3).reshape(-1, blob.shape[1], 1, 1).copy()
 
 

@@ -60,7 +60,7 @@ def test_running_averages(phase, params):
 
 
 def test_frozen():
-    """Nothing learns, whatever lr_mult says; gradients go on to the bottom."""
+    """No parameter has a gradient, whatever lr_mult says, but the bottom has one."""
     text = layer(FILLERS + " frozen: true").replace("bn_param", "param { lr_mult: 1 } bn_param")
     net = run(text, x=sample())
     assert all(tensor.diff is None for tensor in net.params["layer"])
@@ -79,7 +79,7 @@ def test_segnets_form_takes_statistics_of_the_batch(phase):
 
 
 def test_segnets_statistics():
-    """Tops of their own, as compute_bn_statistics.py asks for them."""
+    """The statistics are further tops, which compute_bn_statistics.py asks for."""
     x = sample()
     text = layer(SEGNETS).replace('top: "y"', 'top: "y" top: "mean" top: "variance"')
     net = run(text, x=x)
@@ -103,7 +103,7 @@ def test_segnets_inference():
 @pytest.mark.parametrize("relu", ["ReLU", "ReLU6"])
 @pytest.mark.parametrize("params", [FILLERS, SEGNETS, SEGNETS + " bn_mode: INFERENCE"])
 def test_blocked_with_relu(params, relu):
-    """A ReLU behind it, in place, is fused in; the results are those without."""
+    """The in-place ReLU behind the layer is fused. The results are those without fusion."""
     text = layer(params.replace("max: 2", "max: 12"), "c")
     text += f'layer {{ name: "relu" type: "{relu}" bottom: "y" top: "y" }}'
     fused, apart = (run_blocked(text, c=40, passes=passes) for passes in (PASSES, frozenset()))
@@ -115,7 +115,7 @@ def test_blocked_with_relu(params, relu):
 
 @pytest.mark.parametrize("relu", ["", 'layer { name: "relu" type: "ReLU" bottom: "y" top: "y" }'])
 def test_blocked_with_two_readers(relu):
-    """A Split behind it, as at the end of a residual block, is fused in, too."""
+    """The layer has a Split behind it, as at the end of a residual block, which is fused, too."""
     readers = """layer { name: "a" type: "Power" bottom: "y" top: "a" power_param { scale: 2 } }
         layer { name: "b" type: "Eltwise" bottom: "y" bottom: "a" top: "b" eltwise_param { operation: PROD } }"""
     fused, apart = (
@@ -132,7 +132,7 @@ def test_without_fillers_it_only_normalises():
 
 @pytest.mark.parametrize("shape", [(1, 3), (1, 3, 1, 1), (3,)])
 def test_weights_of_files(shape):
-    """Forks differ in how they shape them."""
+    """Forks store the parameters in different shapes."""
     net = make_net(net_text(layer(), x=SHAPE))
     values = [np.arange(1, 4, dtype=np.float32).reshape(shape) * i for i in range(1, 5)]
     assert net.load_weights({"layer": values}, "file") == []

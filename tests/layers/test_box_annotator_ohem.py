@@ -52,7 +52,7 @@ def test_no_region_at_all():
 
 
 def test_mining_in_a_net():
-    """R-FCN's three layers: of every image, the loss of the two hardest regions alone reaches the scores."""
+    """With R-FCN's three layers, of each image only the losses of the two hardest regions have a gradient."""
     text = """
     layer { name: "first" type: "SoftmaxWithLossOHEM" bottom: "x" bottom: "labels" top: "t" top: "p" top: "losses"
             loss_weight: 0 loss_weight: 0 loss_weight: 0 propagate_down: false propagate_down: false }

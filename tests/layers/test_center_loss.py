@@ -25,7 +25,7 @@ def built(params, x, t, centers, **options):
 @pytest.mark.parametrize("kind", ["L1", "L2"])
 @pytest.mark.parametrize("shape", [(6, 5), (6, 2, 3, 2)])
 def test_formula(kind, shape):
-    x, t = RANDOM.normal(size=shape), np.array([0, 2, 2, 1, 2, 0])  # none of class 3
+    x, t = RANDOM.normal(size=shape), np.array([0, 2, 2, 1, 2, 0])  # no sample is of class 3
     centers = RANDOM.normal(size=(4, *shape[1:]))
     net = built(f'distance_type: "{kind}"', x, t, centers)
     gap = x - centers[t]

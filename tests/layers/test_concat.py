@@ -38,7 +38,7 @@ def test_gradients(a, b, param):
 
 
 def test_a_bottom_without_a_gradient():
-    """A blob of data goes in as it is, and nothing comes back to it."""
+    """A data blob is copied into the top, but has no gradient."""
     learns = """layer { name: "ip" type: "InnerProduct" bottom: "x" top: "c" inner_product_param { num_output: 4
         weight_filler { type: "xavier" } } }"""
     loss = 'layer { name: "loss" type: "EuclideanLoss" bottom: "y" bottom: "t" top: "l" }'
@@ -80,7 +80,7 @@ def test_shape_and_errors():
 @needs_bf16
 @pytest.mark.parametrize("size", [(9, 1), (1, 9), (1, 1), (9, 4)])
 def test_channels_that_lie_last_in_a_column(size):
-    """As a blob lies that is narrowed to bf16."""
+    """Blobs that are cast to bf16 lie with channels last."""
     conv = """layer { name: "c" type: "Convolution" bottom: "x" top: "c" convolution_param {
         num_output: 1 kernel_size: 1 weight_filler { type: "constant" value: 3 } } }"""
     norm = 'layer { name: "norm" type: "BatchNorm" bottom: "y" top: "z" }'
@@ -95,7 +95,7 @@ def test_channels_that_lie_last_in_a_column(size):
 @needs_bf16
 @pytest.mark.parametrize("channels", [1, 2])
 def test_channels_that_lie_last(channels):
-    """Of one channel, the place of its axis among the others is not to be told by strides alone."""
+    """With one channel, strides alone do not tell where the channel axis lies."""
     conv = """layer { name: "TOP" type: "Convolution" bottom: "x" top: "TOP" convolution_param {
         num_output: COUNT kernel_size: 1 weight_filler { type: "xavier" } } }""".replace("COUNT", str(channels))
     norm = 'layer { name: "norm" type: "BatchNorm" bottom: "y" top: "z" }'

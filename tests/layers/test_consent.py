@@ -1,4 +1,5 @@
-"""Opening a net runs nobody's code: modules of Python layers are imported only by consent, and never to look."""
+"""Opening a net runs no code of its author: modules of Python layers are imported only with consent, and never by
+commands that only look."""
 
 import gc
 import os
@@ -106,7 +107,8 @@ LOOKING = ("check net.prototxt", "check --run net.prototxt", "summarize net.prot
 
 @pytest.mark.parametrize("command", LOOKING)
 def test_looking_never_imports(folder, command):
-    """Not even where consent to run is in the environment, except for what --run asks for."""
+    """Commands that only look do not import it even if the environment holds consent to run. With --run they do not
+    import it without consent."""
     variable = {} if "--run" in command else {"ENGINE_PYTHON_LAYERS": "1"}
     done = run(folder, *command.split(), **variable)
     assert "EXECUTED" not in done.stderr and "Traceback" not in done.stderr
@@ -152,7 +154,7 @@ def test_a_library_refuses_as_well(folder, monkeypatch):
 
 @pytest.mark.parametrize("file", ["net.prototxt", "input.prototxt"])
 def test_a_program_that_makes_a_net_has_chosen_it_and_may_keep_its_arrays(folder, monkeypatch, file):
-    """They live on without the net: the memory behind them is theirs, too."""
+    """The arrays can be read after the net is gone, since they keep its memory alive."""
     monkeypatch.setattr(python, "_consent", [])
     net = caffe.Net(str(folder / file), caffe.TEST)
     if file == "input.prototxt":
@@ -169,7 +171,7 @@ def test_a_program_that_makes_a_net_has_chosen_it_and_may_keep_its_arrays(folder
 
 
 def test_a_net_with_a_python_layer_is_freed(folder):
-    """The program holds the layer's function, so the layer must not hold the program."""
+    """The program holds a function of the layer. If the layer also held the program, the two would never be freed."""
     program = (
         "import gc, os, resource\nimport engine.caffe as caffe\n"
         "def used(): return int(open('/proc/self/statm').read().split()[1]) * 4096\n"

@@ -22,7 +22,7 @@ def test_golden(case):
 @pytest.mark.parametrize("shape", [(6, 4), (6, 2, 2, 1)])
 def test_forward_and_gradients(legacy, shape):
     a = RANDOM.normal(size=shape).astype(np.float32)
-    # Distances about 0.5, 1 and 3: within the margin and beyond, alike and not.
+    # Distances are about 0.5, 1 and 3: within the margin and beyond, for equal and different labels.
     steps = RANDOM.normal(size=shape).astype(np.float32).reshape(6, -1)
     steps *= (np.array([0.5, 1, 3, 0.5, 1, 3]) / np.linalg.norm(steps, axis=1))[:, None]
     b = a + steps.reshape(shape).astype(np.float32)
@@ -35,7 +35,8 @@ def test_forward_and_gradients(legacy, shape):
 
 
 def test_labels_of_both():
-    """happynear's: alike is what has one label; the margin is that of the legacy version."""
+    """In happynear's fork there are two labels, and pairs with equal labels are alike. The margin is that of the legacy
+    version."""
     a, b = RANDOM.normal(size=(2, 6, 4)).astype(np.float32)
     first, second = np.array([0, 1, 2, 3, 3, 5], np.float32), np.array([0, 1, 1, 3, 4, 6], np.float32)
     squares = ((a - b).astype(np.float64) ** 2).sum(1)

@@ -29,7 +29,7 @@ def layer(params):
 
 
 def reference(x, weights, bias, stride, pad, dilation, group):
-    """Sums over the positions of the kernel, any number of spatial axes; all window arguments are lists."""
+    """Computes sums over the positions of the kernel, for any number of spatial axes. Window arguments are lists."""
     x = np.pad(x.astype(np.float64), [(0, 0), (0, 0), *((p, p) for p in pad)])
     kernel = weights.shape[2:]
     out = [(n - d * (k - 1) - 1) // s + 1 for n, k, s, d in zip(x.shape[2:], kernel, stride, dilation)]
@@ -84,7 +84,8 @@ def test_forward_and_gradients(shape, params, window):
     [(20, 50, 5, True), (17, 70, 5, True), (32, 64, 5, False), (20, 50, 3, False), (4, 20, 5, False)],
 )
 def test_few_channels_for_blocks_are_innermost(channels, outputs, kernel, innermost):
-    """Where blocks of 16 would be half padding, and the kernel is large; the results are the same."""
+    """Blocks of 16 channels would be half padding, and the kernel is large, so channels are innermost. The results are
+    the same."""
     x = RANDOM.normal(size=(2, channels, 12, 12)).astype(np.float32)
     text = net_text(layer(f"num_output: {outputs} kernel_size: {kernel}"), x=x.shape)
     net = make_net(text)
@@ -120,14 +121,15 @@ def test_few_channels_for_blocks_are_innermost(channels, outputs, kernel, innerm
     ],
 )
 def test_groups_of_few_channels_are_innermost(channels, outputs, group, innermost, kernel):
-    """Where oneDNN would take blocks of 4 or 8 channels, but for groups of just 8; the results are the same."""
+    """For groups of few channels oneDNN would take blocks of 4 or 8. Except for groups of 8, channels are innermost
+    instead. The results are the same."""
     x = RANDOM.normal(size=(2, channels, 9, 8)).astype(np.float32)
     net = make_net(net_text(layer(f"num_output: {outputs} kernel_size: {kernel} group: {group}"), x=x.shape))
     net.blobs["x"].set(x)
     weights, bias = (tensor.get() for tensor in net.params["layer"])
     y = net.forward()["y"]
     np.testing.assert_allclose(y, reference(x, weights, bias, [1, 1], [0, 0], [1, 1], group), rtol=1e-4, atol=1e-4)
-    if (channels // group, outputs // group) != (2, 3):  # for which oneDNN has channels last itself
+    if (channels // group, outputs // group) != (2, 3):  # for which oneDNN itself has channels innermost
         assert (net.tensors[net.graph.outputs[0]].layout == "acdb") == innermost
     given = RANDOM.normal(size=y.shape).astype(np.float32)
     set_top_diff(net, "y", given)
@@ -140,7 +142,7 @@ def test_groups_of_few_channels_are_innermost(channels, outputs, group, innermos
 @needs_bf16
 @pytest.mark.parametrize("group", [8, 16])
 def test_groups_in_bf16(group):
-    """Groups of 8 channels, which are innermost there, and of 4."""
+    """In bf16 groups of 8 channels are innermost, too, as those of 4 are."""
     x = RANDOM.normal(size=(2, 64, 9, 8)).astype(np.float32)
     text = net_text(layer(f"num_output: 64 kernel_size: 3 pad: 1 group: {group}"), x=x.shape)
     found = {}
@@ -173,7 +175,7 @@ def test_flops(shape):
 
 
 def test_gradients_of_weights_alone():
-    """On data nothing flows into the bottom."""
+    """The bottom is data, which has no gradient."""
     text = net_text(
         layer("num_output: 2 kernel_size: 3") + 'layer { name: "loss" type: "EuclideanLoss" bottom: "y" bottom: "t" '
         'top: "loss" }',
@@ -219,7 +221,7 @@ def test_a_bottom_without_channels():
 
 @pytest.mark.parametrize("params, group", [("num_output: 6", 1), ("num_output: 6 kernel_size: 3 group: 2", 2)])
 def test_without_spatial_axes(params, group):
-    """As in Caffe: an inner product, of weights (num_output, C / group)."""
+    """As in Caffe, it is an inner product whose weights are (num_output, C / group)."""
     x = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
     net = run(layer(params), x=x)
     weights, bias = (tensor.get() for tensor in net.params["layer"])
@@ -268,7 +270,7 @@ def test_several_bottoms_share_the_weights(kind):
 
 
 def test_several_bottoms_in_front_of_activations():
-    """What follows one of the tops is not fused into what makes both."""
+    """An activation behind one of the tops must not be fused into the convolution, which computes both tops."""
     relu = 'layer { name: "relu" type: "ReLU" bottom: "y" top: "y" }'
     a, b = np.random.default_rng(2).normal(size=(2, 2, 16, 5, 4)).astype(np.float32)
     text = several("Convolution", "num_output: 32 kernel_size: 3 pad: 1") + relu
@@ -317,8 +319,8 @@ def test_a_test_net_reads_the_weights_of_its_train_net():
 @needs_bf16
 @pytest.mark.parametrize("kind", ["Convolution", "Deconvolution"])
 def test_rows_that_are_shorter_than_the_stride(kind):
-    """In bf16 oneDNN's gradient of the weights reads scratch memory that nobody has written: here two others have left
-    something in it."""
+    """In bf16 oneDNN's gradient of the weights reads scratch memory that it has not written. Two other layers leave
+    values in it here."""
     shape, other = (2, 16, 7, 1) if kind == "Convolution" else (2, 16, 1, 1), (1, 8, 128, 128)
     text = f"""layer {{ name: "c" type: "Convolution" bottom: "x" top: "c"
       convolution_param {{ num_output: 16 kernel_size: 1 weight_filler {{ type: "xavier" }} }} }}

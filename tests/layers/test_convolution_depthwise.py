@@ -32,7 +32,8 @@ def test_forward_and_gradients(type, params, outputs):
 @needs_bf16
 @pytest.mark.parametrize("stride", [1, 2])
 def test_gradients_in_bf16_are_those_of_blocks(stride):
-    """oneDNN's first choice for a stride of 2 is another layout, in which a channel fills no vector."""
+    """For a stride of 2 oneDNN's first choice is a layout in which a channel does not fill a vector. Blocks must be
+    chosen all the same."""
     x, found = RANDOM.normal(size=(2, 32, 12, 12)).astype(np.float32), {}
     text = net_text(layer(f"num_output: 32 stride: {stride}"), x=x.shape)
     for precision in ("fp32", "bf16"):

@@ -11,7 +11,8 @@ def layer(params, kind="Correlation"):
 
 
 def reference(a, b, pads, kernel, reaches, stride, displacements, subtract=False):
-    """pads and reaches: of rows and columns. Zeros lie around b as far as displacements lead."""
+    """Computes the layer. `pads` and `reaches` are those of rows and columns. b is surrounded by zeros as far as
+    displacements reach."""
     n, channels = a.shape[:2]
     around = 9
     a, b = (np.pad(x, ((0, 0), (0, 0), *((pad + around, pad + around) for pad in pads))) for x in (a, b))
@@ -51,7 +52,7 @@ def test_formula_and_gradients(params, pad, kernel, reach, stride, displacements
     net = run(text, a=a, b=b)
     assert net.blobs["y"].shape == expected.shape
     np.testing.assert_allclose(net.blobs["y"].data, expected, rtol=1e-4, atol=1e-5)
-    if kind == "SUBTRACT":  # steps must not cross where two values are equal
+    if kind == "SUBTRACT":  # steps must not cross the kink where two values are equal
         a, b = np.round(a, 1), np.round(b, 1) + 0.05
         a[a == 0], b[np.abs(b) < 0.04] = 0.1, 0.15
     check_gradients(net_text(text, a=a.shape, b=b.shape), {"a": a, "b": b}, step=5e-3, tolerance=5e-3)

@@ -17,7 +17,8 @@ def layer(kind="CTCLoss", params="", bottoms="x i l", weight=1.0):
 
 
 def probability(scores, labels, blank):
-    """Of all paths (T, C) that spell the labels: those of each path, one by one, and how often each class is taken."""
+    """Tries all paths (T, C) that spell the labels, one by one. Returns the sum of their probabilities, and how often
+    each class is taken."""
     softmax = np.exp(scores - scores.max(1, keepdims=True))
     softmax /= softmax.sum(1, keepdims=True)
     total, taken = 0.0, np.zeros_like(softmax)
@@ -31,7 +32,7 @@ def probability(scores, labels, blank):
 
 
 def reference(scores, times, spelt, blank):
-    """The loss, and the gradient of the sum of those of the sequences."""
+    """Returns the loss, and the gradient of the sum of the sequences' losses."""
     loss, gradient = 0.0, np.zeros_like(scores)
     for n, (time, labels) in enumerate(zip(times, spelt)):
         total, softmax, taken = probability(scores[:time, n], labels, blank) if time else (1, 0, 0)
@@ -67,7 +68,7 @@ def check(text, blank, x, times=TIMES, spelt=SPELT, **bottoms):
 
 @pytest.mark.parametrize("end", [-1.0, 3.0])
 def test_sequences_of_several_lengths(end):
-    """Beyond them labels are negative, or, as some data have it, the blank."""
+    """Labels beyond a sequence's end are negative or, in some data, the blank."""
     x = RANDOM.normal(size=(5, 5, 4))
     check(layer(), 3, x, i=indicators(TIMES, 5), l=columns(SPELT, 5, end))
 
@@ -117,7 +118,7 @@ def test_lengths():
 
 
 def test_sequences_that_are_not_there():
-    """Of no steps, or of one without labels, where another begins."""
+    """A sequence is not there if it has no steps or, with indicators, a single step and no labels."""
     x, spelt = RANDOM.normal(size=(5, 3, 4)), [[0, 1], [], []]
     check(layer(), 3, x, [5, 0, 0], spelt, i=indicators([5, 1, 1], 5), l=columns(spelt, 5))
     text = layer("WarpCTCLoss", "blank_index: 3", "x t n l")
@@ -125,7 +126,7 @@ def test_sequences_that_are_not_there():
 
 
 def test_what_no_path_can_spell_adds_nothing():
-    x, spelt = RANDOM.normal(size=(3, 2, 4)), [[1, 2, 2], [1, 2]]  # a blank has to part the twos
+    x, spelt = RANDOM.normal(size=(3, 2, 4)), [[1, 2, 2], [1, 2]]  # the twos need a blank between them
     check(layer(), 3, x, [0, 3], [[], spelt[1]], i=indicators([3, 3], 3), l=columns(spelt, 3))
 
 
@@ -136,11 +137,11 @@ def test_gradients():
 
 
 def test_long_sequences():
-    """Probabilities that no float holds: uniform scores have so many paths of one probability."""
+    """The probabilities are too small for a float. With uniform scores the loss follows from the number of paths."""
     steps, classes = 400, 50
     x = np.zeros((steps, 1, classes))
     net = run(layer("CtcLoss", "", "x l"), x=x, l=np.arange(1, 5)[None])
-    ways = np.zeros(9)  # to each place of the path
+    ways = np.zeros(9)  # number of ways to each place of the path
     ways[:2] = 1
     for _ in range(steps - 1):
         skip = np.where(np.arange(9) % 2 == 1, np.roll(ways, 2), 0)
@@ -153,7 +154,7 @@ def test_long_sequences():
 
 
 def test_labels_count_by_their_whole_part():
-    """As in the other losses: what is the blank then is none."""
+    """As in other losses, the fraction of a label is dropped. What is then the blank is no label."""
     x = RANDOM.normal(size=(5, 1, 4))
     check(layer("CtcLoss", "", "x l"), 0, x, [5], [[2, 3]], l=np.array([[2, 0.5, 3.7]]))
 
@@ -173,7 +174,7 @@ def test_what_is_added_to_all_scores_has_no_effect(offset):
 
 @pytest.mark.parametrize("labels", [4, 900])
 def test_tables_are_in_the_memory_plan(labels):
-    """For as many labels as the steps can spell."""
+    """The plan has tables for as many labels as the steps can spell."""
     text = net_text(layer("CtcLoss", "", "x l"), x=(300, 8, 20), l=(8, labels))
     tables = 8 * 300 * (2 * min(labels, 300) + 1) * 8
     assert tables <= make_net(text).program.activation_bytes < tables + 2**20
@@ -236,7 +237,7 @@ def test_errors():
     ],
 )
 def test_fields_of_another_type(kind, field, bottoms):
-    """They would change nothing."""
+    """They would have no effect, so they are refused."""
     shapes = {"x": (5, 5, 4), "i": (5, 5), "l": (5, 5)}
     message = error_of(layer(kind, field, bottoms), **{name: shapes[name] for name in bottoms.split()})
     assert f"layer 'layer' ({kind}): {field.partition(':')[0]} is of another type; expected blank_" in message

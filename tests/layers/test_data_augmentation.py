@@ -6,7 +6,7 @@ from tests.layers.harness import check_gradients, error_of, make_net, net_text
 
 RANDOM = np.random.default_rng(77)
 SHAPE = (2, 3, 4, 5)
-TRAINED = (1, 3, 7, 9)  # the size of the pictures that a file of weights was made with
+TRAINED = (1, 3, 7, 9)  # shape of the mean in a file of weights, that of the pictures of its training
 
 
 def layer(params):
@@ -17,7 +17,7 @@ def layer(params):
 
 
 def of_net(params, x, *means):
-    """The top in TEST, with a file's count and means."""
+    """Returns the top in phase TEST, with a file's count and means."""
     net = make_net(net_text(layer(params), x=x.shape), proto.TEST)
     if means:
         net.load_weights({"layer": [np.full((1, 1, 1, 1), 5000, np.float32), *means]}, "weights")
@@ -47,7 +47,8 @@ def test_given_means():
     x = RANDOM.normal(size=SHAPE).astype(np.float32)
     y = of_net("mean: 1 mean: 2 mean: 3 mean_per_pixel: false crop_width: 5 crop_height: 4", x)
     np.testing.assert_allclose(y, x - np.reshape([1, 2, 3], (1, 3, 1, 1)), rtol=1e-6, atol=1e-6)
-    np.testing.assert_array_equal(of_net("mean: 1 mean: 2 mean: 3", x), x)  # mean_per_pixel: not read
+    # mean_per_pixel is true by default, so the means are not read
+    np.testing.assert_array_equal(of_net("mean: 1 mean: 2 mean: 3", x), x)
     check_gradients(net_text(layer("mean: 1 mean: 2 mean: 3 mean_per_pixel: false"), x=SHAPE), {"x": x})
 
 

@@ -25,7 +25,8 @@ def layer(params, bottom="x"):
 
 
 def reference(x, weights, bias, stride, pad, dilation, group):
-    """Every pixel of x adds its kernel to the top; window arguments are lists, one number per spatial axis."""
+    """Computes the layer: each pixel of x adds its kernel to the top. Window arguments are lists, a number for each
+    spatial axis."""
     kernel, outputs = weights.shape[2:], weights.shape[1] * group
     full = [s * (n - 1) + d * (k - 1) + 1 for n, k, s, d in zip(x.shape[2:], kernel, stride, dilation)]
     y = np.zeros((len(x), outputs, *full))
@@ -81,7 +82,7 @@ def test_blocked(outputs):
 
 
 def test_weights_shared_with_the_convolution_that_it_reverses():
-    """A tied autoencoder: both layers see the blob (16, 3, 3, 3)."""
+    """In a tied autoencoder both layers share the blob (16, 3, 3, 3)."""
     text = """
     layer { name: "down" type: "Convolution" bottom: "x" top: "h" param { name: "w" } convolution_param {
       num_output: 16 kernel_size: 3 bias_term: false weight_filler { type: "gaussian" std: 0.3 } } }
@@ -92,7 +93,7 @@ def test_weights_shared_with_the_convolution_that_it_reverses():
 
 
 def test_bilinear_filler_enlarges_a_plane():
-    """FCN's upsampling: inside, a linear function of the place stays one."""
+    """FCN upsamples so. Inside, a linear function of the position stays linear."""
     text = """layer { name: "up" type: "Deconvolution" bottom: "x" top: "y" convolution_param { num_output: 3 group: 3
         kernel_size: 4 stride: 2 pad: 1 bias_term: false weight_filler { type: "bilinear" } } }"""
     net = make_net(net_text(text, x=(1, 3, 4, 5)))
@@ -107,7 +108,7 @@ def test_bilinear_filler_enlarges_a_plane():
 @needs_bf16
 @pytest.mark.parametrize("window", ["kernel_size: 4 stride: 2 pad: 1", "kernel_size: 4 stride: 2 stride: 100"])
 def test_bf16(window):
-    """oneDNN's kernels write outside of the blob where windows are far from each other: then it is float32."""
+    """oneDNN's kernels write outside of the blob if windows lie far apart; such layers run in float32."""
     text = net_text(layer(f"num_output: 16 {window}"), x=(2, 16, 5, 4))
     x = RANDOM.normal(size=(2, 16, 5, 4)).astype(np.float32)
     results = []
@@ -137,7 +138,7 @@ def test_errors():
 
 @needs_bf16
 def test_depthwise_in_bf16_is_that_of_blocks():
-    """As FCN enlarges its scores; oneDNN's first choice is another layout, in which a channel fills no vector."""
+    """FCN enlarges its scores so. oneDNN's first choice is a layout in which a channel does not fill a vector."""
     x, found = RANDOM.normal(size=(2, 21, 9, 8)).astype(np.float32), {}
     text = net_text(
         'layer { name: "c" type: "Convolution" bottom: "x" top: "c" convolution_param { num_output: 21 kernel_size: 1 '

@@ -6,7 +6,7 @@ from tests.layers.harness import check_gradients, error_of, net_text, run, set_t
 
 RANDOM = np.random.default_rng(11)
 SIZE = (2, 4, 6, 7)
-WINDOWS = [  # of a text, and kernel, stride, pad and dilation of rows and columns
+WINDOWS = [  # fields as text, then kernel, stride, pad and dilation of rows and columns
     ("kernel_size: 3 pad: 1", (3, 3), (1, 1), (1, 1), (1, 1)),
     ("kernel_size: 3 stride: 2", (3, 3), (2, 2), (0, 0), (1, 1)),
     ("kernel_size: 3 pad: 2 dilation: 2", (3, 3), (1, 1), (2, 2), (2, 2)),
@@ -28,7 +28,7 @@ def sizes(size, kernel, stride, pad, dilation):
 
 
 def offsets_for(x, window, groups=1, far=2.0):
-    """Random ones, of which no place is nearer than 0.1 to where its pixels change."""
+    """Returns random offsets that keep positions at least 0.1 away from where other pixels would be read."""
     kernel, height, width = window[0], *sizes(x[2:], *window)
     offsets = RANDOM.uniform(-far, far, (x[0], 2 * groups * kernel[0] * kernel[1], height, width))
     return (np.floor(offsets) + 0.1 + 0.8 * (offsets % 1)).astype(np.float32)
@@ -46,7 +46,7 @@ def value(plane, row, column):
 
 
 def reference(x, offsets, weights, bias, kernel, stride, pad, dilation, groups=1, deformable=1):
-    """Place by place, as the paper says."""
+    """Computes the layer position by position, as the paper defines it."""
     n, channels, *size = x.shape
     height, width = sizes(size, kernel, stride, pad, dilation)
     offsets = offsets.reshape(n, deformable, *kernel, 2, height, width)
@@ -86,7 +86,8 @@ def test_no_offsets_is_a_convolution():
 
 
 def test_beyond_the_edges():
-    """Between the last pixel and the edge it is that pixel's, outside 0; there no offset has a gradient."""
+    """Between the last pixel and the edge the value is that pixel's, and outside it is 0. In neither case has the
+    offset a gradient."""
     x = np.ones((1, 1, 4, 5), np.float32)
     offsets = np.zeros((1, 2, 4, 5), np.float32)
     offsets[0, 0, :, 0] = [-0.5, 0.5, 1.5, 0.5]  # rows -0.5, 1.5, 3.5 and 3.5

@@ -17,7 +17,8 @@ def layer(params="part_size: 3", output_dim=2, group=3, scale=0.25):
 
 
 def reference(x, rois, offsets, output_dim, group, samples, scale, trans_std=0.1):
-    """Sample by sample, as the forks' GPU code does it. offsets: (R, 2 classes, part, part), or None."""
+    """Computes the layer sample by sample, as the GPU code of forks does. `offsets` are (R, 2 classes, part, part) or
+    None."""
     y, size = np.zeros((len(rois), output_dim, group, group)), np.array(x.shape[2:])
     for r, (image, *corners) in enumerate(rois):
         if image < 0:
@@ -61,7 +62,7 @@ def test_forward(output_dim, group, classes, part, samples):
 
 
 def test_gradients():
-    random = np.random.default_rng(2)  # the steps of the checker move no sample over a pixel
+    random = np.random.default_rng(2)  # with this seed the checker's steps move no sample across a pixel
     rois = np.array([[0, 0, 0, 23, 23], [1, 6, 8, 17, 19], [0, 12, 10, 40, 30], [-1, 0, 0, 8, 8]], np.float32)
     x = random.normal(size=(2, 16, 7, 9)).astype(np.float32)
     values = {"x": x, "rois": rois, "offsets": random.uniform(-1.5, 1.5, (4, 4, 2, 2)).astype(np.float32)}
@@ -93,7 +94,7 @@ def test_part_size_0_is_that_of_group_size():
 
 
 def test_an_offset_has_no_slope_where_samples_are_on_pixels():
-    """As in the forks, where untrained offsets, all 0, often are."""
+    """The forks do the same. It matters because untrained offsets are 0, which often puts samples on pixels."""
     rois = np.array([[0, 2, 2, 9, 9]], np.float32)  # begins at pixel 0
     x = RANDOM.normal(size=(1, 1, 6, 8)).astype(np.float32)
     net = run(layer("part_size: 1", 1, 1), x=x, rois=rois, offsets=np.zeros((1, 2, 1, 1), np.float32))
@@ -105,7 +106,7 @@ def test_an_offset_has_no_slope_where_samples_are_on_pixels():
 
 
 def test_offsets_that_are_no_numbers_lead_nowhere():
-    """As those of DeformableConvolution: 0, without a gradient."""
+    """As in DeformableConvolution, the value is 0 and there is no gradient."""
     values = bottoms()
     values["offsets"][:] = np.nan
     net = run(layer(), **values)

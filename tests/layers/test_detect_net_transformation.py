@@ -38,7 +38,7 @@ def run(text, images, labels, phase=proto.TRAIN, iteration=0):
 
 
 def grid_of(boxes, scale=0.5, most=50, least=None, classes=None, obj_norm=False, crop=True):
-    """Of a plane of 64 x 96 pixels, in squares of 8."""
+    """Returns the grid of a plane of 64 x 96 pixels, in squares of 8."""
     height, width, stride, classes = 64, 96, 8, classes or {1: 0, 7: 1}
     rows, columns = height // stride, width // stride
     grid = np.zeros((8 + max(classes.values()) + 1, rows, columns))
@@ -90,7 +90,8 @@ def test_grid(truth, options, phase):
 
 
 def cubic(size, wanted):
-    """(wanted, size): weights of cubic convolution with a = -3/4, which the border's pixels go on beyond."""
+    """Returns the weights (wanted, size) of cubic convolution with a = -3/4. Beyond the border, its pixels are
+    repeated."""
     weights = np.zeros((wanted, size))
     for i in range(wanted):
         place = (i + 0.5) * size / wanted - 0.5
@@ -117,7 +118,7 @@ def test_flip():
 
 
 def test_scale_and_the_middle():
-    """Half the size, in the middle of zeros."""
+    """The picture has half the size and is surrounded by zeros."""
     images = np.full((1, 3, 64, 96), 200, np.float32)
     shrunk = NEVER.replace("scale_prob: 0", "scale_prob: 1 scale_min: 0.5 scale_max: 0.5")
     found, grid = run(layer(augmentation=shrunk), images, labels_of(BOXES))
@@ -130,7 +131,7 @@ def test_scale_and_the_middle():
 
 def test_rotation_moves_boxes_with_their_pixels():
     images, augmentation = np.zeros((1, 3, 64, 96), np.float32), NEVER.replace("rotation_prob: 0", "rotation_prob: 1")
-    images[0, :, 20:31, 60:71] = 255  # around (65, 25)
+    images[0, :, 20:31, 60:71] = 255  # a square around (65, 25)
     found, grid = run(
         layer(augmentation=augmentation + " max_rotate_degree: 40", mean=""),
         images,
@@ -144,7 +145,7 @@ def test_rotation_moves_boxes_with_their_pixels():
 
 
 def test_colours():
-    """Red turned by 120 degrees is green; without saturation all channels are the largest one."""
+    """Red turned by 120 degrees becomes green. Without saturation, all channels have the value of the largest."""
     images = np.zeros((1, 3, 64, 96), np.float32)
     images[0, 2] = 200
     turned = NEVER.replace("hue_rotation_prob: 0", "hue_rotation_prob: 1 hue_rotation: 180")

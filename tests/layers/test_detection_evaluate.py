@@ -10,7 +10,7 @@ A, B, FAR = (0.1, 0.1, 0.4, 0.4), (0.5, 0.5, 0.9, 0.9), (0.0, 0.8, 0.1, 0.9)
 NEAR_A = (0.12, 0.1, 0.42, 0.4)
 TRUTH = [(0, 1, A, 0), (0, 1, B, 1), (0, 2, B, 0), (2, 1, A, 0)]
 DETECTIONS = [
-    (0, 1, 0.5, *A),  # after the next, so A is claimed
+    (0, 1, 0.5, *A),  # by its score it comes after the next, which has claimed A
     (0, 1, 0.9, *NEAR_A),
     (0, 1, 0.4, *B),  # difficult
     (0, 1, 0.3, *FAR),
@@ -53,7 +53,7 @@ def test_difficult_boxes_left_out():
 
 
 def test_a_stricter_threshold():
-    """NEAR_A shares 0.28 * 0.3 of 0.32 * 0.3 with A."""
+    """The overlap of NEAR_A with A is 0.28 * 0.3 / (0.32 * 0.3) = 0.875."""
     assert evaluate("num_classes: 4 overlap_threshold: 0.87")[0, 0, 3, 3] == 1
     assert evaluate("num_classes: 4 overlap_threshold: 0.88")[0, 0, 3, 3] == 0
 

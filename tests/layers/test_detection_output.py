@@ -14,7 +14,7 @@ def layer(params=""):
 
 
 def bottoms(location_classes=1):
-    random = np.random.default_rng(6)  # the same for each test, whichever go before
+    random = np.random.default_rng(6)  # a generator of its own, so that values do not depend on other tests
     return {
         "loc": random.normal(size=(N, P * location_classes * 4)).astype(np.float32),
         "conf": random.random((N, P * CLASSES)).astype(np.float32),
@@ -88,7 +88,7 @@ def test_without_limits():
 
 
 def test_limits_are_exclusive():
-    """Half of a box is not more than 0.5 of it, and a confidence of 0.5 not above 0.5."""
+    """An overlap of exactly 0.5 suppresses no box, and a confidence of exactly 0.5 is too small."""
     boxes = np.float32([[0, 0, 1, 1], [0, 0, 1, 0.5], [0, 0, 0.5, 1]])
     values = {
         "loc": np.zeros((1, 12), np.float32),

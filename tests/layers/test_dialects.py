@@ -1,4 +1,4 @@
-"""Options that forks of Caffe add to layers that BVLC's has, too, against NumPy."""
+"""Compares options that forks of Caffe add to layers of BVLC's with NumPy."""
 
 import numpy as np
 import pytest
@@ -112,7 +112,8 @@ SILENCE = 'layer { name: "silence" type: "Silence" bottom: "y" include { phase: 
     ],
 )
 def test_intels_norms_look_for_a_scale_by_phase(between, blobs):
-    """As Intel's, which leaves out layers of the other phase first; but both phases have the same blobs."""
+    """Intel's fork looks for the Scale after it has removed the layers of the other phase. Here both phases have the
+    same blobs nevertheless."""
     text = 'engine: "MKLDNN"' + net_text(CONVOLUTION.replace('"x2"', '"y"') + between, x=SHAPE)
     train, test = (make_net(text, phase) for phase in (proto.TRAIN, proto.TEST))
     assert len(train.params["norm"]) == len(test.params["norm"]) == blobs
@@ -218,7 +219,7 @@ def test_selu():
 
 
 def test_selu_after_a_convolution():
-    """Which takes over an ELU, but not one with a factor."""
+    """The convolution takes over an ELU, but not this one, which has a factor."""
     text, x = net_text(CONVOLUTION + SELU.replace('bottom: "x"', 'bottom: "x2"'), x=SHAPE), sample()
     tops = []
     for keep_all in (True, False):

@@ -9,7 +9,7 @@ RANDOM = np.random.default_rng(27)
 
 
 def reference(p, g):
-    """Of values and truth (N, classes, ...)."""
+    """Computes the loss of values and truth, both (N, classes, ...)."""
     p, g = (each.reshape(*each.shape[:2], -1).astype(np.float64) for each in (p, g))
     return (1 - (2 * (p * g).sum(2) + 1e-5) / ((p**2).sum(2) + (g**2).sum(2) + 1e-5)).mean()
 

@@ -1,4 +1,4 @@
-"""The losses of happynear's fork: formulas as written there, in NumPy, and gradients that are theirs."""
+"""The losses of happynear's fork: its formulas in NumPy, and its gradients, which are not all derivatives."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def layer(kind, params="", tops='top: "y" top: "means"', bottoms=("d", "t")):
 
 
 def distances():
-    """Own ones of all sizes, others on both sides of margins of about 1."""
+    """Returns distances: those to the own class of all sizes, others on both sides of margins of about 1."""
     return np.random.default_rng(9).uniform(0.05, 2, (6, 4))
 
 

@@ -16,7 +16,7 @@ def layer(ratio=0.3, bottom="x", top="y", name="layer"):
 
 
 def kept(shape=SHAPE, step=0, first_sample=0, seed=1, **options):
-    """Which elements survive."""
+    """Returns which elements are kept."""
     net = make_net(net_text(layer(**options), x=shape), seed=seed)
     net.blobs["x"].set(np.ones(shape))
     return net.forward(Counters(step, first_sample))["y"] != 0
@@ -39,7 +39,7 @@ def test_ratio_is_kept(ratio):
     mask = kept((100, 10000), ratio=ratio)
     deviation = np.sqrt(ratio * (1 - ratio))
     assert abs(mask.mean() - (1 - ratio)) < 4 * deviation / 1000
-    # Within samples and across them the counts spread as independent draws would.
+    # The counts vary within samples and across them as those of independent draws.
     assert 0.7 < mask.mean(1).std() / (deviation / 100) < 1.3
     assert 0.9 < mask.mean(0).std() / (deviation / 10) < 1.1
 
@@ -53,7 +53,7 @@ def test_neighbours_are_independent():
 
 
 def test_samples_are_those_of_the_data_layer_whatever_stands_before_it():
-    """A net that reads its samples from the middle on draws the masks of these samples."""
+    """A net whose batch begins in the middle of the samples must draw the masks of these samples."""
     constant = 'layer { name: "c" type: "DummyData" top: "c" dummy_data_param { shape { dim: 1 } } }'
     data = """layer { name: "d" type: "MemoryData" top: "x" top: "label"
         memory_data_param { batch_size: %d channels: 1 height: 1 width: 100 } }"""
@@ -102,7 +102,7 @@ def test_does_nothing_at_test_time():
 
 
 def test_a_ratio_of_1_does_nothing_at_test_time_either():
-    """As in BVLC's release builds, which check the ratio in debug builds alone."""
+    """BVLC's release builds accept it, since only debug builds check the ratio."""
     x = np.ones((2, 3), np.float32)
     net = make_net(net_text(layer(1), x=x.shape), proto.TEST)
     net.blobs["x"].set(x)

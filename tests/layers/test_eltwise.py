@@ -26,17 +26,17 @@ def layer(param="", bottoms="a b", top="y"):
 
 RELU = 'layer { name: "relu" type: "ReLU" bottom: "y" top: "z" }'
 PARAMS = ["", "coeff: 1 coeff: -0.5 coeff: 1", "coeff: 2 coeff: 3 coeff: 4", "operation: PROD", "operation: MAX"]
-PARAMS += ["operation: MAX coeff: 5 coeff: 6 coeff: 7"]  # which it ignores
+PARAMS += ["operation: MAX coeff: 5 coeff: 6 coeff: 7"]  # MAX ignores coeff
 
 
 def random_bottoms(names, shape):
-    """Further apart than the gradient checker's steps, which matters for MAX."""
+    """Returns values further apart than the steps of the gradient checker, which matters for MAX."""
     values = RANDOM.permutation(len(names) * int(np.prod(shape))).reshape(len(names), *shape) * 0.05 - 2
     return dict(zip(names, values))
 
 
 def reference(param, x, given):
-    """Top and gradients of the bottoms x."""
+    """Returns the top and the gradients of the bottoms x."""
     x = np.stack(x).astype(np.float64)
     if "PROD" in param:
         return x.prod(0), [given * np.delete(x, i, 0).prod(0) for i in range(len(x))]
@@ -52,7 +52,7 @@ def reference(param, x, given):
 def check_against_reference(net, param, names):
     y = net.blobs["y"]
     expected, gradients = reference(param, [net.blobs[name].data for name in names], y.diff)
-    relative = 1e-5 if y.tensor.dtype == "f32" else 2**-8  # of bf16: results alone are rounded
+    relative = 1e-5 if y.tensor.dtype == "f32" else 2**-8  # only the results are rounded to bf16
     np.testing.assert_allclose(y.data, expected, relative, 1e-5)
     for name, gradient in zip(names, gradients):
         np.testing.assert_allclose(net.blobs[name].diff, gradient, relative, 1e-5, err_msg=name)
@@ -101,7 +101,7 @@ def test_one_blob_several_times(param, bottoms):
     shape = (2, 300)
     values = random_bottoms("xa", shape)
     if "MAX" in param and bottoms == "x x x":
-        return  # all are equal: no derivative
+        return  # equal bottoms have no derivative
     check_gradients(net_text(layer(param, bottoms), **{name: shape for name in "xa" if name in bottoms}),
                     {name: values[name] for name in "xa" if name in bottoms})  # fmt: skip
 
@@ -128,7 +128,7 @@ def test_another_blob_has_the_maximum_now():
 @pytest.mark.parametrize("param", PARAMS[:3])
 @pytest.mark.parametrize("blocked", [True, False])
 def test_relu_behind_a_sum_is_fused(param, blocked):
-    """In every mix of gradients that are shared, scaled and in other layouts."""
+    """The gradients of the bottoms may be shared, scaled or in other layouts, in each combination."""
     text = layer(param, "a b c") + RELU
     plain = {"a": RANDOM.normal(size=(2, 40, 5, 6)).astype(np.float32)}
     if blocked:
@@ -148,7 +148,7 @@ def test_relu_behind_a_sum_is_fused(param, blocked):
 
 
 def test_residual_block():
-    """x + f(x), then a ReLU, twice, with the memory plan and the fusion and without."""
+    """x + f(x) and then a ReLU, twice; computed with memory plan and fusion, and without."""
     convolution = """layer {{ name: "{0}" type: "Convolution" bottom: "{1}" top: "{0}" convolution_param {{
         num_output: 32 kernel_size: 3 pad: 1 weight_filler {{ type: "msra" }} }} }}"""
     relu = 'layer {{ name: "relu_{0}" type: "ReLU" bottom: "{0}" top: "{0}" }}'
@@ -173,7 +173,8 @@ def test_residual_block():
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("operation", ["PROD", "SUM coeff: 2 coeff: 3", "MAX"])
 def test_gradients_lie_apart(operation, precision):
-    """Of an input of the net, which nobody reads here, and of a convolution's result in another layout."""
+    """One gradient is that of an input, which no layer reads; the other that of a convolution's top in another
+    layout."""
     for names in ("a y", "y a"):
         text = layer(f"operation: {operation}", names, "z") + RELU.replace("ReLU", "TanH").replace('"y"', '"z"')
         plain = {"a": RANDOM.normal(size=(2, 32, 5, 6)).astype(np.float32)}
@@ -183,7 +184,7 @@ def test_gradients_lie_apart(operation, precision):
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("operation", ["PROD", "SUM coeff: 2 coeff: 3 coeff: 4", "MAX"])
 def test_a_gradient_lies_over_that_of_the_top(operation, precision):
-    """Where nobody keeps that: the others are written before it."""
+    """If nobody keeps the top's gradient, the last gradient is written over it, after the others."""
     text = layer(f"operation: {operation}", "a b c") + RELU.replace("ReLU", "TanH")
     run_blocked(text, precision=precision, a=40, b=40, c=40)
 

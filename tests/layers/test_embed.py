@@ -48,7 +48,8 @@ def test_the_gradient_of_the_bias_is_exact_over_many_rows():
 
 
 def test_differences():
-    """Numerically, without moving the row numbers, into which no gradient flows; with a row that nobody reads."""
+    """Compared with differences. Row numbers are not moved, since they have no gradient, and one row is read by
+    nobody."""
     text = net_text(layer() + LOSS, i=(2, 3), t=(2, 3, 4)).replace("force_backward: true", "")
     bottoms = {"i": np.array([[0, 1, 1], [6, 4, 1]]), "t": RANDOM.normal(size=(2, 3, 4))}
     check_gradients(text, bottoms)

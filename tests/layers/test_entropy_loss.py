@@ -11,7 +11,7 @@ def layer(params="", tops='top: "y"', weight=1):
 
 
 def reference(x, axis):
-    """The entropy at each position, and the probabilities."""
+    """Returns the entropy at each position, and the probabilities."""
     exponents = np.exp(x.astype(np.float64) - x.max(axis, keepdims=True))
     p = exponents / exponents.sum(axis, keepdims=True)
     return -(p * np.log(np.maximum(p, 1e-300))).sum(axis), p
@@ -48,14 +48,14 @@ def test_forward_and_gradients(shape, axis):
 )
 def test_normalization(params, divisor):
     x = RANDOM.normal(size=(2, 4, 3, 2)).astype(np.float32)
-    text = layer(f"loss_param {{ {params} }}", weight=-0.5)  # as large as it can be
+    text = layer(f"loss_param {{ {params} }}", weight=-0.5)  # a negative weight, which maximises the entropy
     np.testing.assert_allclose(run(text, x=x).blobs["y"].data, reference(x, 1)[0].sum() / divisor, rtol=1e-5)
     check_gradients(net_text(text, x=x.shape), {"x": x})
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (2, 3, 2, 2)])
 def test_certain(shape):
-    """Probabilities of 0 add nothing, and have no gradient."""
+    """Probabilities of 0 add nothing to the loss and have no gradient."""
     x = np.zeros(shape, np.float32)
     x[:, 1] = 1000
     net = run(layer(), x=x)

@@ -34,7 +34,7 @@ def test_the_gradient_is_the_difference(weight):
 
 
 def test_gradients():
-    """Where the weight makes the difference the loss's derivative."""
+    """With a loss_weight of half the count, the difference is the derivative of the loss."""
     bottoms = sample()
     count = bottoms["x"].size
     shapes = {name: values.shape for name, values in bottoms.items()}

@@ -48,16 +48,16 @@ def reference(x, truth, threshold, nms, score):
 
 @pytest.mark.parametrize("score", ["OBJ", "PROB", "MULTIPLY"])
 @pytest.mark.parametrize("nms", [-1, 0.3])
-@pytest.mark.parametrize("threshold", [0.2, -1])  # image 1 has no truth that a detection could claim
+@pytest.mark.parametrize("threshold", [0.2, -1])  # image 1 has no true box that a detection could claim
 def test_forward(threshold, nms, score):
-    generator = np.random.default_rng(6)  # its own, since the test asks for more than chance grants
+    generator = np.random.default_rng(6)  # a seed of its own: with others the reference may have no right detection
     x = generator.normal(size=(3, 2 * (5 + CLASSES), SIDE, SIDE)).astype(np.float32)
     boxes = random_boxes(generator, len(TRUTH))
     truth = truth_blob([(n, label, box, 0) for (n, label), box in zip(TRUTH, boxes)])
     y = run(layer(f"threshold: {threshold} nms: {nms} score_type: {score}"), proto.TEST, x=x, truth=truth)
     y = y.blobs["y"].data
     expected = reference(x, truth, threshold, nms, score)
-    assert expected[:, CLASSES + 2 :: 4].any()  # some are right
+    assert expected[:, CLASSES + 2 :: 4].any()  # some detections are right
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
 
 

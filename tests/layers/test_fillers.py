@@ -112,7 +112,7 @@ def test_gabor_filters_are_gratings():
     np.testing.assert_allclose(drawn.mean(axis=(2, 3)), 0, atol=1e-8)
     np.testing.assert_allclose(drawn.std(axis=(2, 3)), 0.01, rtol=1e-5)
     assert np.array_equal(drawn[:, 0], drawn[:, 2]) and not np.allclose(drawn[0], drawn[1])
-    spectrum = np.abs(np.fft.fft2(drawn[:, 0]))  # most of it at two opposite frequencies and what is next to them
+    spectrum = np.abs(np.fft.fft2(drawn[:, 0]))  # most of it lies at two opposite frequencies and their neighbours
     assert (spectrum.max(axis=(1, 2)) > 5 * np.median(spectrum, axis=(1, 2))).all()
 
 

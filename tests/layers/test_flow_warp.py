@@ -27,7 +27,7 @@ def reference(x, flow, fill=0.0):
 
 
 def values():
-    """Flows that lead within pixels, not to their borders, and partly out of the plane."""
+    """Returns flows that lead between pixels, not to their borders, and some of them out of the plane."""
     x = RANDOM.normal(size=(2, 3, 5, 6))
     return x, np.round(RANDOM.uniform(-3, 3, (2, 2, 5, 6))) + RANDOM.uniform(0.1, 0.9, (2, 2, 5, 6))
 

@@ -46,7 +46,7 @@ def test_formula_and_gradients(params, weight, kind):
 
 @pytest.mark.parametrize("kind, alpha", [("FocalLoss", 1), ("SoftmaxFocalLoss", 0.25), ("SoftmaxWithFocalLoss", 0.25)])
 def test_default_alpha(kind, alpha):
-    """That of the forks which have the type."""
+    """Forks have these types with different defaults of alpha."""
     x, t = RANDOM.normal(size=(4, 3)), RANDOM.integers(0, 3, 4)
     found, expected = (run(layer(params, kind=kind), x=x, t=t).blobs["y"].data for params in ("", f"alpha: {alpha}"))
     assert found == expected

@@ -1,4 +1,4 @@
-"""Parameters that do not learn, beside others of their layer that do."""
+"""Layers of which some parameters learn and others do not."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tests.layers.harness import PRECISIONS, inputs, make_net, net_text
 FILLER = 'weight_filler { type: "xavier" }'
 LOSS = 'layer { name: "loss" type: "EuclideanLoss" bottom: "y" bottom: "t" top: "loss" }'
 X = (2, 32, 5, 6)
-LAYERS = {  # type, its parameters, bottom, top, how many parameters
+LAYERS = {  # type: (its parameters, bottom, top, number of parameters)
     "convolution": (
         "Convolution",
         f"convolution_param {{ num_output: 32 kernel_size: 3 {FILLER} }}",
@@ -33,7 +33,7 @@ RECURRENT = {"LSTM": 3, "RNN": 5, "GRU": 5}  # and one more with a static input
 
 
 def gradients(text: str, values: dict[str, np.ndarray], frozen: set[int], count: int, **options):
-    """Of all parameters, None of those that are frozen."""
+    """Returns the gradients of all parameters, None for those that are frozen."""
     params = " ".join(f"param {{ lr_mult: {int(i not in frozen)} }}" for i in range(count))
     text = text.replace('name: "layer"', f'name: "layer" {params}')
     shapes = {name: array.shape for name, array in values.items()}

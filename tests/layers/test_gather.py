@@ -1,4 +1,4 @@
-"""Gather, Scatter: as many tops, which are the bottoms."""
+"""Gather and Scatter, whose tops are their bottoms."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def test_tops_are_bottoms(kind):
 
 
 def test_labels_that_pass_through_it():
-    """They are still labels to what reads them, and get no gradient."""
+    """The layer that reads them still takes them as labels, without a gradient."""
     text = (
         layer()
         + """

@@ -16,7 +16,7 @@ def layer(param=PARAM, blobs="x"):
 
 
 def coefficient(step):
-    """As the forks compute it."""
+    """Returns the coefficient of an iteration as the forks compute it."""
     height, progress = 0.7 - 0.1, min(1, step / 50)
     return 2 * height / (1 + np.exp(-4 * progress)) - height + 0.1
 
@@ -39,7 +39,7 @@ def test_each_iteration_has_its_coefficient(step):
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("keep_all", [True, False])
 def test_two_branches(precision, keep_all):
-    """One reads features as they are, the other through the layer, in place."""
+    """One branch reads the features as they are, the other through a GradientScaler in place."""
     text = """layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 4 dim: 8 dim: 5 dim: 5 } } }
         layer { name: "c" type: "Convolution" bottom: "x" top: "c" convolution_param { num_output: 24 kernel_size: 3
             weight_filler { type: "xavier" } } }

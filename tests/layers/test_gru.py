@@ -10,7 +10,7 @@ def sigmoid(x):
 
 
 def reference(bottoms, net):
-    """All h, and the last one."""
+    """Returns h of all steps, and the last one."""
     params = [tensor.get().astype(np.float64) for tensor in net.params["layer"]]
     linear = params[-1].ndim == 1
     of_z, of_r, of_h = params[-4:-1] if linear else params[-3:]
@@ -60,7 +60,7 @@ def test_a_batch_goes_on_where_the_last_one_ended():
 
 
 def test_the_gradient_of_the_inner_bias_is_exact_over_many_rows():
-    """Where all gates are half open and every step begins a sequence, it is a quarter of the top's."""
+    """All gates are half open and each step begins a sequence, so the gradient is a quarter of the top's."""
     steps, batch = 10, 30_000
     net = make_net(net_text(layer("GRU", params="linear_before_reset: true"), x=(steps, batch, 2), cont=(steps, batch)))
     for tensor in net.params["layer"]:

@@ -46,7 +46,8 @@ def test_every_forward_adds_a_batch(tmp_path):
 
 
 def test_what_comes_after_the_end_of_a_run_is_added(tmp_path):
-    """The file is whole when a run ends, and the net may run again: a script's may. Others' in its place stay."""
+    """The file is complete when a run ends, but the net may run again, as in a script. A file that somebody else has
+    put in its place meanwhile stays."""
     net, feeder = make(tmp_path / "out.h5")
     for runs in (1, 2):
         feeder.start()
@@ -84,7 +85,7 @@ def run(out):
 
 def test_the_next_run_replaces_the_file_whatever_ended_this_one(tmp_path):
     feeder = run(tmp_path / "out.h5")
-    shutil.copyfile(tmp_path / "out.h5", tmp_path / "killed.h5")  # as it is while it is still written
+    shutil.copyfile(tmp_path / "out.h5", tmp_path / "killed.h5")  # the file as it is in the middle of the run
     feeder.close()
     for name in ("out.h5", "killed.h5"):
         run(tmp_path / name).close()

@@ -14,7 +14,7 @@ def layer(params):
 
 
 def reference(x, kernel, stride, pad, dilation):
-    """All window arguments are lists, one number per spatial axis."""
+    """Computes the layer. Window arguments are lists, a number for each spatial axis."""
     x = np.pad(x, [(0, 0), (0, 0), *((p, p) for p in pad)])
     out = [(n - d * (k - 1) - 1) // s + 1 for n, k, s, d in zip(x.shape[2:], kernel, stride, dilation)]
     taps = []

@@ -12,14 +12,14 @@ def layer(params="factor: 8"):
 
 
 def between(values, x):
-    """A cubic through four values, as the fork has it, at x from the second."""
+    """Interpolates by the fork's cubic through four values, x from the second."""
     a, b, c, d = values
     third, square = -a / 2 + 1.5 * b - 1.5 * c + d / 2, a - 2.5 * b + 2 * c - d / 2
     return third * x**3 + square * x**2 + (c - a) / 2 * x + b
 
 
 def line(x, size):
-    """Along the first axis."""
+    """Resizes along the first axis."""
     pixels = len(x)
     result = []
     for i in range(size):
@@ -84,7 +84,8 @@ def test_errors():
     message = error_of(layer("factor: 2 scale_gap: 0.5"), x=(3, 1, 8, 8))
     assert "expected scales above 0 and up to 1, start_scale less 0 to 2 times scale_gap, got 1 and 0.5" in message
     assert "got 1.5 and 0.1" in error_of(layer("factor: 2 start_scale: 1.5"), x=(1, 1, 8, 8))
-    assert "got 1 and 0.55" in error_of(layer("factor: 2 scale_gap: 0.55"), x=(3, 1, 9, 9))  # the last one is -0.1
+    # the last scale would be -0.1
+    assert "got 1 and 0.55" in error_of(layer("factor: 2 scale_gap: 0.55"), x=(3, 1, 9, 9))
     assert "got 1.5 and 0.1" in error_of(layer("factor: 2 start_scale: 1.5"), x=(1, 1, 1, 1))
 
 

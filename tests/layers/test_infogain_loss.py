@@ -18,7 +18,7 @@ def sample(shape, axis=1):
     x = RANDOM.normal(size=shape).astype(np.float32)
     label_shape = [n for i, n in enumerate(shape) if i != axis % len(shape)]
     labels = RANDOM.integers(0, shape[axis], label_shape).astype(np.float32)
-    labels.flat[0] = 2  # what the tests ignore is there
+    labels.flat[0] = 2  # the label that some tests ignore occurs
     return x, labels, RANDOM.uniform(0, 1, (shape[axis], shape[axis])).astype(np.float32)
 
 

@@ -49,7 +49,7 @@ def test_forward_and_gradients(shape, axis, transpose):
 
 
 def test_behind_a_convolution():
-    """The kernel takes the blocked blob as it is; weights keep the order of the file."""
+    """The kernel takes the blocked blob as it is, but weights keep the order of the file."""
     text = """
     layer { name: "conv" type: "Convolution" bottom: "x" top: "c" convolution_param { num_output: 16 kernel_size: 3
             weight_filler { type: "xavier" } } }
@@ -65,7 +65,7 @@ def test_behind_a_convolution():
 
 @needs_bf16
 def test_weights_behind_a_convolution_are_narrowed_once():
-    """In bf16: as they lie, without a transposition, for forward and for the gradient of x."""
+    """Weights are cast to bf16 once for forward and for the gradient of x, without a transposition."""
     text = """
     layer { name: "conv" type: "Convolution" bottom: "x" top: "c" convolution_param { num_output: 64 kernel_size: 3
             weight_filler { type: "xavier" } } }
@@ -87,7 +87,7 @@ def test_weights_behind_a_convolution_are_narrowed_once():
     for values, expected in zip(found["bf16"], found["fp32"], strict=True):
         np.testing.assert_allclose(values, expected, atol=0.03 * abs(expected).max())
     program = nets["bf16"].program
-    size = 2 * 1024 * 1024  # of the weights, in bytes
+    size = 2 * 1024 * 1024  # bytes of the weights in bf16
     copies = [each[:3] for op in range(len(program)) for each in program.reorders(op) if each[3] == size]
     assert [backward for backward, *_ in copies] == [False]
     assert len({layout.split()[0] for layout in copies[0][1:]}) == 1
@@ -96,7 +96,7 @@ def test_weights_behind_a_convolution_are_narrowed_once():
 @pytest.mark.parametrize("bottom", ["x", "c"])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_gradients_of_weights_over_images_add_up(precision, bottom):
-    """Of images as they are given, and as a convolution lays them out; whole numbers are exact in bf16, too."""
+    """The bottom is given row-major, or blocked by a convolution. Whole numbers are exact in bf16, too."""
     text = CONVOLUTION.format(name="c", channels=32) + layer("num_output: 40").replace('"x"', f'"{bottom}"')
     net = make_net(net_text(text, x=(4, 16, 3, 5)), precision=precision, accumulate=True)
     x, dy = (RANDOM.integers(-3, 4, shape).astype(np.float32) for shape in [(4, 16, 3, 5), (4, 40)])
@@ -114,7 +114,7 @@ def test_gradients_of_weights_over_images_add_up(precision, bottom):
 
 @pytest.mark.parametrize("axis", [1, 2])
 def test_gradients_of_weights_alone(axis):
-    """On data nothing flows into the bottom."""
+    """The bottom is data, which has no gradient."""
     loss = 'layer { name: "loss" type: "EuclideanLoss" bottom: "y" bottom: "t" top: "loss" }'
     shapes = {"x": (2, 3, 4), "t": (*(2, 3, 4)[:axis], 5)}
     text = net_text(layer(f"num_output: 5 axis: {axis}") + loss, **shapes).replace("force_backward: true", "")
@@ -146,7 +146,8 @@ def test_transposed_weights_where_others_are_row_major():
 @pytest.mark.parametrize("transpose", ["false", "true"])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_gradients_of_weights_over_many_rows(precision, transpose, accumulate):
-    """Sequences have so many that the gradient may be another kernel's. Small whole numbers are exact in bf16, too."""
+    """Sequences have so many rows that another kernel may compute the gradient. Small whole numbers are exact in bf16,
+    too."""
     text = 'layer { name: "ip" type: "InnerProduct" bottom: "x" top: "y" inner_product_param { num_output: 20 axis: 2 '
     text = net_text(text + f"transpose: {transpose} }} }}", x=(130, 10, 24))
     net = make_net(text, precision=precision, accumulate=accumulate)
@@ -167,7 +168,7 @@ def test_gradients_of_weights_over_many_rows(precision, transpose, accumulate):
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_gradient_of_the_bias_is_exact_over_many_rows(precision):
     net = make_net(net_text(layer("num_output: 4"), x=(300_000, 8)), precision=precision)
-    dy = RANDOM.integers(1, 256, (300_000, 4)) / 256  # of the same sign; bf16 holds them
+    dy = RANDOM.integers(1, 256, (300_000, 4)) / 256  # of the same sign, and exact in bf16
     net.forward()
     set_top_diff(net, "y", dy.astype(np.float32))
     net.backward()
@@ -187,7 +188,7 @@ def test_errors():
 
 @pytest.mark.parametrize("phase", [proto.TRAIN, proto.TEST])
 def test_rows_of_length_1(phase):
-    """happynear's: the weights themselves are scaled, and their gradient is that of the product."""
+    """In happynear's fork the weights themselves are scaled, and their gradient is that of the inner product alone."""
     text = """layer { name: "layer" type: "InnerProduct" bottom: "x" top: "y" inner_product_param { num_output: 4
         normalize: true bias_term: false weight_filler { type: "gaussian" std: 2 } } }"""
     x = np.random.default_rng(1).normal(size=(3, 5)).astype(np.float32)

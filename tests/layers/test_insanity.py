@@ -19,7 +19,8 @@ def away_from_zero(shape):
 
 @pytest.mark.parametrize("lower, upper", [(3, 8), (-4, -2)])
 def test_training(lower, upper):
-    """What is negative is divided by numbers spread evenly between the bounds, and its gradient by the same ones."""
+    """Negative values are divided by numbers spread evenly between the bounds, and their gradients by the same
+    numbers."""
     x = away_from_zero((50, 200))
     net = run(layer(f"lb: {lower} ub: {upper}"), x=x)
     y, negative = net.blobs["y"].data, x < 0
@@ -58,7 +59,7 @@ def test_in_place():
 
 
 def test_behind_a_convolution():
-    """In whatever layout the convolution leaves its top: the same choices as in row-major order."""
+    """In any layout of the convolution's top, the same numbers are drawn as in row-major order."""
     text = (
         'layer { name: "conv" type: "Convolution" bottom: "x" top: "c" convolution_param { num_output: 24 '
         'kernel_size: 1 bias_term: false weight_filler { type: "gaussian" } } }\n' + layer().replace('"x"', '"c"')

@@ -12,7 +12,7 @@ def layer(params):
 
 
 def matrix(size, out):
-    """(out, size): every row holds the two weights of one pixel of the top."""
+    """Returns (out, size) weights: each row has the two of a pixel of the top."""
     places = np.linspace(0, size - 1, out) if out > 1 else np.zeros(1)
     return np.maximum(0, 1 - np.abs(places[:, None] - np.arange(size)))
 
@@ -48,7 +48,7 @@ def test_blocked(channels):
 
 
 def test_channels_innermost():
-    """More of them than are worked on together, behind a convolution that lays them out so."""
+    """Channels are innermost behind this convolution, and more than the kernel takes at once."""
     x = RANDOM.normal(size=(2, 17, 9, 8)).astype(np.float32)
     convolution = """layer { name: "c" type: "Convolution" bottom: "x" top: "c" convolution_param { num_output: 70
         kernel_size: 5 weight_filler { type: "gaussian" std: 0.1 } } }"""

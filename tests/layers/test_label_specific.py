@@ -31,7 +31,7 @@ def affine(x, scale, bias, power):
     return np.minimum(scale * np.pi ** (1 - power) * x**power + np.radians(bias), np.pi - 1e-4)
 
 
-# Layer, parameters, iteration, the step's numbers, the own score, what others are multiplied by.
+# layer, parameters, iteration, the numbers of the step, the own score, what other scores are multiplied by
 CASES = [
     ("LabelSpecificAdd", "bias: -0.35", 0, [-0.35], lambda x: np.where(x > 0.35, x - 0.35, x), 1),
     (
@@ -104,7 +104,7 @@ def test_gradients(kind, params):
     x = scores(kind)
     x[np.abs(x) < 0.1] = 0.2
     x[np.abs(x - 0.35) < 0.05] = 0.5
-    x = np.minimum(x, 2.2)  # of angles that stay below pi
+    x = np.minimum(x, 2.2)  # angles that stay below pi with the margin
     text = net_text(layer(kind, params, 'top: "y"'), x=x.shape, t=LABELS.shape)
     check_gradients(text, {"x": x, "t": LABELS}, step=2e-3, tolerance=5e-3)
 
@@ -123,7 +123,7 @@ def test_rescale_in_test():
 
 
 def test_the_margin_is_a_parameter():
-    """Of a file of weights: it counts where no margin_base is given."""
+    """A file of weights holds the margin, which counts unless margin_base is given."""
     x = scores("LabelSpecificMargin")
     net = make_net(net_text(layer("LabelSpecificMargin", ""), x=x.shape, t=LABELS.shape))
     net.params["layer"][0].set(np.array([20], np.float32))
@@ -135,7 +135,7 @@ def test_the_margin_is_a_parameter():
 
 
 def test_the_margin_at_the_ends_of_a_cosine():
-    """Scores of 1, -1 and, by rounding, beyond, and one whose angle the margin makes larger than a half turn."""
+    """Scores of 1, of -1 and, by rounding, beyond, and one whose angle exceeds pi with the margin."""
     x = np.zeros((5, 4), np.float32)
     rows = np.arange(len(x))
     x[rows, LABELS] = [1, -1, 1.000001, -0.995, 0.9]

@@ -1,4 +1,4 @@
-"""docs/layers.md says what the registry and the sources say."""
+"""docs/layers.md agrees with the registry and the sources."""
 
 import importlib.util
 
@@ -21,7 +21,7 @@ def text():
 
 
 def rows(text: str) -> dict[str, list[str]]:
-    """Type -> the other cells, of the layers."""
+    """Returns the other cells of each layer, by type."""
     found = {}
     for line in text.partition("## Parameters")[0].splitlines():
         if line.startswith("| `"):

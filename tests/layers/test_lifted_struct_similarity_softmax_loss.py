@@ -17,7 +17,7 @@ def margin(number):
 
 
 def reference(x, labels, margin=1.0):
-    """By the paper's formula, pair by pair."""
+    """Computes the loss pair by pair, by the paper's formula."""
     x = x.reshape(len(x), -1).astype(np.float64)
     distances = np.sqrt(((x[:, None] - x[None]) ** 2).sum(-1))
     terms = []
@@ -44,7 +44,7 @@ def test_forward_and_gradients(classes, shape, number):
 
 
 def test_pairs_that_are_near_enough():
-    """Those whose term is below 0 add nothing, and have no gradient."""
+    """Pairs with a term below 0 add nothing and have no gradient."""
     x = np.array([[0, 0], [0.1, 0], [9, 0], [9, 0.1], [0, 4], [0, 8]], np.float32)
     labels = np.array([0, 0, 1, 1, 2, 2], np.float32)
     net = run(layer(), x=x, l=labels)
@@ -59,7 +59,7 @@ def test_pairs_that_are_near_enough():
 
 
 def test_far_apart():
-    """Where exp(margin - D) is 0 in float32: the logarithm of the sum is not."""
+    """exp(margin - D) is 0 in float32, but the logarithm of the sum is finite."""
     x = 1000 * RANDOM.normal(size=(6, 8)).astype(np.float32)
     labels = np.array([0, 1, 0, 1, 2, 2], np.float32)
     net = run(layer(), x=x, l=labels)
@@ -79,14 +79,15 @@ def _far_reference(x, labels):
 
 @pytest.mark.parametrize("labels", [[0, 1, 2], [3, 3, 3]])
 def test_nothing_to_compare(labels):
-    """No pair of a class, or no other class: the forks' loss is not a number, or that of memory beyond an array."""
+    """Either no two samples are of one class, or all are. There the forks' loss is NaN, or comes from memory outside of
+    an array."""
     net = run(layer(), x=RANDOM.normal(size=(3, 4)), l=np.array(labels))
     net.backward()
     assert net.blobs["y"].data == 0 and not net.blobs["x"].diff.any()
 
 
 def test_samples_that_are_the_same():
-    """Their distance, 0, has no derivative: in the forks the gradient is not a number."""
+    """The distance 0 has no derivative. In the forks the gradient is NaN."""
     x = np.array([[1, 2], [1, 2], [1, 2], [3, 1]], np.float32)
     labels = np.array([0, 0, 1, 1], np.float32)
     net = run(layer(), x=x, l=labels)

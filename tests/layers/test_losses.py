@@ -28,7 +28,7 @@ ALIKE = {"l": np.ones((2, 3), np.float32), "s": np.array([0, 1], np.float32)}
     ],
 )
 def test_not_a_number_shows(kind, others):
-    """A net that has diverged is not found to be good."""
+    """The loss of a net that has diverged must be NaN, not a number that looks good."""
     bottoms = {"x": np.array([[np.nan, 1, 2], [1, np.nan, 3]], np.float32), **others}
     names = " ".join(f'bottom: "{name}"' for name in bottoms)
     text = f'layer {{ name: "layer" type: "{kind}" {names} top: "y" }}'

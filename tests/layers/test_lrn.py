@@ -54,7 +54,7 @@ def test_forward_and_gradients(region, size):
 
 @pytest.mark.parametrize("region", ["ACROSS_CHANNELS", "WITHIN_CHANNEL"])
 def test_wide_pictures(region):
-    """Long rows are summed up stretch by stretch."""
+    """The sums over a long row are computed a stretch at a time."""
     x, layer = RANDOM.normal(size=(1, 3, 2, 300)).astype(np.float32), LAYER.format(bottom="x", size=3, region=region)
     np.testing.assert_allclose(run(layer, x=x).blobs["y"].data, reference(x, 3, region), rtol=1e-5)
     check_gradients(net_text(layer, x=x.shape), {"x": x}, samples=200)
@@ -119,5 +119,5 @@ def test_errors():
 
 @needs_avx512
 def test_on_avx2():
-    """Which has kernels of its own."""
+    """AVX2 has kernels of its own."""
     assert passes_on("AVX2", __file__, "blocked or golden or roots")

@@ -22,7 +22,7 @@ def sigmoid(x):
 
 
 def reference(bottoms, params):
-    """All h, and the last h and c."""
+    """Returns h of all steps, and the last h and c."""
     h, c = (bottoms[name][0].astype(np.float64) if name in bottoms else np.zeros((BATCH, UNITS)) for name in ("h", "c"))
     tops = []
     for driven, cont in zip(drive(bottoms, params), bottoms["cont"], strict=True):
@@ -86,7 +86,7 @@ def test_the_memory_plan_changes_nothing():
 
 
 def test_gradients_of_weights_alone():
-    """On data nothing flows into the bottoms; a loss looks at the last state only."""
+    """The bottoms are data, which have no gradient. The loss reads the last state only."""
     loss = 'layer { name: "loss" type: "EuclideanLoss" bottom: "c1" bottom: "t" top: "loss" }'
     silence = 'layer { name: "silence" type: "Silence" bottom: "y" bottom: "h1" }'
     bottoms = values(states="h c") | {"t": np.zeros((1, BATCH, UNITS), np.float32)}

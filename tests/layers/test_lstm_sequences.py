@@ -16,7 +16,7 @@ def sigmoid(x):
 
 
 def reference(x, params, cont=None):
-    """x (T, N, I) -> h (T, N, H)."""
+    """Computes h (T, N, H) of x (T, N, I)."""
     of_x, of_h, bias = (array.astype(np.float64) for array in params)
     h = c = np.zeros((x.shape[1], of_h.shape[1]))
     result = []
@@ -40,13 +40,13 @@ def test_formula_and_gradients(bottoms):
     assert [array.shape for array in parameters(net)] == [(4 * UNITS, 2), (4 * UNITS, UNITS), (4 * UNITS,)]
     expected = reference(given["x"], parameters(net), given.get("cont"))
     np.testing.assert_allclose(net.blobs["y"].data, expected, atol=1e-6)
-    np.testing.assert_allclose(net.forward()["y"], expected, atol=1e-6)  # each batch begins anew
+    np.testing.assert_allclose(net.forward()["y"], expected, atol=1e-6)  # each batch begins with new sequences
     check_gradients(net_text(layer(bottoms), **shapes_of(given)), given)
 
 
 @pytest.mark.parametrize("features", [(2, 3), (1, 1)])
 def test_rows_of_steps(features):
-    """(T, N, ...) and (T N, I) with batch_size N are the same numbers."""
+    """x as (T, N, ...), and as (T N, I) with batch_size, are the same numbers."""
     x = values("x", features)["x"]
     text = layer(params=f"batch_size: {BATCH}")
     rows = run(text, x=x.reshape(STEPS * BATCH, -1))
@@ -59,7 +59,8 @@ def test_rows_of_steps(features):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_gradients_are_cut_off(precision):
-    """Of what drives the gates: of the bias they are sums over T N of them, none larger than the threshold."""
+    """The gradients of the gates' inputs are clipped. Those of the bias are sums of T N of them, each within the
+    threshold."""
     x, found = values("x")["x"], {}
     for threshold in (0, 1e6, 0.01):
         text = net_text(layer(params=f"clipping_threshold: {threshold}"), x=x.shape)

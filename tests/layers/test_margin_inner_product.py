@@ -22,7 +22,7 @@ def layer(kind, params, top='top: "y"'):
 
 
 def sample(size=6):
-    """Samples at all kinds of angles to the weights of their classes."""
+    """Returns samples whose angles to the weights of their classes are of all sizes."""
     w, t = RANDOM.normal(size=(5, size)), RANDOM.integers(0, 5, 24)
     angles, lengths = np.linspace(0.1, 3.05, 24), RANDOM.uniform(0.5, 2, 24)
     own = w[t] / np.linalg.norm(w[t], axis=1, keepdims=True)
@@ -39,7 +39,7 @@ def psi(m, angle):
 
 
 def reference(x, t, w, m, lambda_, unit):
-    """Scores, and the cosines of the own classes."""
+    """Returns the scores, and the cosines of the own classes."""
     if unit:
         w = w / np.linalg.norm(w, axis=1, keepdims=True)
     y = x @ w.T
@@ -86,7 +86,7 @@ def test_the_schedule_of_lambda():
 
 @pytest.mark.parametrize("margin", [1, 2, 3, 4])
 def test_gradients_of_l_softmax(margin):
-    """Those of the formula, away from where two of its pieces meet."""
+    """They are the derivatives of the formula, except where two of its pieces meet."""
     x, t, w = sample()
     _, cosine, _ = reference(x, t, w, margin, 0, False)
     part = np.arccos(cosine) * margin / np.pi
@@ -130,7 +130,7 @@ def test_gradients_through_unit_weights_without_a_margin():
 
 
 def test_axis_and_zeros():
-    """A sample of zeros has no angle; nothing becomes infinite."""
+    """A sample of zeros has no angle, but no value becomes infinite."""
     x = RANDOM.normal(size=(2, 3, 4, 5)).astype(np.float32)
     x[1, 2] = 0
     net = run(layer("MarginInnerProduct", "type: QUADRUPLE base: 1 axis: 2"), x=x, t=np.zeros(6))

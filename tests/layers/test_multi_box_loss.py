@@ -6,7 +6,7 @@ from tests.layers.boxes import encode, overlap, priors, random_boxes, truth_blob
 from tests.layers.harness import check_gradients, error_of, make_net, net_text, run
 
 N, P = 3, 24
-# Two boxes of one image, three of another (one difficult); the last image has none.
+# Two boxes of one image, and three of another, one of them difficult. The last image has none.
 TRUTH = [(0, 1, 0), (0, 2, 0), (1, 3, 0), (1, 1, 1), (1, 2, 0)]
 NORMALIZERS = {"VALID": None, "FULL": N * P, "BATCH_SIZE": N, "NONE": 1}
 
@@ -18,7 +18,7 @@ def layer(params="", classes=4, normalization="VALID", flags=""):
 
 
 def bottoms(classes=4, location_classes=1):
-    random = np.random.default_rng(6)  # the same for each test, whichever go before
+    random = np.random.default_rng(6)  # a generator of its own, so that values do not depend on other tests
     truth = [(n, label, box, difficult) for (n, label, difficult), box in zip(TRUTH, random_boxes(random, len(TRUTH)))]
     return {
         "loc": 2 * random.normal(size=(N, P * location_classes * 4)).astype(np.float32),
@@ -29,7 +29,7 @@ def bottoms(classes=4, location_classes=1):
 
 
 def match(truths, boxes, threshold, per_prediction, cross_boundary):
-    """For every prior: the index of its box, -1 (none) or -2 (ignored), and its largest overlap."""
+    """Returns two values for each prior: the index of its box, -1 (none) or -2 (ignored), and its largest overlap."""
     table = np.array([[overlap(box, truth[1]) for truth in truths] for box in boxes]).reshape(len(boxes), -1)
     which = np.full(len(boxes), -1)
     if cross_boundary and truths:
@@ -124,7 +124,7 @@ def test_without_a_gradient_a_term_is_not_in_the_loss(locations, confidences):
     values = bottoms()
     flags = [str(flag).lower() for flag in (locations, confidences, False, False)]
     text = layer(flags=" ".join(f"propagate_down: {flag}" for flag in flags))
-    alone = reference(**values, weight=0)  # of the confidences
+    alone = reference(**values, weight=0)  # the loss of the confidences alone
     expected = confidences * alone + locations * (reference(**values) - alone)
     net = run(text, **values)
     np.testing.assert_allclose(net.blobs["loss"].data, expected, rtol=1e-4)
@@ -143,7 +143,7 @@ def test_normalization(normalization):
 
 @pytest.mark.parametrize("more", ["", "mining_type: NONE share_location: false"])
 def test_all_objects_alike(more):
-    """Whatever their labels."""
+    """The label of an object makes no difference."""
     how = {"location_classes": 2, "mining": False} if more else {}
     values = bottoms(classes=2, location_classes=how.get("location_classes", 1))
     loss = run(layer(f"map_object_to_agnostic: true {more}", classes=2), **values).blobs["loss"].data
@@ -159,7 +159,8 @@ def test_objects_alike_are_not_of_the_background():
 
 @pytest.mark.parametrize(("threshold", "counted"), [(0.5, 2), (0.51, 1)])
 def test_an_overlap_that_just_reaches_the_threshold(threshold, counted):
-    """Of two priors that lie in a box, the one of its size has it in any case."""
+    """Both priors lie in the box. The prior of the same size is matched in any case, the other if the threshold lets
+    it."""
     boxes = np.float32([[0, 0, 1, 1], [0, 0, 1, 0.5]])
     values = {
         "loc": np.zeros((1, 8), np.float32),
@@ -172,7 +173,7 @@ def test_an_overlap_that_just_reaches_the_threshold(threshold, counted):
 
 
 def test_priors_without_boxes_that_all_count():
-    """Without mining: nothing is matched, and the sum is divided by 1."""
+    """Without mining all priors count. None is matched, so the sum is divided by 1."""
     values = bottoms() | {"truth": truth_blob([])}
     losses = class_losses(values["conf"].reshape(-1, 4), np.zeros(N * P, int), False, None)
     np.testing.assert_allclose(run(layer("mining_type: NONE"), **values).blobs["loss"].data, losses.sum(), rtol=1e-5)
@@ -207,7 +208,7 @@ def test_errors(params, message):
 
 
 def test_agnostic_background():
-    """The class of all objects is the one after the background, and there are two."""
+    """With map_object_to_agnostic there are two classes, of which the background must be the first."""
     shapes = {name: value.shape for name, value in bottoms(classes=2).items()}
     text = layer("map_object_to_agnostic: true background_label_id: 1", classes=2)
     assert "expected background_label_id 0 with map_object_to_agnostic, got 1" in error_of(text, **shapes)

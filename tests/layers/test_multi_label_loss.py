@@ -12,7 +12,7 @@ def layer(kind="MultiLabelLoss", tops='top: "y"', params=""):
 
 
 def sample(shape):
-    """Scores, and labels of which some are unknown."""
+    """Returns scores, and labels of which some are unknown."""
     labels = RANDOM.integers(-1, 2, shape) * RANDOM.integers(1, 3, shape)
     labels.flat[:3] = -1, 0, 1
     return RANDOM.normal(size=shape).astype(np.float32), labels.astype(np.float32)

@@ -15,7 +15,7 @@ from tests.layers.harness import (
 )
 
 RANDOM = np.random.default_rng(41)
-# A row at a multiple of theta_alpha lies on faces of simplices, where rounding decides: the first here is row 237.
+# A row at a multiple of theta_alpha lies on faces of simplices, where rounding decides. The first such row here is 237.
 DEVIATIONS = "theta_alpha: 2.37 theta_beta: 0.8 theta_gamma: 1.37"
 
 
@@ -25,25 +25,26 @@ def layer(params=f"num_iterations: 3 {DEVIATIONS}"):
 
 
 def sample(samples=1, classes=3, height=4, width=5):
-    """Unary scores, those to begin with, and pictures: the same whichever tests run."""
+    """Returns unary scores, scores to begin with, and pictures. They do not depend on which tests run."""
     random = np.random.default_rng(41)
     scores = random.normal(size=(2, samples, classes, height, width)).astype(np.float32)
     return scores[0], scores[1], random.normal(size=(samples, 3, height, width)).astype(np.float32)
 
 
 def kernel(features):
-    """(points, points): of the permutohedral lattice, by its paper's definitions, on features (points, d)."""
+    """Returns the kernel (points, points) of the permutohedral lattice on features (points, d), by the definitions of
+    its paper."""
     points, d = features.shape
     basis = np.zeros((d + 1, d))
     for j in range(d):
         basis[: j + 1, j], basis[j + 1, j] = 1, -(j + 1)
     basis /= np.sqrt((np.arange(d) + 1) * (np.arange(d) + 2))
     vertices, shares = {}, []
-    # Coordinates of pixels of the first column are alike, and products of matrices may round them apart.
+    # Pixels of the first column have equal coordinates, which matrix products may round apart.
     for x in np.round(features.astype(np.float64) @ basis.T * np.sqrt(2 / 3) * (d + 1), 9):
         origin = np.rint(x / (d + 1)) * (d + 1)
         excess = int(origin.sum() / (d + 1))  # how far rounding has left the plane
-        greatest = np.argsort(origin - x, kind="stable")  # of equal ones the first
+        greatest = np.argsort(origin - x, kind="stable")  # of equal differences the first
         for i in greatest[-excess:] if excess > 0 else greatest[:-excess]:
             origin[i] -= np.sign(excess) * (d + 1)
         greatest = np.argsort(origin - x, kind="stable")
@@ -74,7 +75,7 @@ def kernel(features):
 
 
 def reference(unary, first, picture, params, iterations, alpha=2.37, beta=0.8, gamma=1.37):
-    """Of one sample, in float64."""
+    """Computes the layer for one sample, in float64."""
     classes, height, width = unary.shape
     rows, columns = np.divmod(np.arange(height * width), width)
     place = np.stack([columns, rows], 1)
@@ -138,7 +139,7 @@ def test_parameters_at_the_beginning(params, spatial, bilateral):
 
 
 def test_nets_of_the_first_version():
-    """In the older format, as CRF-RNN's own are."""
+    """CRF-RNN's own nets are in the older format."""
     bottoms = " ".join(
         f'input: "{name}" ' + " ".join(f"input_dim: {dim}" for dim in shape)
         for name, shape in {"u": (1, 2, 3, 4), "q": (1, 2, 3, 4), "x": (1, 3, 3, 4)}.items()
@@ -160,7 +161,7 @@ def test_pictures_that_are_no_numbers():
 
 
 def digest():
-    """Of all that a forward and a backward pass give."""
+    """Returns a hash of all that a forward and a backward pass compute."""
     unary, first, pictures = (np.sin(np.arange(size)) for size in (2 * 5 * 60 * 50, 2 * 5 * 60 * 50, 2 * 3 * 60 * 50))
     net = run(
         layer(f"num_iterations: 2 {DEVIATIONS}"),

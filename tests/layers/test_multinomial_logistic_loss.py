@@ -22,7 +22,7 @@ def test_forward_and_gradients():
 
 
 def test_a_probability_of_zero():
-    """Counts as 1e-20, as in Caffe."""
+    """As in Caffe, it counts as 1e-20."""
     net = run(LAYER, x=np.array([[0, 1]], np.float32), l=np.zeros(1, np.float32))
     net.backward()
     np.testing.assert_allclose(net.blobs["y"].data, -np.log(1e-20), rtol=1e-5)

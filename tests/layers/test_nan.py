@@ -1,4 +1,4 @@
-"""NaN stays NaN, as in Caffe: a run that has gone wrong shows it in its loss."""
+"""NaN stays NaN, as in Caffe, so that the loss shows when training has diverged."""
 
 import ctypes
 
@@ -36,7 +36,7 @@ SUM = 'layer { name: "e" type: "Eltwise" bottom: "a" bottom: "x" top: "e" }'
 
 
 def top_of(text: str, x: np.ndarray, phase: int = proto.TRAIN, weights: float | None = None, **options) -> np.ndarray:
-    """The last top of a net whose layer `c`, if `weights` are given, has these."""
+    """Returns the last top of a net. `weights`: a value for all weights of its layer `c`."""
     net = make_net(net_text(text, x=x.shape), phase, **options)
     net.blobs["x"].set(x)
     if weights is not None:
@@ -57,7 +57,7 @@ def poisoned(shape=X, at=(1, 3, 4, 5)) -> np.ndarray:
 @pytest.mark.parametrize("between", AFTER)
 @pytest.mark.parametrize("kind", WEIGHTED)
 def test_weights_that_are_nan_show_behind_a_relu(kind, between, phase, precision):
-    """Whether it is part of the kernel or a layer of its own."""
+    """The ReLU may be fused into the kernel or a layer of its own."""
     text = WEIGHTED[kind] + AFTER[between] + layer("r", "ReLU", "s" if between else "c")
     if between and kind == "rows":
         pytest.skip("nets normalise channels of pictures")
@@ -96,26 +96,28 @@ def test_a_value_that_is_nan_stays_alone(text, precision):
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("bottom", ["x", "c"])
 def test_a_relu_gives_zeros_all_the_same(bottom, precision):
-    """Not numbers next to 0, on which the gradient or a Power layer might act; the sign of a zero is that of Caffe."""
+    """The zeros must be exact, since the gradient or a Power layer may depend on it. Their sign is the same as in
+    Caffe."""
     text = WEIGHTED["3x3"] if bottom == "c" else ""
     text += layer("r", "ReLU", bottom)
     scale = 1e30
     x = (scale * RANDOM.uniform(-1, 1, X)).astype(np.float32)
     net = make_net(net_text(text, x=X), keep_all=False, precision=precision)
-    for _ in range(2):  # the second in threads that flush denormal numbers
+    for _ in range(2):  # the second time in threads that flush denormal numbers
         net.blobs["x"].set(x)
         net.forward()
     top = net.outputs()["r"]
     assert (top == 0).mean() > 0.3 and not np.signbit(top).any() and top[top > 0].min() > 1e20
-    later = make_net(net_text(layer("r", "ReLU"), x=X))  # built in such a thread
+    later = make_net(net_text(layer("r", "ReLU"), x=X))  # built in a thread that flushes them
     later.blobs["x"].set(poisoned())
     assert np.isnan(later.forward()["r"]).sum() == 1
 
 
 def test_a_relu_gives_zeros_after_another_library_has_taken_back_the_flushing_of_denormals():
-    """As ONNX Runtime does: a negative number times the ReLU's slope would be a denormal one, and have a gradient."""
+    """ONNX Runtime does so. A negative number times the ReLU's slope would then be a denormal number with a
+    gradient."""
     libm = ctypes.CDLL("libm.so.6")
-    environment = ctypes.create_string_buffer(32)  # fenv_t of x86-64: the control word of SSE is its last one
+    environment = ctypes.create_string_buffer(32)  # fenv_t of x86-64, whose last word controls SSE
     net = make_net(net_text(layer("r", "ReLU"), x=X))
     x = RANDOM.uniform(-1, 1, X).astype(np.float32)
     for _ in range(2):
@@ -127,7 +129,8 @@ def test_a_relu_gives_zeros_after_another_library_has_taken_back_the_flushing_of
 
 
 def pooled(x: np.ndarray) -> np.ndarray:
-    """Caffe's maximum over windows of 2 x 2: what is greater than all before it, from -FLT_MAX on."""
+    """Returns Caffe's maxima over windows of 2 x 2: from -FLT_MAX on, each value that is greater than the maximum
+    before it."""
     n, c, h, w = x.shape
     best = np.full((n, c, h // 2, w // 2), np.finfo(np.float32).min, np.float32)
     for i in (0, 1):
@@ -166,5 +169,5 @@ def test_a_score_of_any_class_makes_the_loss_nan(classes, place, space):
 
 @pytest.mark.parametrize("isa", ["AVX2", "AVX512_CORE", "AVX512_CORE_BF16"])
 def test_on_other_processors(isa):
-    """Whose kernels are others."""
+    """Other processors have other kernels."""
     assert passes_on(isa, __file__, "relu and float32 or class")

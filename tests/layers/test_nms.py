@@ -12,7 +12,7 @@ def layer(params="threshold: 0.3 max_peaks: 4 num_parts: 2"):
 
 
 def reference(x, parts, most, threshold):
-    """Of the fork's GPU code."""
+    """Computes the layer as the fork's GPU code does."""
     images, _, height, width = x.shape
     y = np.zeros((images, parts, most + 1, 3))
     for n, part in np.ndindex(images, parts):
@@ -41,7 +41,7 @@ def test_peaks(size):
     expected = reference(x, 2, 4, 0.3)
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
     if min(size) > 3:
-        assert expected[..., 0, 0].max() > 4  # more than there is room for
+        assert expected[..., 0, 0].max() > 4  # more peaks than there is room for
 
 
 def test_equal_neighbours_are_no_peaks():

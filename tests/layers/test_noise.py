@@ -15,7 +15,7 @@ def layer(params, top="y", bottom="x"):
 
 NORMAL = [
     ("gaussian_std: 2 bias: 5", 5, 2, False),
-    ("gaussian_std: 2 uniform_range: 9", 0, 2, False),  # as in the fork, where both are given
+    ("gaussian_std: 2 uniform_range: 9", 0, 2, False),  # as in the fork, gaussian_std counts if both are given
     ("noise_type: GAUSSIAN mean: -1 std_var: 0.5", -1, 0.5, False),
     ("noise_type: GAUSSIAN", 0, 1, False),
     ('filler_param { type: "gaussian" mean: 1 std: 3 }', 1, 3, True),
@@ -38,7 +38,8 @@ def noise(params, phase=TRAIN, shape=(50, 4, 10, 25)):
 
 @pytest.mark.parametrize("params, mean, deviation, at_test", NORMAL)
 def test_normal(params, mean, deviation, at_test):
-    """Mean, deviation and shares within 1, 2 and 3 deviations; neighbours along each axis have nothing in common."""
+    """Mean, deviation and the shares within 1, 2 and 3 deviations are those of a normal distribution. Neighbours along
+    each axis are uncorrelated."""
     drawn = (noise(params) - mean) / deviation
     assert abs(drawn.mean()) < 0.02 and abs(drawn.std() - 1) < 0.02
     shares = [(np.abs(drawn) < limit).mean() for limit in (1, 2, 3)]
@@ -63,10 +64,11 @@ def test_each_step_has_its_own():
     net = run(layer("sigma: 1"), x=x)
     first = net.blobs["y"].data.copy()
     assert len(np.unique(first)) > 1000
-    np.testing.assert_array_equal(net.forward()["y"], first)  # of the same step
+    np.testing.assert_array_equal(net.forward()["y"], first)  # the same step
     again = net.forward((1, 0, 4))["y"].copy()
     assert (again != first).all()
-    np.testing.assert_array_equal(net.forward((1, 2, 2))["y"][:2], again[2:])  # of samples, on whichever rank
+    # the numbers belong to samples, on whichever rank
+    np.testing.assert_array_equal(net.forward((1, 2, 2))["y"][:2], again[2:])
 
 
 def test_each_step_has_one_of_several_deviations():
@@ -97,7 +99,7 @@ def test_in_place(phase):
 
 @pytest.mark.parametrize("channels", [24, 5])
 def test_in_any_layout(channels):
-    """The same numbers as in row-major order, and none in the padding of channels."""
+    """The same numbers as in row-major order are drawn, and none for the padding of channels."""
     net = run_blocked(layer("gaussian_std: 1", bottom="c"), c=channels)
     c, y = net.blobs["c"], net.blobs["y"]
     alone = make_net(net_text(layer("gaussian_std: 1"), x=c.data.shape))
@@ -113,9 +115,9 @@ def test_errors():
     wanted = f"expected in noise_param the fields of one fork ({forms}), got "
     for params, got in (
         ("", "nothing"),
-        ("mean: 1 std: 2", "mean, std"),  # in which fork's batches all have the same noise
+        ("mean: 1 std: 2", "mean, std"),  # in that fork all batches have the same noise
         ("sigma: 1 bias: 2", "bias, sigma"),
-        ("prob: 0.5", "prob"),  # of transform_param
+        ("prob: 0.5", "prob"),  # a field of transform_param
     ):
         assert wanted + got in error_of(layer(params), x=(2, 3))
     below = "expected a standard deviation of 0 or more, got -1 around 0"

@@ -23,7 +23,7 @@ def test_samples(kind, shape):
     net = run(layer(kind), x=x)
     np.testing.assert_allclose(net.blobs["y"].data, reference(x), rtol=1e-5)
     assert net.params.get("layer", []) == []
-    if len(shape) > 1:  # of one number, the sign is left, which has no gradient
+    if len(shape) > 1:  # of a single number only the sign is left, which has no gradient
         check_gradients(net_text(layer(kind), x=shape), {"x": x})
 
 

@@ -43,7 +43,7 @@ def test_zeros_stay_zeros():
 
 @pytest.mark.parametrize("across", ["false", "true"])
 def test_blocked(across):
-    """As conv4_3 in SSD, where a convolution is in front."""
+    """As with conv4_3 in SSD, the bottom is a convolution's top."""
     net = run_blocked(layer(f"across_spatial: {across} channel_shared: false", "c"), c=40)
     expected = reference(net.blobs["c"].data, net.params["layer"][0].get(), across == "true")
     np.testing.assert_allclose(net.blobs["y"].data, expected, rtol=1e-4, atol=1e-5)
@@ -91,7 +91,7 @@ def test_the_gradient_of_lengths_counts_where_it_is_asked_for():
 
 
 def test_caffe_faces():
-    """Without parameters: each sample as a whole."""
+    """Caffe-face's layer has no parameters and normalises each sample as a whole."""
     x = np.random.default_rng(2).normal(size=(3, 2, 4, 2))
     net = run(unit_layer(None), x=x)
     np.testing.assert_allclose(net.blobs["y"].data, x / np.sqrt((x**2).sum((1, 2, 3), keepdims=True)), rtol=1e-4)

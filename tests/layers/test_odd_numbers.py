@@ -1,4 +1,5 @@
-"""Layers that take numbers of blobs for images, labels, pixels or rows, given what no integer holds."""
+"""Layers that take values of blobs as numbers of images, labels, pixels or rows must bear values that no integer
+holds."""
 
 import numpy as np
 import pytest
@@ -81,7 +82,7 @@ def test_images_of_hard_regions(number):
 def test_alike(number):
     a, b = np.array([[0], [0]], np.float32), np.array([[1], [1]], np.float32)
     loss = run(contrastive_loss.layer(), a=a, b=b, s=np.array([1, number], np.float32)).blobs["y"].data
-    np.testing.assert_allclose(loss, 0.5, rtol=1e-6)  # both are alike, at a distance of 1
+    np.testing.assert_allclose(loss, 0.5, rtol=1e-6)  # the samples are alike, and at a distance of 1
 
 
 @ODD

@@ -1,4 +1,5 @@
-"""Weights laid out for AMX: with small whole numbers bf16 is exact, so that one value in a wrong place shows."""
+"""Weights are laid out for AMX. With small whole numbers bf16 is exact, so that a single value in a wrong place
+shows."""
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ def test_results_are_exact(case):
     net = make_net(text, precision="bf16")
     generator = np.random.default_rng(1)
     shape = (outputs, channels, kernel, kernel)
-    # Sparse, so that no sum exceeds 256, up to which bf16 holds every whole number.
+    # The weights are sparse, so that no sum exceeds 256. Up to there bf16 holds all whole numbers.
     weights = generator.integers(-4, 5, shape) * (generator.random(shape) < 20 / (max(outputs, channels) * kernel**2))
     x = generator.integers(-2, 3, (2, channels, size, size))
     net.params["conv"][0].set(weights.astype(np.float32))

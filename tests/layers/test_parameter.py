@@ -26,7 +26,7 @@ def test_learns():
 
 
 def test_shared():
-    """Two layers with one parameter: their gradients add."""
+    """Two layers share a parameter, whose gradient is the sum of theirs."""
     more = 'param { name: "p" }'
     text = layer(more=more) + layer(name="other", top="z", more=more) + LOSS.format("y") + LOSS.format("z")
     check_gradients(net_text(text, t=(3, 4)).replace("force_backward: true", ""), {"t": RANDOM.normal(size=(3, 4))})

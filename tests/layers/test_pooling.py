@@ -24,7 +24,7 @@ from tests.layers.harness import (
 )
 
 CASES = ["2x2", "3s2", "3s2p1", "ceil_clip", "floor", "global", "overlap", "rect"]
-# The border of some windows lies beyond bottom and padding: rounding up, with padding on one axis or on both.
+# Some windows reach beyond bottom and padding, since sizes are rounded up. Some have padding on one axis, some on both.
 WINDOWS = [
     "kernel_size: 2 stride: 2",
     "kernel_size: 3 stride: 2",
@@ -46,7 +46,8 @@ def layer(window, pool="MAX", bottom="x"):
 
 
 def windows_of(net):
-    """For every window: its place in the top, in the bottom, and how many elements lie within bottom and padding."""
+    """Yields for each window its place in the top, its place in the bottom, and how many elements lie within bottom and
+    padding."""
     pooling = net.graph.layers[-1]
     window, sizes = pooling.window, pooling.shapes[0][2:]
     for place in itertools.product(*(range(size) for size in pooling.tops[0].shape[2:])):
@@ -66,7 +67,7 @@ def check_against_reference(net, pool, bottom, include_pad=True, rtol=1e-5, atol
         part = x[inside].reshape(*x.shape[:2], -1)
         if pool == "MAX":
             expected[out] = part.max(-1)
-            share = np.eye(part.shape[-1])[part.argmax(-1)]  # the first of equals
+            share = np.eye(part.shape[-1])[part.argmax(-1)]  # the first of equal values
         else:
             share = np.full(part.shape, 1 / (area if include_pad else part.shape[-1]))
             expected[out] = (part * share).sum(-1)
@@ -76,7 +77,7 @@ def check_against_reference(net, pool, bottom, include_pad=True, rtol=1e-5, atol
 
 
 def distinct(shape):
-    """Values further apart than the gradient checker's steps, in random order."""
+    """Returns values in random order, further apart than the steps of the gradient checker."""
     return np.random.default_rng(1).permutation(np.prod(shape)).reshape(shape) * 0.05
 
 
@@ -147,7 +148,7 @@ def test_average_without_padding_in_the_divisor():
 @needs_bf16
 @pytest.mark.parametrize("window", WINDOWS[:6])
 def test_average_in_bf16(window):
-    """Whole numbers are exact: what is left is the rounding of the averages."""
+    """Whole numbers are exact, so the only error is the rounding of the averages."""
     text = CONVOLUTION.format(name="c", channels=32) + layer(window, "AVE", "c")
     net = make_net(net_text(text, x=(2, 3, 5, 6)), precision="bf16")
     generator = np.random.default_rng(7)
@@ -164,7 +165,7 @@ def test_average_in_bf16(window):
     ("window", "size", "pooled"), [("kernel_size: 1 stride: 2", 6, 4), ("kernel_size: 2 stride: 3", 6, 3)]
 )
 def test_windows_beyond_the_bottom(window, size, pooled, channels):
-    """Without padding Caffe keeps them, and their maximum is what it begins with."""
+    """Without padding Caffe keeps such windows. Their maximum is the value that it starts from."""
     net = run_blocked(layer(window, bottom="c"), size=(2, 3, size, size), c=channels)
     top, beyond = net.blobs["y"].data, np.finfo(np.float32).min
     assert top.shape == (2, channels, pooled, pooled)
@@ -228,7 +229,7 @@ def with_mask(window, bottom="x"):
 
 
 def masks_of(net, x):
-    """The places of the maxima, row * W + column, each the first one in its window."""
+    """Returns the places of the maxima, row * W + column. Of equal values in a window the first counts."""
     found = np.zeros(net.blobs["mask"].data.shape, np.int64)
     for out, inside, _ in windows_of(net):
         part = x[inside]
@@ -253,7 +254,7 @@ def test_mask_names_the_first_of_equal_values():
 
 
 def test_mask_of_blocked_blobs():
-    """40 channels leave padding in a block of 16."""
+    """40 channels leave padding in a block of 16, which has no mask."""
     net = run_blocked(with_mask("kernel_size: 3 stride: 2 pad: 1", "c"), c=40)
     check_against_reference(net, "MAX", "c")
     assert not net.blobs["mask"].tensor.is_plain
@@ -262,7 +263,8 @@ def test_mask_of_blocked_blobs():
 
 @pytest.mark.parametrize("blocked", [False, True])
 def test_a_mask_changes_nothing_where_there_is_nan(blocked):
-    """As in Caffe: the maximum of what is a number, and -FLT_MAX, at no place, where nothing is."""
+    """As in Caffe, NaN is passed over. If a window has no number, its maximum is -FLT_MAX, and it has no place in the
+    mask."""
     nan, channels = np.nan, 40
     x = np.array([[[[nan, 1, nan, nan], [2, 3, nan, nan]]]], np.float32)
     for text in (with_mask, layer):
@@ -282,7 +284,7 @@ STOCHASTIC = "kernel_size: 3 stride: 2"
 
 
 def test_stochastic_takes_values_by_their_share():
-    """Each value is one of its window, as often as its share of the window's sum says; another step picks others."""
+    """A value is taken as often as its share of the window's sum says. Another step takes other values."""
     x = np.tile(np.array([1, 0, 3, 4], np.float32).reshape(1, 1, 2, 2), (50, 40, 1, 1))
     net = run(layer("kernel_size: 2", "STOCHASTIC"), x=x)
     first = net.blobs["y"].data.copy()
@@ -290,7 +292,7 @@ def test_stochastic_takes_values_by_their_share():
         assert abs((first == value).mean() - share) < 0.05
     assert (first != 0).all()
     net.forward()
-    np.testing.assert_array_equal(net.blobs["y"].data, first)  # a function of seed, step and sample
+    np.testing.assert_array_equal(net.blobs["y"].data, first)  # depends on seed, step and sample alone
     net.forward((1, 0, 50))
     assert (net.blobs["y"].data != first).mean() > 0.3
 
@@ -333,7 +335,7 @@ def test_errors_of_mask_and_stochastic():
 
 @pytest.mark.parametrize("layout", ["plain", "blocked"])
 def test_a_window_beyond_the_plane_has_no_place_in_the_mask(layout):
-    """As in Caffe: -FLT_MAX, from place -1; nothing goes back from there."""
+    """As in Caffe, the value is -FLT_MAX and the place is -1, to which no gradient goes."""
     conv = """layer { name: "c" type: "Convolution" bottom: "x" top: "c"
       convolution_param { num_output: 16 kernel_size: 1 weight_filler { type: "constant" value: 1 } } }"""
     below = "c" if layout == "blocked" else "x"
@@ -357,7 +359,7 @@ def test_a_window_beyond_the_plane_has_no_place_in_the_mask(layout):
 
 
 def test_padding_of_blocked_channels_is_zero_beyond_the_plane_too():
-    """Those who read a block expect zeros behind its channels."""
+    """Layers that read whole blocks expect zeros behind the last channel."""
     below = CONVOLUTION.format(name="c", channels=BLOCK - 3)
     net = make_net(net_text(below + with_mask("kernel_size: 1 stride: 5", "c"), x=(1, 1, 3, 3)))
     tensors = [net.blobs[name].tensor for name in ("y", "mask")]
@@ -382,7 +384,7 @@ def test_padding_of_blocked_channels_is_zero_where_a_window_lies_beyond_the_plan
     values = np.asarray(memory)[: 2 * 9 * BLOCK].reshape(2, 9, BLOCK)
     values[:] = np.nan
     net.forward()
-    assert (values[0, 2] == np.finfo(np.float32).min).all()  # the third column's, beyond the plane
+    assert (values[0, 2] == np.finfo(np.float32).min).all()  # the windows of the third column lie beyond the plane
     assert not values[1, :, 3:].any()
 
 
@@ -399,7 +401,7 @@ def test_a_window_of_more_places_than_a_number_counts():
 @pytest.mark.parametrize("channels", [1, 7, BLOCK, 24])
 @pytest.mark.parametrize("convolved", [True, False])
 def test_axes_of_one_element_that_padding_makes_longer(pool, window, plane, channels, convolved):
-    """Their strides say nothing of the order of axes; whoever reads the top has to know it all the same."""
+    """The strides of such axes do not tell the order of axes. Layers that read the top must know it all the same."""
     behind = [
         'type: "Upsample" upsample_param { scale: 2 }',
         'type: "Sigmoid"',
@@ -452,5 +454,5 @@ def test_axes_of_one_element_that_padding_makes_longer(pool, window, plane, chan
 
 @needs_avx512
 def test_on_avx2():
-    """Which has kernels of its own."""
+    """AVX2 has kernels of its own."""
     assert passes_on("AVX2", __file__, "blocked or beyond or golden or first_of_equals or of_one_element")

@@ -12,7 +12,8 @@ def layer(params, images=True):
 
 
 def reference(height, width, sizes, image, step, offset=0.5):
-    """Boxes in pixels of the image, pixel by pixel; sizes (width, height) around each."""
+    """Returns the boxes in pixels of the image, for each pixel of the blob. `sizes`: (width, height) of the boxes
+    around it."""
     boxes = []
     for row in range(height):
         for column in range(width):

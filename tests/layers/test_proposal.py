@@ -26,7 +26,8 @@ def bottoms():
 
 
 def reference(score, offset, size, anchors, candidates=6000, most=300, threshold=0.7, least=16, stride=16):
-    """Boxes whose last pixels belong to them: one more than the difference of their corners wide."""
+    """Computes the layer. The last pixels of boxes belong to them, so a box is one wider than the difference of its
+    corners."""
     result, last = [], np.array([0, 0, 1, 1])
     for n in range(N):
         height, width, scale = size[n % len(size)]
@@ -49,7 +50,7 @@ def reference(score, offset, size, anchors, candidates=6000, most=300, threshold
 
 
 def test_anchors_of_faster_r_cnn():
-    """The nine that the paper's authors list."""
+    """The nine anchors that the authors of the paper list."""
     net = make_net(net_text(layer(""), score=(1, 18, 2, 2), offset=(1, 36, 2, 2), size=(1, 3)), proto.TEST)
     expected = [
         [-84, -40, 99, 55], [-176, -88, 191, 103], [-360, -184, 375, 199],

@@ -28,7 +28,7 @@ TRUTH = np.array([[20, 18, 52, 47, 3], [70, 40, 85, 71, 1], [0, 0, 0, 0, 0]], np
 
 
 def some_rois(count=60):
-    """Around the true boxes, near and far; the last rows are not used."""
+    """Returns regions near the true boxes and far from them. The last rows are not used."""
     near = TRUTH[RANDOM.integers(0, 2, count), :4] + RANDOM.normal(0, 8, (count, 4))
     near[:, 2:] = np.maximum(near[:, 2:], near[:, :2] + 4)
     rois = np.concatenate([np.zeros((count, 1)), near], 1).astype(np.float32)
@@ -48,7 +48,7 @@ def test_formula():
     np.testing.assert_array_equal(regions[: len(objects), 1:], objects)
     assert not regions[:, 0].any() and not labels[len(objects) :].any()
     assert all((others == each).all(1).any() for each in regions[len(objects) :, 1:])
-    assert len(np.unique(regions[len(objects) :], axis=0)) == 40 - len(objects)  # each once
+    assert len(np.unique(regions[len(objects) :], axis=0)) == 40 - len(objects)  # each at most once
     owners = TRUTH[overlaps[most >= 0.6].argmax(1)]
     np.testing.assert_array_equal(labels[: len(objects)], owners[:, 4])
     wanted = np.zeros((40, 4, 4))
@@ -79,7 +79,7 @@ def test_means_deviations_and_weights():
         "bbox_inside_weight: 0 bbox_inside_weight: 1 bbox_inside_weight: 2 bbox_inside_weight: 3"
     )
     _, labels, offsets, inner, outer = run(params, -np.ones((1, 5)), TRUTH)
-    assert labels.tolist() == [3, 1]  # the true boxes themselves
+    assert labels.tolist() == [3, 1]  # the regions are the true boxes themselves
     np.testing.assert_allclose(offsets[0, 12:], [-1, -2, -1.5, -2])
     assert inner[0, 12:].tolist() == [0, 1, 2, 3] and outer[0, 12:].tolist() == [0, 1, 1, 1]
 

@@ -22,7 +22,7 @@ def channel(c, i, j, group):
 
 
 def reference(x, rois, output_dim, group, samples, scale):
-    """Sample by sample, as R-FCN-PSROIAlign's GPU code does it."""
+    """Computes the layer sample by sample, as the GPU code of R-FCN-PSROIAlign does."""
     y, last = np.zeros((len(rois), output_dim, group, group)), np.array(x.shape[2:]) - 1.0
     for r, (image, left, top, right, bottom) in enumerate(rois.astype(np.float64)):
         if image < 0:

@@ -1,4 +1,4 @@
-"""Python layers: user code inside the program, in shapes, gradients, training, and in its errors."""
+"""Python layers, which run a user's code in the program: shapes, gradients, training and errors."""
 
 import gc
 import re
@@ -253,7 +253,7 @@ class LackingBackward(Lacking):
 
 @pytest.fixture(autouse=True)
 def module(tmp_path, monkeypatch):
-    """The user's module in PYTHONPATH, and the consent to import it."""
+    """Puts the user's module into PYTHONPATH, with the consent to import it."""
     allow_modules()
     (tmp_path / "user_layers.py").write_text(USER)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -275,7 +275,7 @@ def test_forward_and_gradients():
     check_gradients(net_text(layer("Scale", param_str="1.5"), x=x.shape), {"x": x})
 
 
-# Of 16 channels, in oneDNN's own order.
+# It has 16 channels, in oneDNN's own layout.
 CONVOLUTION = (
     'layer { name: "b" type: "Convolution" bottom: "x" top: "b" '
     "convolution_param { num_output: 16 kernel_size: 1 weight_filler { value: 1 } } }"
@@ -285,7 +285,7 @@ CONVOLUTION = (
 @pytest.mark.parametrize("when", ["reshape", "forward"])
 @pytest.mark.parametrize("maker", ["Convolution", "InnerProduct", "Input"])
 def test_what_is_written_into_a_bottom_is_in_the_blob(maker, when, tmp_path):
-    """In whatever order it lies: for the next reader, for a look at it, and for who has computed it."""
+    """In any layout, the next reader, a look at the blob and the layer that made it must all see what was written."""
     text = {
         "Input": "",
         "Convolution": CONVOLUTION,
@@ -304,7 +304,7 @@ def test_what_is_written_into_a_bottom_is_in_the_blob(maker, when, tmp_path):
 
 
 def test_behind_and_before_blocked_layouts():
-    """Convolutions ask for layouts of oneDNN's; the user sees row-major arrays."""
+    """The convolutions use layouts of oneDNN, but the user's code sees row-major arrays."""
     text = """layer { name: "a" type: "Convolution" bottom: "x" top: "a"
                 convolution_param { num_output: 16 kernel_size: 3 weight_filler { type: "xavier" } } }
               %s
@@ -318,7 +318,7 @@ def test_behind_and_before_blocked_layouts():
 
 
 def test_a_loss_in_training_is_what_the_built_in_is():
-    """With the memory plan and fusion on, as engine train has them."""
+    """The memory plan and fusion are on, as in engine train."""
     text = digits_net()
     loss = 'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip2" bottom: "label" top: "loss" }'
     assert loss in text
@@ -373,7 +373,8 @@ def test_the_object_is_in_net_layers(tmp_path):
 
 
 def test_a_layer_in_place(tmp_path):
-    """Behind another layer and on an input; what else reads the blob before has it as it was."""
+    """The layer works in place behind another layer, and on an input. A layer that reads the blob before it must see
+    the old values."""
     power = 'layer { name: "%s" type: "Power" bottom: "%s" top: "%s" power_param { scale: 2 } }'
     user = layer("Triple").replace('"y"', '"x"')
     other = user.replace('"x"', '"a"').replace('"user"', '"other"')
@@ -424,7 +425,8 @@ def test_running_sums_count_once_where_the_net_is_built_again(tmp_path):
 
 @pytest.mark.parametrize("where", ["reshape", "forward"])
 def test_a_data_layer_of_many_sizes(where, tmp_path):
-    """As those of FCN and Faster R-CNN: the net follows, no batch is skipped or read twice."""
+    """Data layers of FCN and Faster R-CNN are such. The net takes the new sizes, and no batch is skipped or read
+    twice."""
     path = tmp_path / "net.prototxt"
     conv = "convolution_param { num_output: 1 kernel_size: 1 weight_filler { value: 2 } }"
     path.write_text(
@@ -441,13 +443,14 @@ def test_a_data_layer_of_many_sizes(where, tmp_path):
 
 
 def named(name, text):
-    """The layer by another name, whose top is named like it."""
+    """Renames the layer and its top."""
     return text.replace('"user"', f'"{name}"').replace('top: "y"', f'top: "{name}"')
 
 
 @pytest.mark.parametrize("late", ["", "never"])
 def test_a_layer_that_refuses_the_sizes_of_before(late, tmp_path):
-    """It is not asked to run before those below it have run; where they do not change, its error is the net's."""
+    """The layer is not asked for new sizes before all layers below it have run. If one of them keeps its old size, the
+    error is raised."""
     path = tmp_path / "net.prototxt"
     layers = named("x", layer("Pictures", "")) + named("late", layer("Late", "x", late)) + layer("Sum", "x late")
     path.write_text(layers + 'layer { name: "above" type: "Power" bottom: "y" top: "z" power_param { scale: 2 } }')
@@ -504,7 +507,7 @@ def test_a_top_that_is_reshaped_keeps_what_is_in_it(tmp_path):
 
 
 def test_a_top_without_rows(tmp_path):
-    """Caffe runs it; here it is refused once, and the next forward goes on."""
+    """Caffe runs such a net. Here it is refused for this batch, and the next forward works again."""
     path = tmp_path / "net.prototxt"
     double = 'layer { name: "after" type: "Power" bottom: "y" top: "z" power_param { scale: 2 } }'
     path.write_text(net_text(layer("Chosen", "x") + double, x=(4,)))
@@ -593,7 +596,8 @@ class Writer(caffe.Layer):
 
 
 def test_engine_time_ends_what_a_layer_has_written(tmp_path):
-    """As Python does with files that nobody closes, though what holds them holds itself, too."""
+    """The file is complete at the end, as Python closes files that nobody has closed, although the layer that holds it
+    is in a cycle of references."""
     (tmp_path / "writing.py").write_text(WRITER)
     net, written = tmp_path / "net.prototxt", tmp_path / "written"
     net.write_text(
@@ -680,7 +684,8 @@ layer {{ name: "user" type: "Python" bottom: "{}" bottom: "{}" top: "loss" top: 
 
 
 def test_arrays_are_as_the_user_s_code_has_left_them(tmp_path, monkeypatch):
-    """In a net whose blobs share memory, too, where nothing of others comes into them, or goes the other way."""
+    """This also holds in a net whose blobs share memory: no values of other blobs come into the arrays, nor theirs into
+    other blobs."""
     (tmp_path / "lazy_layers.py").write_text(LAZY)
     monkeypatch.syspath_prepend(tmp_path)
     inner, bottom = "", {}

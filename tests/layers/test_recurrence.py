@@ -1,4 +1,4 @@
-"""What recurrent layers share: the functions of their gates, products in bf16, matrices that stay packed."""
+"""Common to recurrent layers: the functions of their gates, products in bf16, and matrices that stay packed."""
 
 import numpy as np
 import pytest
@@ -11,11 +11,12 @@ from tests.layers.harness import inputs, make_net, needs_bf16, net_text, set_top
 from tests.layers.sequences import layer, shapes_of, values
 
 STATES = {"LSTM": "h c", "GRU": "h", "RNN": "h"}
-UNITS = 250  # so that a vector at the end is not full
+UNITS = 250  # no multiple of the vector's size, so that the last vector is not full
 
 
 def gates(drives: np.ndarray) -> np.ndarray:
-    """c of an LSTM's first step, sigmoid(i) tanh(g), where the rows of `drives` (4, units) are those of i, f, o, g."""
+    """Returns c of an LSTM's first step, sigmoid(i) tanh(g). The rows of `drives` (4, units) are those of i, f, o and
+    g."""
     units = drives.shape[1]
     text = layer("LSTM", "x cont h c", "y h1 c1", "expose_hidden: true", units)
     state = (1, 1, units)
@@ -29,7 +30,7 @@ def test_gates_are_accurate(function, row):
     generator = np.random.default_rng(3)
     for scale in (1e-20, 1e-3, 0.3, 0.7, 2, 12, 80):
         drives = np.zeros((4, UNITS))
-        drives[[0, 3]] = 50  # where both functions are 1
+        drives[[0, 3]] = 50  # both functions are 1 there
         drives[row] = scale * generator.uniform(-1, 1, UNITS)
         drives = drives.astype(np.float32).astype(np.float64)
         expected = np.tanh(drives[3]) / (1 + np.exp(-drives[0]))
@@ -47,7 +48,7 @@ def test_gates_at_the_ends():
 
 
 def after_backward(kind: str, params: str, names: str, bottoms: dict, units: int, precision: str) -> dict:
-    """Tops, and gradients of params and bottoms."""
+    """Returns the tops, and the gradients of parameters and bottoms."""
     states = STATES[kind]
     tops = "y " + " ".join(f"{name}1" for name in states.split())
     text = layer(kind, f"{names} {states}", tops, f"expose_hidden: true {params}", units)
@@ -78,7 +79,7 @@ def test_bf16_is_float32_within_a_few_roundings(kind, params, names, units):
 
 @pytest.mark.parametrize("test", [test_lstm, test_gru], ids=["LSTM", "GRU"])
 def test_steps_that_several_threads_share(test):
-    """More numbers than one thread takes, of which the small cases have none."""
+    """There are more numbers than one thread takes, unlike in the other tests."""
     kind, batch, units = "LSTM" if test is test_lstm else "GRU", 40, 72
     generator = np.random.default_rng(2)
     x = generator.normal(size=(3, batch, 6)).astype(np.float32)
@@ -97,7 +98,7 @@ def test_steps_that_several_threads_share(test):
 
 @pytest.mark.parametrize("kind", STATES)
 def test_states_go_on_when_a_net_is_rebuilt_in_other_shapes(kind):
-    """Three steps and then one are four. Other sequences begin with states of 0."""
+    """Three steps and then one give the same as four. Other sequences begin with states of 0."""
 
     def forward(bottoms: dict[str, np.ndarray], before: Net | None = None) -> tuple[Net, np.ndarray]:
         config = parse_net(net_text(layer(kind), **shapes_of(bottoms)), "test.prototxt")
@@ -119,7 +120,7 @@ def test_states_go_on_when_a_net_is_rebuilt_in_other_shapes(kind):
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 def test_nets_that_are_only_tested_see_new_weights(kind):
-    """They keep matrices as the kernels take them."""
+    """Such nets keep matrices in the kernels' own layout."""
     bottoms = values()
     net = make_net(net_text(layer(kind), **shapes_of(bottoms)).replace("force_backward: true", ""), proto.TEST)
     first = net.params["layer"][0].get()

@@ -6,7 +6,7 @@ from tests.layers.boxes import Anchors, overlap, random_boxes, sigmoid, softmax,
 from tests.layers.harness import error_of, run
 
 SIDE, CLASSES, BIASES = 3, 4, [1.0, 1.5, 2.0, 0.8]
-TRUTH = [(0, 1), (0, 2), (1, 4)]  # images and labels; the third image has none
+TRUTH = [(0, 1), (0, 2), (1, 4)]  # image and label of each true box; the third image has none
 SCALES = {"object_scale": 5, "noobject_scale": 0.7, "class_scale": 1.5, "coord_scale": 2}
 
 
@@ -18,7 +18,8 @@ def layer(params="", biases=BIASES):
 
 
 def bottoms():
-    random = np.random.default_rng(7)  # the same for each test; predicted sizes choose other anchors than the given do
+    # a seed of its own: the predicted sizes must choose other anchors than the true boxes do
+    random = np.random.default_rng(7)
     truth = [(n, label, box, 0) for (n, label), box in zip(TRUTH, random_boxes(random, len(TRUTH)))]
     x = random.normal(size=(3, 2 * (5 + CLASSES), SIDE, SIDE)).astype(np.float32)
     return {"x": x, "truth": truth_blob(truth)}
@@ -29,7 +30,8 @@ def rounded(d):
 
 
 def choose(x, truth, thresh, bias_match):
-    """Which boxes stand for which truth, and which for nothing: constants, as far as the gradient is concerned."""
+    """Returns which boxes predict which true box, and which predict background. The gradient takes these as
+    constants."""
     grid = Anchors(x, CLASSES, BIASES)
     nothing, chosen = [], {}
     for n in range(len(x)):
@@ -68,7 +70,7 @@ def objective(x, nothing, chosen):
 
 
 def slopes(x, nothing, chosen, step=1e-5):
-    """By differences, in float64."""
+    """Returns differences in float64."""
     x, result = x.astype(np.float64), np.zeros(x.shape)
     for index in np.ndindex(x.shape):
         values = []
@@ -92,7 +94,8 @@ def test_gradient_and_the_number_that_is_shown(thresh, bias_match):
 
 
 def test_truth_at_the_border_and_anchors_that_fit_alike():
-    """What lies on the last edge belongs to the last pixel, and of two anchors the first is taken."""
+    """A box whose center is on the last edge belongs to the last pixel. Of two anchors that fit alike the first is
+    taken."""
     values = bottoms() | {"truth": truth_blob([(0, 1, (0.9, 0.9, 1.1, 1.1), 0)])}
     net = run(layer("thresh: 0.99", biases=[1, 1, 1, 1]), **values)
     net.backward()
@@ -101,7 +104,7 @@ def test_truth_at_the_border_and_anchors_that_fit_alike():
 
 
 def test_rows_of_a_forks_data_layer_and_a_plane_of_other_sides():
-    """(N, 1, M, 5) of class, center, width and height; `side` is not what the plane has."""
+    """Rows are (N, 1, M, 5) of class, center, width and height. The plane need not have the sides that `side` says."""
     truth = bottoms()["truth"]
     rows = np.zeros((3, 1, 4, 5), np.float32)
     for i, (n, label, _, x1, y1, x2, y2, _) in enumerate(truth[0, 0, : len(TRUTH)]):

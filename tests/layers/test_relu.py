@@ -5,7 +5,7 @@ from engine.net import PASSES
 from tests.layers.blocked import run_blocked
 from tests.layers.harness import check_golden, check_gradients, golden, net_text
 
-APART = PASSES - {"fuse"}  # as layers of their own
+APART = PASSES - {"fuse"}  # ReLUs stay layers of their own
 LAYER = """layer {{ name: "layer" type: "ReLU" bottom: "{bottom}" top: "{top}" relu_param {{
     negative_slope: {slope} }} }}"""
 
@@ -37,7 +37,7 @@ def test_blocked(slope, channels):
 
 @pytest.mark.parametrize("slope", [0, 0.1, -0.3])
 def test_in_place(slope):
-    """What a negative slope below zero needs from the bottom is still there for backward."""
+    """With a negative slope, backward needs the sign of the bottom, which must still be there."""
     apart = run_blocked(LAYER.format(bottom="c", top="y", slope=slope), passes=APART, c=32)
     within = run_blocked(LAYER.format(bottom="c", top="c", slope=slope), passes=APART, c=32)
     np.testing.assert_array_equal(within.outputs()["c"], apart.outputs()["y"])

@@ -12,8 +12,8 @@ def layer(param, bottom="x"):
 
 
 def pairs(shape, s):
-    """Flat places in a blob (C, H, W) whose channels come in s^2 groups, one for each pixel of a square, and in
-    (C/s^2, H s, W s), element by element."""
+    """Returns the places of equal elements in two flat blobs: one (C, H, W), whose channels come in s^2 groups, one for
+    each pixel of a square, and one (C/s^2, H s, W s)."""
     c, h, w = shape
     for k in range(c):
         for y in range(h):

@@ -25,7 +25,7 @@ def half_away(x):
 
 
 def resampled(x, height, width, kind, antialias=True):
-    """As the fork's kernel goes: every pixel of the top by itself."""
+    """Computes each pixel of the top by itself, as the fork's kernel does."""
     n, channels, h, w = x.shape
     fx, fy = w / width, h / height
     y = np.zeros((n, channels, height, width))

@@ -8,7 +8,7 @@ EXPOSED = {"tops": "y h1", "params": "expose_hidden: true"}
 
 
 def reference(bottoms, params):
-    """All outputs, and the last h."""
+    """Returns all outputs, and the last h."""
     h = bottoms["h"][0].astype(np.float64) if "h" in bottoms else np.zeros((BATCH, UNITS))
     matrix, out, bias = params[-3:]
     tops = []
@@ -47,7 +47,7 @@ def test_exposed_states(names):
 
 
 def test_a_last_state_that_no_loss_needs():
-    """Its gradient is not taken for one."""
+    """No loss reads the last state, so whatever is in its diff must not count."""
     loss = 'layer { name: "loss" type: "EuclideanLoss" bottom: "y" bottom: "t" top: "loss" }'
     silence = 'layer { name: "silence" type: "Silence" bottom: "h1" }'
     bottoms = values(states="h")

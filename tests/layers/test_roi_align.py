@@ -16,7 +16,7 @@ def layer(params="pooled_h: 2 pooled_w: 3 sampling_ratio: 2", kind="ROIAlign"):
 
 
 def pixel(x, row, column):
-    """The planes of x (C, H, W) at a place between their pixels."""
+    """Returns the values of the planes of x (C, H, W) at a point between pixels."""
     height, width = x.shape[1:]
     if not (-1 <= row <= height and -1 <= column <= width):
         return np.zeros(len(x))
@@ -29,7 +29,7 @@ def pixel(x, row, column):
 
 
 def reference(x, rois, pooled_h, pooled_w, ratio, scale):
-    """Sample by sample, as forks of Mask R-CNN's do it."""
+    """Computes the layer sample by sample, as forks for Mask R-CNN do."""
     y = np.zeros((len(rois), x.shape[1], pooled_h, pooled_w))
     for r, (image, *corners) in enumerate(rois.astype(np.float64)):
         if image < 0:

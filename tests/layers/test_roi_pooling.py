@@ -6,7 +6,7 @@ from tests.layers.blocked import run_blocked
 from tests.layers.harness import check_gradients, error_of, make_net, net_text, run, set_top_diff
 from tests.layers.test_pooling import distinct
 
-# Whole, inside, beyond the border, one pixel, malformed (x2 < x1, y2 < y1), unused.
+# The regions are: the whole image, inside, beyond the border, one pixel, malformed (x2 < x1, y2 < y1), unused.
 REGIONS = np.array(
     [
         [0, 0, 0, 31, 23],

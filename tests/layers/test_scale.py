@@ -14,12 +14,12 @@ def layer(param="", bottoms="x", top="y", name="layer"):
 
 
 def spread(coefficients, axis, rank):
-    """Coefficients for the axes from `axis` on, ready to broadcast."""
+    """Returns the coefficients with axes for those of the bottom from `axis` on, so that they broadcast."""
     return coefficients.reshape(*[1] * axis, *coefficients.shape, *[1] * (rank - axis - coefficients.ndim))
 
 
 def check_against_reference(net, bottom, axis):
-    """Of the one-bottom form with bias_term."""
+    """Checks the form with one bottom and bias_term."""
     x, y, given = net.blobs[bottom].data, net.blobs["y"].data, net.blobs["y"].diff
     scale, shift = (spread(tensor.get(), axis, x.ndim) for tensor in net.params["layer"])
     np.testing.assert_allclose(y, x * scale + shift, rtol=1e-5, atol=1e-5)
@@ -83,7 +83,7 @@ def test_channels_stay_blocked():
 
 @pytest.mark.parametrize("channels", [32, 40])
 def test_one_factor_for_each_plane(channels):
-    """The second half of a squeeze-and-excitation block."""
+    """This is the second half of a squeeze-and-excitation block."""
     factors = RANDOM.normal(size=(2, channels)).astype(np.float32)
     net = run_blocked(layer("axis: 0", "c s"), plain={"s": factors}, c=channels)
     c, y = net.blobs["c"], net.blobs["y"]
@@ -95,7 +95,7 @@ def test_one_factor_for_each_plane(channels):
 
 
 def test_in_place():
-    """Backward needs the bottom after all: it is kept."""
+    """Backward needs the bottom, so a copy of it is kept."""
     apart, within = run_blocked(layer(bottoms="c"), c=40), run_blocked(layer(bottoms="c", top="c"), c=40)
     np.testing.assert_array_equal(within.outputs()["c"], apart.outputs()["y"])
     for name in ("c", "layer"):

@@ -18,13 +18,13 @@ def layer(params=""):
 
 def sample(classes=5):
     x = RANDOM.normal(size=(2, classes, 6, 7)).astype(np.float32)
-    labels = RANDOM.integers(0, classes - 1, (2, 1, 6, 7)).astype(np.float32)  # the last class is never there
+    labels = RANDOM.integers(0, classes - 1, (2, 1, 6, 7)).astype(np.float32)  # the last class never occurs
     labels[:, :, :2] = x.argmax(1)[:, None, :2]
     return x, labels
 
 
 def reference(pairs, classes, ignore=()):
-    """The three measures, of a list of (scores, labels)."""
+    """Returns the three measures of a list of (scores, labels)."""
     matrix = np.zeros((classes, classes))
     for x, labels in pairs:
         kept = ~np.isin(labels.ravel(), ignore)
@@ -84,7 +84,7 @@ def test_errors():
 
 
 def test_pixels_stay_counted_in_other_shapes(tmp_path):
-    """A script scores pictures of any size, one at a time."""
+    """A script scores pictures of any size, one after the other, so counts must survive reshaping."""
     path = tmp_path / "net.prototxt"
     path.write_text(net_text(layer("reset: false"), x=(1, 2, 1, 2), l=(1, 1, 1, 2)))
     net = caffe.Net(str(path), caffe.TEST)

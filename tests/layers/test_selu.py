@@ -37,7 +37,7 @@ def test_dropout_keeps_mean_and_variance(kind, ratio):
     assert abs(y.mean()) < 0.02 and abs(y.var() - 1) < 0.03
     set_top_diff(net, "y", np.ones_like(y))
     net.backward()
-    doubtful = np.isclose(x, alpha, atol=1e-3)  # looks dropped, and is not
+    doubtful = np.isclose(x, alpha, atol=1e-3)  # such values look dropped but are not
     np.testing.assert_allclose(net.blobs["x"].diff[~doubtful], np.where(dropped, 0, a)[~doubtful], rtol=1e-4)
     np.testing.assert_array_equal(run(dropout(f"dropout_ratio: {ratio}", kind), proto.TEST, x=x).blobs["y"].data, x)
 

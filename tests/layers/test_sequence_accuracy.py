@@ -48,7 +48,8 @@ INDICATOR = """layer { name: "i" type: "ContinuationIndicator" top: "i"
 
 
 def test_a_batch_has_as_many_samples_as_its_data():
-    """Not as many as the indicator has steps; and nothing is computed."""
+    """The number of samples is that of the data, not the indicator's number of steps. The indicator computes
+    nothing."""
     net = make_net(INDICATOR + net_text(layer(), x=(2, 3, 4), l=(2, 2)), proto.TEST)
     assert net.graph.batch_size == 2
     assert net.graph.layers[0].flops() == 0

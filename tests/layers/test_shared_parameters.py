@@ -1,4 +1,5 @@
-"""Parameters that several layers share, in Caffe one flat array that each sees in its own shape."""
+"""Parameters that several layers share. As in Caffe, such a parameter is one flat array that each layer sees in its own
+shape."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +16,7 @@ INPUTS = {"x": X, "ids": IDS, "rows": (4, 16)}
 
 
 def layer(name: str, type: str, bottom: str, param: str, mode: str = "", shared: bool = True) -> str:
-    """A layer without bias whose only parameter is called `w`, in a net where it is to be shared."""
+    """Returns a layer without bias, whose only parameter is called `w` if it is to be shared."""
     spec = f'param {{ name: "w" {mode} }}' if shared else "param { }"
     kind = {"InnerProduct": "inner_product_param", "Embed": "embed_param"}.get(type, "convolution_param")
     return (
@@ -25,7 +26,7 @@ def layer(name: str, type: str, bottom: str, param: str, mode: str = "", shared:
 
 
 PERMISSIVE = "share_mode: PERMISSIVE"
-# The first layer, the second, their share_mode.
+# By name: the first layer, the second, and their share_mode.
 PAIRS: dict[str, Sequence[Any]] = {
     "tied, square": (
         ("InnerProduct", "x", "num_output: 144"),
@@ -125,7 +126,7 @@ def test_values_and_gradients_are_those_of_two_arrays(kind, options):
     expected = first.diff.get().ravel() + second.diff.get().ravel()
     np.testing.assert_allclose(both.params["a"][0].diff.get().ravel(), expected, atol=2e-5 * np.abs(expected).max())
     assert np.abs(first.diff.get()).max() > 0.01 and np.abs(second.diff.get()).max() > 0.01
-    assert both.tensor_of[both.graph.params[0]].nbytes == 4 * flat.size  # no layout with padding
+    assert both.tensor_of[both.graph.params[0]].nbytes == 4 * flat.size  # its layout has no padding
     ours = both.weights_by_layer()
     assert [each.shape for each in (ours["a"][0], ours["b"][0])] == [first.shape, second.shape]
     np.testing.assert_array_equal(ours["b"][0].ravel(), flat)
@@ -133,7 +134,8 @@ def test_values_and_gradients_are_those_of_two_arrays(kind, options):
 
 @pytest.mark.parametrize("kind", PAIRS)
 def test_nets_that_are_tested_read_them_too(kind):
-    """Where parameters are constant, kernels keep copies, which are made again when the array is written to."""
+    """In nets whose parameters are constant, kernels keep copies, which must be made again when the array is written
+    to."""
     train = make_net(pair(kind))
     net = make_net(pair(kind), proto.TEST, share=train)
     alone = make_net(pair(kind).replace("force_backward: true", ""), proto.TEST, keep_all=False)
@@ -167,7 +169,7 @@ def test_in_bf16(kind):
 
 
 def test_a_tied_auto_encoder():
-    """The numbers that Caffe gives."""
+    """Caffe gives these numbers."""
     text = layer("y", "InnerProduct", "x", "num_output: 2")
     text += layer("z", "InnerProduct", "y", "num_output: 2 transpose: true")
     net = make_net(net_text(text, x=(1, 2)))

@@ -13,7 +13,7 @@ def layer(group, bottom="x"):
 
 
 def places(channels, group):
-    """Which channel of the bottom each of the top is."""
+    """Returns the channel of the bottom that each channel of the top is."""
     return np.arange(channels).reshape(group, -1).T.ravel()
 
 
@@ -42,7 +42,8 @@ def test_blocked(channels, size):
 
 
 def test_padding_of_half_blocks_is_zero():
-    """Which Reduction adds up, here of a deconvolution's blocks of 8 where blocks mostly have 16."""
+    """Reduction adds up the padding with the channels. Here a deconvolution has blocks of 8 channels, where 16 are
+    usual."""
     convolution = 'layer {{ name: "{0}" type: "{1}" bottom: "{2}" top: "{0}" convolution_param {{ {3} }} }}'
     text = convolution.format(
         "a", "Convolution", "x", 'num_output: 128 kernel_size: 1 weight_filler { type: "xavier" }'
@@ -56,7 +57,7 @@ def test_padding_of_half_blocks_is_zero():
     kept = run(text, x=x)
     net = make_net(net_text(text, x=x.shape), keep_all=False)
     net.blobs["x"].set(x)
-    for _ in range(2):  # memory that is used again is not zero
+    for _ in range(2):  # the second time memory is used again, and is not zero
         total = net.forward()["s"]
         net.backward()
     np.testing.assert_allclose(total, (kept.blobs["y"].data.astype(np.float64) ** 2).sum(), rtol=1e-4)

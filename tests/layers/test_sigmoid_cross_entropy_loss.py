@@ -71,7 +71,8 @@ def weighted(x, targets, positive, negative, divisor):
     ],
 )
 def test_weights_of_labels(params, positive, negative):
-    """Weights belong to the second axis, in soft targets too, and do not change what the sum is divided by."""
+    """Weights belong to places on the second axis, also with soft targets. They do not change what the sum is divided
+    by."""
     targets = RANDOM.uniform(size=X.shape).astype(np.float32)
     targets[0], targets[1, 1, 2] = TARGETS[0], -1
     text = layer(f"loss_weight: 2 loss_param {{ ignore_label: -1 normalization: VALID {params} }}")

@@ -17,5 +17,5 @@ def test_silenced_blobs_are_no_outputs_and_give_no_gradient():
     net = run(text, x=np.ones((2, 4), np.float32), l=np.zeros(2, np.float32))
     assert list(net.outputs()) == ["loss"]
     net.backward()
-    expected = np.outer([-2 / 3, 1 / 3, 1 / 3], np.ones(4))  # of the loss alone
+    expected = np.outer([-2 / 3, 1 / 3, 1 / 3], np.ones(4))  # the gradient of the loss alone
     np.testing.assert_allclose(net.params["ip"][0].diff.get(), expected, atol=1e-6)

@@ -53,7 +53,8 @@ def test_blocked(channels, points):
     param = " ".join(f"slice_point: {point}" for point in points)
     net = run_blocked(layer(param, "c", len(points) + 1), c=channels)
     check_against_reference(net, len(points) + 1)
-    assert net.blobs["y0"].tensor.is_plain == any(point % BLOCK for point in points)  # no cuts within a block
+    # slices do not begin within a block
+    assert net.blobs["y0"].tensor.is_plain == any(point % BLOCK for point in points)
 
 
 @pytest.mark.parametrize("axis", [0, 2, 3])
@@ -68,7 +69,7 @@ def test_one_top():
 
 @pytest.mark.parametrize("channels", [64, 40])
 def test_a_part_without_a_loss_has_no_gradient(channels):
-    """Its share of the bottom's gradient is zero, although memory is reused."""
+    """Its place in the bottom's gradient must be zero, even if that memory held other values before."""
     text = layer("slice_point: 32", "c")
     text += 'layer { name: "z" type: "ReLU" bottom: "y0" top: "z" }'
     text += 'layer { name: "nothing" type: "Silence" bottom: "y1" }'
@@ -85,7 +86,7 @@ def test_a_part_that_nobody_reads_has_no_gradient():
     text = net_text(learns + layer("slice_point: 16", "c") + loss, x=(2, 3, 4, 5), t=(2, 16, 4, 5))
     net = make_net(text.replace("force_backward: true", ""))
     net.forward()
-    set_top_diff(net, "c", np.ones(net.blobs["c"].shape))  # what the memory held before
+    set_top_diff(net, "c", np.ones(net.blobs["c"].shape))  # values that the memory held before
     net.backward()
     assert net.blobs["y1"].diff is None
     np.testing.assert_array_equal(net.blobs["c"].diff[:, :16], net.blobs["y0"].diff)

@@ -1,4 +1,4 @@
-"""SSD's layers together, in a net that learns to find a bright square in noise."""
+"""SSD's layers work together in a net that learns to find a bright square in noise."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from engine.net import PASSES
 from tests.layers.boxes import truth_blob
 from tests.layers.harness import make_net, net_text
 
-N, SIZE, SIDE = 4, 32, 8  # of images, and of the square
+N, SIZE, SIDE = 4, 32, 8  # number and size of the images, and size of the square
 HEAD = """layer {{ name: "{name}" type: "Convolution" bottom: "c2" top: "{name}" convolution_param {{
   num_output: {outputs} kernel_size: 3 pad: 1 weight_filler {{ type: "xavier" }} }} }}
 layer {{ name: "{name}_perm" type: "Permute" bottom: "{name}" top: "{name}_perm"

@@ -1,5 +1,5 @@
-"""Nets of our own in the manner of public forks: SegNet, ENet, SphereFace and FlowNet 2. Training steps of each are
-finite and lower the loss, and its gradients are the differences of the loss."""
+"""Small nets of our own in the manner of public forks: SegNet, ENet, SphereFace and FlowNet 2. The training steps of
+each are finite and lower the loss, and its gradients agree with differences of the loss."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,8 @@ def pooled(bottom, top):
 
 
 def normalised(bottom, top, outputs):
-    """SegNet's: a convolution, BN, and here an activation without kinks, which differences can pass."""
+    """Returns SegNet's convolution and BN, with an activation that has no kinks, so that differences can be
+    compared."""
     fillers = 'bn_param { scale_filler { type: "constant" value: 1 } shift_filler { type: "uniform" } }'
     return (
         convolution(bottom, f"{top}_conv", outputs)
@@ -51,7 +52,7 @@ ENET = (
     + layer("Concat", "first shrunk", "begin")
     + layer("BN", "begin", "begin_bn", 'bn_param { slope_filler { type: "constant" value: 1 } }')
     + layer("PReLU", "begin_bn", "s")
-    # A bottleneck that halves the plane, and keeps where its maxima were.
+    # A bottleneck that halves the plane, and keeps the places of its maxima.
     + pooled("s", "main")
     + convolution("s", "side1", 4, "kernel_size: 2 stride: 2 bias_term: false")
     + layer("PReLU", "side1", "side2")
@@ -59,7 +60,7 @@ ENET = (
     + convolution("side3", "side4", 8, "kernel_size: 1")
     + layer("SpatialDropout", "side4", "side5", "spatial_dropout_param { dropout_ratio: 0.2 }")
     + layer("Eltwise", "main side5", "down")
-    # One that brings it back.
+    # A bottleneck that brings the plane back to its size.
     + layer("Upsample", "down main_mask", "up", "upsample_param { scale: 2 }")
     + convolution("down", "back1", 4, "kernel_size: 1")
     + convolution("back1", "back2", 8, "kernel_size: 2 stride: 2", "Deconvolution")
@@ -81,7 +82,7 @@ MARGIN = f"margin_inner_product_param {{ num_output: 4 type: QUADRUPLE base: 3 g
 FLOWNET = (
     layer("Eltwise", "first", "a", "eltwise_param { operation: SUM coeff: 0.5 }")
     + layer("Mean", "second", "b", "mean_param { operation: SUBTRACT value: 0.1 input_scale: 0.5 }")
-    # Both pictures through the same weights, and how they match.
+    # The same weights for both pictures, and their correlation.
     + convolution("a b", "fa fb", 6, "kernel_size: 3 stride: 2 pad: 1")
     + layer("TanH", "fa", "ga")
     + layer("TanH", "fb", "gb")
@@ -102,7 +103,7 @@ FLOWNET = (
     + layer("Resample", "coarse", "large", "resample_param { width: 12 height: 10 type: LINEAR antialias: true }")
     + layer("Eltwise", "fine large", "found")
     + layer("LpqLoss", "found flow", "loss", "lpq_loss_param { p: 2 q: 0.4 normalize_by_num_entries: true }")
-    # What the next net of a stack would see: how far the warped second picture is off.
+    # What the next net of a stack would read: the error of the warped second picture.
     + layer("FlowWarp", "b found", "warped")
     + layer("Eltwise", "a warped", "rest", "eltwise_param { coeff: 1 coeff: -1 }")
     + layer("ChannelNorm", "rest", "error")
@@ -127,7 +128,7 @@ NETS = {"segnet": SEGNET, "enet": ENET, "sphereface": SPHEREFACE.replace("MARGIN
 
 
 def text_of(text, values):
-    """Without gradients of the inputs, as in training."""
+    """Returns the text without gradients of the inputs, as in training."""
     return net_text(text, **{name: each.shape for name, each in values.items()}).replace("force_backward: true", "")
 
 
@@ -167,14 +168,14 @@ def test_gradients(name):
 
 @pytest.mark.parametrize("kind", ["MarginInnerProduct", "LargeMarginInnerProduct"])
 def test_gradients_of_a_face_net(kind):
-    """L-Softmax with its margin; A-Softmax without one, its own weights being fixed: with one, SphereFace trains by
-    another gradient than the formula's (see test_margin_inner_product.py)."""
+    """L-Softmax is tested with its margin. A-Softmax is tested without one and with fixed weights, since with a margin
+    SphereFace uses another gradient than the formula's (see test_margin_inner_product.py)."""
     margin = MARGIN.replace("QUADRUPLE", "SINGLE") + " param { lr_mult: 0 }"
     if kind == "LargeMarginInnerProduct":
         margin = MARGIN.replace("margin_inner", "largemargin_inner")
     text = SPHEREFACE.replace("MARGIN", margin).replace("MarginInnerProduct", kind)
     values = values_of("sphereface")
-    # A longer step moves a bias of c2 over the kink of a PReLU.
+    # a longer step would move a bias of c2 across the kink of a PReLU
     check_gradients(text_of(text, values), values, step=1e-4, tolerance=1e-2, samples=12)
 
 

@@ -61,7 +61,7 @@ def test_blocked(channels, size, axis):
 @pytest.mark.parametrize("size", [(1, 1), (2, 3)])
 @pytest.mark.parametrize("type", ["Convolution", "Deconvolution"])
 def test_a_score_that_is_nan_makes_all_nan(type, channels, size, place):
-    """Whatever the layout: blocks of channels, or channels last."""
+    """The layout may have blocks of channels, or channels last."""
     below = f"""layer {{ name: "c" type: "{type}" bottom: "x" top: "c" convolution_param {{ num_output: {channels}
         kernel_size: 1 weight_filler {{ type: "gaussian" std: 0.5 }} }} }}"""
     net = make_net(net_text(below + LAYER.format(axis=1).replace('"x"', '"c"'), x=(2, 3, *size)))

@@ -11,7 +11,7 @@ def layer(params="", tops='top: "y"'):
 
 
 def sample(shape):
-    """Scores, and targets that add up to 1 over the classes."""
+    """Returns scores, and targets whose sum over the classes is 1."""
     targets = RANDOM.uniform(size=shape)
     return RANDOM.normal(size=shape).astype(np.float32), (targets / targets.sum(1, keepdims=True)).astype(np.float32)
 

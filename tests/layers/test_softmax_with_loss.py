@@ -16,12 +16,12 @@ def sample(shape, axis=1):
     x = RANDOM.normal(size=shape).astype(np.float32)
     label_shape = [n for i, n in enumerate(shape) if i != axis % len(shape)]
     labels = RANDOM.integers(0, shape[axis], label_shape).astype(np.float32)
-    labels.flat[0] = 2  # what the tests ignore is there
+    labels.flat[0] = 2  # the label that some tests ignore occurs
     return x, labels
 
 
 def reference(x, labels, axis=1, ignore=None, smoothing=0.0, normalization="VALID", fixed=1.0):
-    """The loss, and the probabilities."""
+    """Returns the loss and the probabilities."""
     x = np.moveaxis(x.astype(np.float64), axis, -1)
     logs = x - x.max(-1, keepdims=True)
     logs -= np.log(np.exp(logs).sum(-1, keepdims=True))
@@ -62,7 +62,7 @@ def test_forward_and_gradients(normalization, smoothing):
 @pytest.mark.parametrize("shape, axis", [((4, 3), 1), ((2, 3, 4), -1), ((6, 5, 6), 0)])
 def test_axis(shape, axis):
     x, labels = sample(shape, axis)
-    labels = labels.reshape(shape[0], -1) if axis == 0 else labels  # the first axes of the bottoms must agree
+    labels = labels.reshape(shape[0], -1) if axis == 0 else labels  # the axes of both bottoms before `axis` must agree
     text = layer(f"softmax_param {{ axis: {axis} }}")
     expected = reference(x, labels.reshape(np.delete(shape, axis)), axis)[0]
     np.testing.assert_allclose(run(text, x=x, l=labels).blobs["y"].data, expected, rtol=1e-5)
@@ -89,7 +89,7 @@ def test_second_top_holds_the_probabilities():
 
 
 def test_a_loss_without_a_top():
-    """It counts, and is no output, as in Caffe."""
+    """As in Caffe, the loss counts but is no output of the net."""
     x, labels = sample((4, 5))
     net, named = run(layer(tops=()), x=x, l=labels), run(layer(), x=x, l=labels)
     assert list(net.outputs()) == [] and list(named.outputs()) == ["y"]
@@ -164,7 +164,7 @@ def test_wrong_shapes():
 @pytest.mark.parametrize("shape, axis", [((6, 5), 1), ((3, 5, 2, 2), 1), ((2, 3, 4), -1)])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_distributions(shape, axis, smoothing):
-    """As mix_param makes them; not all sum to 1 here."""
+    """Such distributions come from mix_param, but here not all have a sum of 1."""
     x, targets = sample(shape, axis)[0], RANDOM.uniform(0, 1, shape).astype(np.float32)
     text = layer(f"softmax_param {{ axis: {axis} }} loss_weight: 2 loss_param {{ label_smoothing: {smoothing} }}")
     z, t = (np.moveaxis(each.astype(np.float64), axis, -1) for each in (x, targets))

@@ -12,7 +12,7 @@ def layer(more="", tops=("loss", "p", "each")):
 
 
 def losses(x, labels):
-    """Of each label; 0 where it is -1."""
+    """Returns the loss of each label, 0 where the label is -1."""
     log = np.log(np.exp(x.astype(np.float64)).sum(1))
     own = np.take_along_axis(x, np.maximum(labels, 0).astype(int).reshape(len(x), 1, *x.shape[2:]), 1)[:, 0]
     return np.where(labels.reshape(own.shape) == -1, 0, log - own)
@@ -28,7 +28,7 @@ def test_forward(shape, labels):
     l.flat[0] = 2
     net = run(layer("loss_param { ignore_label: -1 }"), x=x, l=l)
     expected = losses(x, l)
-    top = (6, 1, 1, 1) if labels == (6,) else labels  # as R-FCN's labels, which its Eltwise asks for
+    top = (6, 1, 1, 1) if labels == (6,) else labels  # R-FCN's labels have this shape, which its Eltwise expects
     assert net.blobs["each"].shape == top
     np.testing.assert_allclose(net.blobs["each"].data, expected.reshape(top), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(net.blobs["loss"].data, expected.sum() / (l >= 0).sum(), rtol=1e-5)

@@ -15,11 +15,11 @@ def layer(ratio=0.3, bottom="x", top="y", name="layer"):
 
 
 def kept(shape=SHAPE, step=0, first_sample=0, seed=1, **options):
-    """Which channels survive, (N, C)."""
+    """Returns which channels are kept, (N, C)."""
     net = make_net(net_text(layer(**options), x=shape), seed=seed)
     net.blobs["x"].set(np.ones(shape))
     channels = (net.forward(Counters(step, first_sample))["y"] != 0).reshape(*shape[:2], -1)
-    assert (channels == channels[:, :, :1]).all()  # whole channels
+    assert (channels == channels[:, :, :1]).all()  # channels are dropped as a whole
     return channels[:, :, 0]
 
 

@@ -18,7 +18,8 @@ def place(theta, row, column, size):
 
 
 def reference(x, theta, height, width):
-    """theta (N, 2, 3). Rows come first, and 1 is one pixel beyond the last, as in Kaichun Mo's layer."""
+    """Computes the layer for theta (N, 2, 3). As in Kaichun Mo's layer, rows come first, and 1 is one pixel beyond the
+    last."""
     y = np.zeros((*x.shape[:2], height, width))
     padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
     for n, i, j in np.ndindex(len(x), height, width):
@@ -33,12 +34,12 @@ def reference(x, theta, height, width):
 
 
 def values(turns=0.7):
-    """Maps that turn, stretch and shift, and lead out of the plane here and there."""
+    """Returns maps that turn, stretch and shift, and partly lead out of the plane."""
     return RANDOM.normal(size=(2, 3, 5, 6)), np.eye(2, 3) + RANDOM.uniform(-turns, turns, (2, 2, 3))
 
 
 def smooth(height, width):
-    """Maps that lead between pixels, not to them, where a derivative jumps."""
+    """Returns maps that lead between pixels, since derivatives jump at pixels."""
     while True:
         theta = np.eye(2, 3) + RANDOM.uniform(-0.3, 0.3, (2, 3))
         places = np.array([place(theta, i / height, j / width, (5, 6)) for i, j in np.ndindex(height, width)])

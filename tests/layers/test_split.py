@@ -28,7 +28,7 @@ def test_blocked(tops, channels):
 
 
 def test_readers_that_work_in_place():
-    """Their common bottom survives until the last of them has read it."""
+    """Their common bottom must not be overwritten before the last of them has read it."""
     text = "".join(
         f'layer {{ name: "{name}" type: "{name}" bottom: "c" top: "{name}" }}' for name in ("ReLU", "Sigmoid", "TanH")
     )
@@ -42,7 +42,7 @@ def test_readers_that_work_in_place():
 
 
 def test_sums_of_some_of_the_tops():
-    """The gradients of two tops are one buffer, which must not be overwritten before the third is added."""
+    """The gradients of two tops share a buffer, which must not be overwritten before the third is added."""
     add = 'layer {{ name: "{2}" type: "Eltwise" bottom: "{0}" bottom: "{1}" top: "{2}" }}'
     sigmoid = 'layer { name: "s" type: "Sigmoid" bottom: "y1" top: "s" }'
     net = run_blocked(layer(3, "c") + sigmoid + add.format("y0", "y2", "t") + add.format("s", "t", "z"), c=40)

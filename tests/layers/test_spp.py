@@ -11,7 +11,7 @@ def layer(params, bottom="x"):
 
 
 def reference(x, levels, pool):
-    """Cells of equal size, ceil(size / cells), over the plane with padding on both sides."""
+    """Computes the layer: cells of equal size, ceil(size / cells), over the plane with padding on both sides."""
     rows = []
     for cells in (2**level for level in range(levels)):
         kernel = [-(-size // cells) for size in x.shape[2:]]
@@ -38,7 +38,7 @@ def test_forward_and_gradients(levels, spatial, pool):
     x = distinct((2, 3, *spatial)).astype(np.float32)
     text = layer(f"pyramid_height: {levels} pool: {pool}")
     y = run(text, x=x).blobs["y"].data
-    assert y.ndim == (4 if levels == 1 else 2)  # of one level it is the pooling's, as in Caffe
+    assert y.ndim == (4 if levels == 1 else 2)  # with one level the shape is that of the pooling, as in Caffe
     np.testing.assert_allclose(y.reshape(2, -1), reference(x, levels, pool), rtol=1e-5, atol=1e-5)
     check_gradients(net_text(text, x=x.shape), {"x": x}, tolerance=5e-3)
 

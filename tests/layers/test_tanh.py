@@ -26,7 +26,7 @@ def test_gradients(shape):
 @pytest.mark.parametrize("channels", [32, 40])
 def test_blocked(channels):
     """In place it computes the same."""
-    apart = PASSES - {"fuse"}  # as a layer of its own
+    apart = PASSES - {"fuse"}  # TanH stays a layer of its own
     net = run_blocked(LAYER.format(bottom="c", top="y"), passes=apart, c=channels)
     c, y = net.blobs["c"], net.blobs["y"]
     np.testing.assert_allclose(y.data, reference(c.data), rtol=1e-5, atol=1e-6)

@@ -39,7 +39,7 @@ def test_forward_and_gradients(shape, axis, tiles):
 
 @pytest.mark.parametrize("length", [5, 8, 16, 21, 29])
 def test_rows_of_any_length(length):
-    """Which are read in pieces of sixteen, of eight, and what is left."""
+    """Rows are read sixteen values at a time, then eight, then those that are left."""
     given = RANDOM.normal(size=(2, 3 * length)).astype(np.float32)
     net = make_net(net_text(layer("axis: 1 tiles: 3"), x=(2, length)))
     net.forward()
@@ -50,7 +50,7 @@ def test_rows_of_any_length(length):
 
 @pytest.mark.parametrize("isa", ["SSE41", "AVX2"])
 def test_rows_on_other_processors(isa):
-    """Whose registers are smaller: vectors are made up of several."""
+    """Their registers are smaller, so a vector takes several."""
     assert passes_on(isa, __file__, "any_length")
 
 

@@ -70,7 +70,7 @@ def layer(function, bottom="x", top="y"):
 
 
 def values(shape, kinks):
-    """Within (-3, 8), and away from kinks."""
+    """Returns values within (-3, 8) that are away from kinks."""
     x = RANDOM.uniform(-3, 3, shape)
     if 6 in kinks:
         x = RANDOM.uniform(-3, 8, shape)
@@ -109,7 +109,8 @@ def test_gradients(name):
 def test_blocked(name, channels):
     function = FUNCTIONS[name][0]
     if name.startswith(("Log", "Power power_param { power: 1.7", "Power power_param { power: -0.5")):
-        front = 'layer { name: "sigmoid" type: "Sigmoid" bottom: "c" top: "t" }'  # within the domain
+        # keeps values within the function's domain
+        front = 'layer { name: "sigmoid" type: "Sigmoid" bottom: "c" top: "t" }'
     else:
         front = 'layer { name: "t" type: "Power" bottom: "c" top: "t" }'
     net = run_blocked(front + layer(name, bottom="t"), c=channels)
@@ -146,7 +147,7 @@ def test_bf16(name, channels):
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 def test_in_place(name):
-    """What backward needs from the bottom is still there."""
+    """What backward needs of the bottom must still be there."""
     before = 'layer { name: "tanh" type: "TanH" bottom: "c" top: "c" }'
     apart = run_blocked(before + layer(name, bottom="c"), c=32)
     within = run_blocked(before + layer(name, bottom="c", top="c"), c=32)
@@ -155,7 +156,7 @@ def test_in_place(name):
 
 
 def test_a_convolution_reads_what_was_padded():
-    """Where f(0) is infinite, the padding of a layout must not become f(0)."""
+    """If f(0) is infinite, the padding of a layout must not become f(0)."""
     positive = 'layer { name: "p" type: "AbsVal" bottom: "c" top: "c" }'
     after = """layer { name: "z" type: "Convolution" bottom: "y" top: "z" convolution_param { num_output: 16
         kernel_size: 1 weight_filler { type: "gaussian" } } }"""
@@ -256,7 +257,7 @@ def test_parameters_beyond_a_float():
 
 @pytest.mark.parametrize("function", ["Power power_param { power: -1 }", "Log", "BNLL", "Sigmoid"])
 def test_padding_of_blocks_stays_zero(function):
-    """Or a convolution would multiply what the function makes of it with the zeros of its own."""
+    """Otherwise a convolution would multiply f(0) with the zeros of its own padding, which may give NaN."""
     convolution = """layer {{ name: "{0}" type: "Convolution" bottom: "{1}" top: "{0}" convolution_param {{
         num_output: {2} kernel_size: 1 weight_filler {{ type: "uniform" min: 0.1 max: 0.2 }} }} }}\n"""
     text = convolution.format("c", "x", 40) + layer(function, "c", "f") + convolution.format("y", "f", 24)

@@ -14,7 +14,7 @@ def layer(param="", bottoms=("x", "mask")):
 
 
 def masked(h, w, height, width, shape=(2, 3)):
-    """x of h x w, and a mask that names different places of a plane of height x width."""
+    """Returns x of h x w, and a mask of different places in a plane of height x width."""
     mask = np.stack([RANDOM.permutation(height * width)[: h * w] for _ in range(np.prod(shape))])
     return RANDOM.normal(size=(*shape, h, w)).astype(np.float32), mask.reshape(*shape, h, w).astype(np.float32)
 
@@ -34,7 +34,7 @@ def unpooled(x, mask, height, width):
         ("scale: 2 pad_out_h: true", (5, 8)),
         ("pad_out_w: true", (6, 7)),
         ("upsample_h: 7 upsample_w: 9", (7, 9)),
-        ("scale: 2 upsample_h: 7 upsample_w: 9", (7, 9)),  # as in SegNet's, where these come first
+        ("scale: 2 upsample_h: 7 upsample_w: 9", (7, 9)),  # SegNet's nets have these fields in this order
     ],
 )
 def test_with_a_mask(param, size):
@@ -47,7 +47,7 @@ def test_with_a_mask(param, size):
 
 
 def test_it_reverses_a_pooling():
-    """Of overlapping windows, too: of several values for one place the last one counts, and all get its gradient."""
+    """Windows may overlap. Of several values for one place the last is taken, but all get its gradient."""
     pooling = """layer { name: "pool" type: "Pooling" bottom: "x" top: "p" top: "mask" pooling_param {
         kernel_size: 3 stride: 2 } }"""
     x = RANDOM.normal(size=(2, 3, 7, 9)).astype(np.float32)
@@ -130,7 +130,7 @@ def test_errors_of_shapes():
 
 
 def test_deconvnets_unpooling():
-    """Values go to where the pooling found them, and their gradients come from there."""
+    """Values go to where the pooling found them, and the gradients come from there."""
     x = np.random.default_rng(1).normal(size=(2, 3, 6, 8)).astype(np.float32)
     text = """
     layer { name: "pool" type: "Pooling" bottom: "x" top: "p" top: "mask"

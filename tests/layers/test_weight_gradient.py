@@ -1,5 +1,5 @@
-"""The gradient of a convolution's weights in bf16, by kernels of our own where there are any: exact for small whole
-numbers, whatever the shape."""
+"""The gradient of a convolution's weights in bf16, by kernels of our own where the processor allows: exact for small
+whole numbers, in all shapes."""
 
 import os
 import subprocess
@@ -17,12 +17,12 @@ from tests.layers.harness import inputs, make_net, needs_bf16, net_text, set_top
 pytestmark = needs_bf16
 
 BEFORE = """layer {{ name: "before" type: "Convolution" bottom: "x" top: "x_before" convolution_param {{
-  num_output: {} kernel_size: 1 bias_term: false }} }}"""  # its kernel lays its result out as inner blobs are
+  num_output: {} kernel_size: 1 bias_term: false }} }}"""  # its kernel writes the layout of inner blobs
 CONVOLUTION = """layer {{ name: "conv" type: "Convolution" bottom: "x_before" top: "y" convolution_param {{
   num_output: {outputs} kernel_h: {kernel[0]} kernel_w: {kernel[1]} stride_h: {stride[0]} stride_w: {stride[1]}
   pad_h: {pad[0]} pad_w: {pad[1]} dilation: {dilation[0]} dilation: {dilation[1]} bias_term: {bias}
   weight_filler {{ type: "gaussian" std: 1 }} }} }}"""
-RELU = 'layer { name: "relu" type: "ReLU" bottom: "y" top: "y" }'  # the convolution takes it over, backward, too
+RELU = 'layer { name: "relu" type: "ReLU" bottom: "y" top: "y" }'  # fused into the convolution, also in backward
 USUAL = dict(kernel=(3, 3), stride=(1, 1), pad=(1, 1), dilation=(1, 1), bias="false")
 CASES = {
     "one pixel": dict(x=(3, 64, 9, 7), outputs=32, kernel=(1, 1), pad=(0, 0)),
@@ -36,7 +36,7 @@ CASES = {
     "holes": dict(x=(1, 32, 13, 13), outputs=32, pad=(2, 2), dilation=(2, 2)),
     "holes in rows": dict(x=(2, 32, 9, 13), outputs=32, pad=(1, 3), dilation=(1, 3)),
     "bias": dict(x=(2, 64, 7, 7), outputs=48, bias="true"),
-    "several runs of pixels": dict(x=(9, 32, 17, 17), outputs=64, bias="true"),  # no tiles for Winograd
+    "several runs of pixels": dict(x=(9, 32, 17, 17), outputs=64, bias="true"),  # no shape for Winograd's tiles
     "several runs of an image": dict(x=(2, 16, 47, 47), outputs=48),
     "several slabs of outputs": dict(x=(3, 32, 7, 7), outputs=528, kernel=(1, 1), pad=(0, 0), bias="true"),
     "pictures": dict(x=(2, 3, 30, 29), outputs=64, kernel=(7, 7), stride=(2, 2), pad=(3, 3)),
@@ -47,7 +47,7 @@ CASES = {
 
 
 def has_pairs() -> bool:
-    """Whether this processor has that kernel, and inner blobs are laid out for it."""
+    """Returns whether this processor has the kernel of pairs, and inner blobs have a layout for it."""
     return _core.winograd_lanes("bf16") == 16 and not _core.has_amx()
 
 
@@ -65,7 +65,7 @@ def test_gradients_are_exact(case, passes, relu, kernel):
     if kernel == "pairs":
         net = make_net(net_text(layers, x=shape), proto.TRAIN, **options, kernels={asked.key: {WEIGHTS: kernel}})
         if has_pairs() and shape[1] % 16 == given["outputs"] % 16 == 0:
-            Trial(asked, {WEIGHTS: kernel}, dx=False, dw=True)  # raises where it cannot be had
+            Trial(asked, {WEIGHTS: kernel}, dx=False, dw=True)  # raises if there is no such kernel
     assert net.builder.type_of_op.count("ReLU") == 0
     net.params["before"][0].set(np.eye(shape[1], dtype=np.float32).reshape(shape[1], shape[1], 1, 1))
     generator = np.random.default_rng(2)
@@ -96,14 +96,14 @@ def test_gradients_are_exact(case, passes, relu, kernel):
             dx[:, :, down, right] += np.einsum("nohw,oc->nchw", dy, given_weights[:, :, i, j])
     if given["bias"] == "true":
         np.testing.assert_array_equal(net.params["conv"][1].diff.get(), passes * dy.sum(axis=(0, 2, 3)))
-    top, left = given["pad"]  # what the gradient of x reads may be left by the kernel, behind its ReLU
+    top, left = given["pad"]  # the gradient of x behind the ReLU may be read from what this kernel has left
     dx = dx[:, :, top : top + shape[2], left : left + shape[3]]
     np.testing.assert_allclose(inputs(net)["x"].diff, dx, rtol=2**-7, atol=1e-3 * np.abs(dx).max())
 
 
 @pytest.mark.parametrize("where", ["row-major", "groups"])
 def test_where_there_are_no_pairs(where):
-    """A kernel that is asked for and cannot be had leaves the pass to another, but for who wants to measure it."""
+    """If a kernel that was asked for is not there, another computes the pass. Only measuring raises an error."""
     layers = CONVOLUTION.format(**USUAL, outputs=64)
     if where == "groups":
         layers = BEFORE.format(32) + layers.replace("bias_term", "group: 2 bias_term")
@@ -128,7 +128,7 @@ def test_where_there_are_no_pairs(where):
 
 
 def test_activations_that_are_no_relu():
-    """Are closed before the kernel, which knows no other."""
+    """Backward of such activations runs before the kernel, which can apply a ReLU only."""
     layers = BEFORE.format(32) + CONVOLUTION.format(**USUAL, outputs=64)
     text = net_text(layers + 'layer { name: "f" type: "TanH" bottom: "y" top: "y" }', x=(2, 32, 6, 7))
     (asked,) = (each for each in make_net(text, precision="bf16").builder.asked if each.layer == "conv")
@@ -149,7 +149,7 @@ def test_activations_that_are_no_relu():
 
 @pytest.mark.parametrize("threads", ["1", "3", "4"])
 def test_teams_of_any_size(threads):
-    """They share the pixels, or, where sums would be larger than what is read, the channels."""
+    """Threads share the pixels or, if sums would be larger than what is read, the channels."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"{__file__}::test_gradients_are_exact"],
         env={**os.environ, "OMP_NUM_THREADS": threads},

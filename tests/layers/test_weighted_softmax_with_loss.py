@@ -19,7 +19,7 @@ def sample(shape=(3, 4, 2, 3)):
 
 
 def reference(x, labels, weights, divisor):
-    """weights: as the labels."""
+    """Returns the loss. `weights` has the shape of the labels."""
     x = np.moveaxis(x.astype(np.float64), 1, -1)
     logs = x - np.log(np.exp(x).sum(-1, keepdims=True))
     own = np.take_along_axis(logs, labels.astype(int)[..., None], -1)[..., 0]
@@ -75,7 +75,7 @@ def test_what_weighs_nothing_may_be_no_number():
 @pytest.mark.parametrize("params, number, weight", [("pos_mult: 4", 1, 4), ("pos_mult: 0.5 pos_cid: 3", 3, 0.5)])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_weight_for_one_class(params, number, weight, weighted):
-    """shicai's: pos_mult for the labels of class pos_cid."""
+    """shicai's fork has pos_mult, a weight for the labels of class pos_cid."""
     x, labels = sample((6, 4))
     labels[:4] = range(4)
     weights = RANDOM.uniform(1, 2, 6).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Convolutions by Winograd's algorithm: those that the kernels of oneDNN compute, forward and backward."""
+"""Convolutions by Winograd's algorithm compute what oneDNN's kernels compute, forward and backward."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ RELU = ' layer { name: "relu" type: "ReLU" bottom: "y" top: "y" }'
 NORM = ' layer { name: "bn" type: "BatchNorm" bottom: "y" top: "y" }'
 SUM = ' layer { name: "sum" type: "Eltwise" bottom: "y" bottom: "z" top: "s" }'
 
-CASES = {  # x, what the convolution is
+CASES = {  # By name: the shape of x, and the arguments of conv().
     "whole tiles": ((2, 32, 8, 8), dict(outputs=48)),
     "parts of tiles": ((3, 64, 7, 9), dict(outputs=32)),
     "groups": ((2, 96, 13, 13), dict(outputs=64, group=2)),
@@ -55,7 +55,7 @@ def close(values: np.ndarray, expected: np.ndarray) -> bool:
 
 
 def results(algorithm: str, case: str, behind: str = "", bias: bool = True, passes: int = 1) -> dict[str, np.ndarray]:
-    """Result and gradients after `passes` backward passes whose gradients add up."""
+    """Returns the top and the gradients after `passes` backward passes, which accumulate."""
     shape, what = CASES[case]
     text = conv(algorithm=algorithm, bias=bias, **what)
     net = make_net(net_text(text + behind, x=shape), proto.TRAIN, accumulate=passes > 1)
@@ -82,7 +82,8 @@ def test_result_and_gradients(case):
     (3, 2, 8, True), (3, 1, 8, False), (5, 1, 8, True), (5, 1, 6, True), (5, 1, 5, False), (3, 2, 5, False),
 ])  # fmt: skip
 def test_the_rule(kernel, blocks, size, by_winograd):
-    """By measurement: where tiles are at least half full, for two blocks of channels or, of 5 x 5, for one."""
+    """Measurements say: it pays if tiles are at least half full, with two blocks of channels or, for kernels of 5 x 5,
+    one."""
     shape = (2, blocks * _core.winograd_lanes("f32"), size, size)
     net = make_net(net_text(conv(32, kernel=kernel, pad=kernel // 2), x=shape), proto.TRAIN)
     (op,) = net.builder.asked
@@ -95,8 +96,9 @@ RULE = [(8, 64, 3), (8, 32, 2), (8, 16, 0), (7, 64, 1), (6, 64, 0), (14, 480, 3)
 @needs_bf16
 @pytest.mark.parametrize(("size", "channels", "passes"), RULE)
 def test_the_rule_in_bf16(size, channels, passes):
-    """By measurement on processors without AMX: all passes for whole tiles of many channels, or most of them of very
-    many; the gradient of weights for fewer, and forward where tiles are whole. What is left of it is for pairs."""
+    """Measured on processors without AMX. With whole tiles and many channels all passes use it; with very many, tiles
+    need only be mostly whole. With fewer channels, the gradient of weights does, and forward if tiles are whole. The
+    remaining gradients of weights use the kernel of pairs."""
     text = conv(64)
     net = make_net(net_text(text, x=(2, channels, size, size)), proto.TRAIN, precision="bf16")
     (op,) = net.builder.asked
@@ -111,7 +113,7 @@ PAIRS = [(1, 32, 32, True), (1, 16, 64, False), (1, 64, 16, False), (3, 16, 64, 
 @needs_bf16
 @pytest.mark.parametrize(("kernel", "channels", "outputs", "pays"), PAIRS)
 def test_the_rule_for_pairs(kernel, channels, outputs, pays):
-    """By measurement, too: not where few products share what the kernel prepares."""
+    """Measurements say: it does not pay if few products share what the kernel prepares."""
     text = conv(outputs, kernel=kernel)
     net = make_net(net_text(text, x=(2, channels, 5, 5)), proto.TRAIN, precision="bf16")
     (op,) = net.builder.asked
@@ -121,7 +123,7 @@ def test_the_rule_for_pairs(kernel, channels, outputs, pays):
 def test_relu_without_bias():
     found, expected = (results(algorithm, "whole tiles", RELU, bias=False) for algorithm in ("auto", "direct"))
     assert close(found["y"], expected["y"])
-    wrong = (found["y"] > 0) != (expected["y"] > 0)  # where a result is rounding alone, its sign is, too
+    wrong = (found["y"] > 0) != (expected["y"] > 0)  # where the result is rounding alone, its sign is arbitrary
     assert wrong.mean() < 1e-4
     if not wrong.any():
         assert all(close(found[what], values) for what, values in expected.items())
@@ -132,7 +134,7 @@ def test_other_activations(activation):
     behind = f' layer {{ name: "f" bottom: "y" top: "y" {activation} }}'
     found, expected = (results(algorithm, "parts of tiles", behind) for algorithm in ("auto", "direct"))
     assert close(found["y"], expected["y"])
-    if "ReLU6" not in activation:  # at whose kinks rounding may decide about a gradient
+    if "ReLU6" not in activation:  # at the kinks of ReLU6 rounding may decide the gradient
         assert all(close(found[what], values) for what, values in expected.items())
 
 
@@ -161,7 +163,7 @@ def test_sums_over_large_planes():
 
 
 def test_nothing_depends_on_what_was_computed_before():
-    """The last chunk of tiles is short, and the memory behind it holds other layers' values."""
+    """The last chunk of tiles is short. The memory behind it holds values of other layers, which must not matter."""
     first, again = results("winograd", "several chunks"), results("winograd", "several chunks")
     assert all(first[what].tobytes() == again[what].tobytes() for what in first)
 
@@ -173,7 +175,7 @@ def test_nets_that_are_only_tested(behind):
     text = conv(**what) + behind
     config = parse_net(net_text(text, x=shape, z=y).replace("force_backward: true\n", ""), "test.prototxt")
     net, plain = Net(config, proto.TEST), Net(config, proto.TEST, NetOptions(passes=PASSES - {"constant", "fuse"}))
-    for seed in (1, 2):  # the second time with other weights
+    for seed in (1, 2):  # the second time with new weights
         generator = np.random.default_rng(seed)
         for blob in net.inputs:
             values = generator.standard_normal(blob.shape, np.float32)
@@ -192,7 +194,7 @@ def test_nets_that_are_only_tested(behind):
 
 @needs_bf16
 def test_results_in_bf16_are_the_nearest():
-    """Of float32 sums, here of numbers that are exact in both."""
+    """Sums are in float32 and rounded once. The numbers here are exact in both precisions."""
     text, found = conv(32, "winograd"), []
     x = np.random.default_rng(3).integers(-3, 4, (2, 32, 8, 8)).astype(np.float32)
     for precision in ("fp32", "bf16"):
@@ -201,7 +203,7 @@ def test_results_in_bf16_are_the_nearest():
         inputs(net)["x"].set(x)
         found.append(net.forward()["y"])
     exact, rounded = found
-    step = 2.0 ** (np.floor(np.log2(np.abs(exact))) - 7)  # between neighbours
+    step = 2.0 ** (np.floor(np.log2(np.abs(exact))) - 7)  # distance of neighbouring bf16 numbers
     assert (np.abs(rounded - exact) <= 0.501 * step).all()
 
 
@@ -210,7 +212,7 @@ def test_results_in_bf16_are_the_nearest():
     [("pad: 1", "pad_h: 1 pad_w: 2"), ("pad: 1", "pad: 3"), ("pad: 1", "pad: 1 dilation: 2"), ("put: 32", "put: 36")],
 )
 def test_where_it_cannot_be_had(old, new):
-    """Asked for all the same, as by a table from elsewhere, the passes are left to others."""
+    """If it is asked for all the same, for instance by a table from another machine, other kernels compute the pass."""
     text = conv(32).replace(old, new)
     (asked,) = make_net(net_text(text, x=(2, 32, 9, 8)), proto.TRAIN).builder.asked
     with pytest.raises(ValueError, match="winograd"):
@@ -231,12 +233,13 @@ def test_where_it_cannot_be_had(old, new):
 
 
 def test_what_is_convolved_is_added():
-    """The result cannot be written where its source lies, of which later tiles read what earlier ones would hide."""
+    """The sum must not be written over the convolution's source, since later tiles read pixels that earlier ones would
+    overwrite."""
     first = conv(32, "direct").replace("conv", "first", 1)
     text = first.replace('"y"', '"z"') + conv(32, "winograd")
     text = text.replace('"x" top: "y"', '"z" top: "y"') + SUM + RELU.replace('"y"', '"s"')
     text += ' layer { name: "top" type: "Pooling" bottom: "s" top: "top" pooling_param { pool: AVE kernel_size: 2 } }'
-    shape = (11, 32, 20, 20)  # several chunks
+    shape = (11, 32, 20, 20)  # several chunks of tiles
     config = parse_net(net_text(text, x=shape).replace("force_backward: true\n", ""), "test.prototxt")
     net, plain = Net(config, proto.TEST), Net(config, proto.TEST, NetOptions(passes=PASSES - {"fuse", "memory_plan"}))
     values = np.random.default_rng(3).standard_normal(shape, np.float32)
@@ -247,7 +250,7 @@ def test_what_is_convolved_is_added():
 
 
 def test_weights_that_training_has_changed():
-    """A net for tests keeps what it has made of them until it is told."""
+    """A test net keeps transformed weights, and must transform them again when training has changed them."""
     shape, what = CASES["groups"]
     text = conv(algorithm="winograd", bias=False, **what)
     config = parse_net(net_text(text, x=shape).replace("force_backward: true\n", ""), "test.prototxt")

@@ -7,7 +7,7 @@ from tests.layers.boxes import overlap, sigmoid, softmax
 from tests.layers.harness import PRECISIONS, error_of, make_net, net_text, run
 
 CLASSES = 4
-SIZES = {"a": (3, 5), "b": (6, 10)}  # of two planes, as a picture of 96 rows and 160 columns has them
+SIZES = {"a": (3, 5), "b": (6, 10)}  # the two planes of a picture of 96 rows and 160 columns
 ANCHORS = [(10, 14), (23, 27), (37, 58), (81, 82), (135, 69)]
 BIASES = [side for anchor in ANCHORS for side in anchor]
 MASK, SCALES = [3, 4, 0, 1], [32, 16]
@@ -32,7 +32,8 @@ def v2(params="", biases=V2, bottoms="ab"):
 
 
 def bottoms(images=3, classes=CLASSES):
-    """As a trained net gives them: few boxes hold an object, those beside it hold it, too, and the last image none."""
+    """Returns predictions as of a trained net: few boxes hold an object, their neighbours hold the same object, and the
+    last image has none."""
     random = np.random.default_rng(4)
     planes = {}
     for name, (height, width) in SIZES.items():
@@ -48,7 +49,8 @@ def bottoms(images=3, classes=CLASSES):
 
 
 def reference(planes, kind, least=0.01, nms=0.45, classes=CLASSES):
-    """As the fork has it, but image by image: every class of a box is a candidate, and all suppress each other."""
+    """Computes the layer as the fork does, but for each image alone. Each class of a box is a candidate, and candidates
+    of all classes suppress each other."""
     rows = []
     for n in range(len(planes["a"])):
         found = []
@@ -90,8 +92,8 @@ def test_forward(kind, layer, least, nms):
     planes = bottoms()
     net = run(layer(f"confidence_threshold: {least} nms_threshold: {nms}"), proto.TEST, **planes)
     assert net.blobs["y"].shape == (1, 1, 3 * 2 * (15 + 60), 7)
-    expected = reference(planes, kind, least, min(nms, 1 - 1e-9))  # classes of one box cover each other all the same
-    assert 0 in (least, nms) or 4 < len(expected) < 150  # some are suppressed
+    expected = reference(planes, kind, least, min(nms, 1 - 1e-9))  # the classes of one box have an overlap of 1
+    assert 0 in (least, nms) or 4 < len(expected) < 150  # some candidates are suppressed
     np.testing.assert_allclose(found_in(net), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -110,7 +112,7 @@ def test_one_plane():
 
 
 def test_a_confidence_of_the_threshold():
-    """It counts in the second version, not in the third."""
+    """It is found by the second version's rule but not by the third's."""
     x = np.full((1, 2, 5 + CLASSES, 1, 1), -100, np.float32)
     x[0, 0, :6] = [[[0]], [[0]], [[0]], [[0]], [[0]], [[100]]]
     x = x.reshape(1, -1, 1, 1)
@@ -123,7 +125,8 @@ def test_a_confidence_of_the_threshold():
 
 @pytest.mark.parametrize("layer", [v2, v3])
 def test_nan_and_huge_numbers(layer):
-    """Without a confidence a box is not found, and one without a place takes out no other; the rest stays the same."""
+    """A box whose confidence is NaN is not found, and one whose place is NaN suppresses no other. The rest stays the
+    same."""
     planes = bottoms(images=2)
     before = found_in(run(layer("nms_threshold: 1"), proto.TEST, **planes))
     x = planes["b"].reshape(2, 2, 5 + CLASSES, 6, 10)
@@ -141,7 +144,7 @@ def test_nan_and_huge_numbers(layer):
 
 
 def test_a_class_that_is_nan():
-    """Of sigmoids the others count; of a softmax it spoils all."""
+    """With sigmoids the other classes still count. In a softmax one NaN makes all NaN."""
     x = np.zeros((1, 5 + CLASSES), np.float32)
     x[0, 4:] = [3, np.nan, 1, 2, 0]
     x = np.tile(x, 2).reshape(1, -1, 1, 1)
@@ -163,7 +166,7 @@ def test_blocked(layer, classes):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_precision(precision):
-    """Numbers of a bf16 net are decoded in float32."""
+    """The tops of a bf16 net are decoded in float32."""
     planes = bottoms()
     before = "".join(
         f"""layer {{ name: "{name}" type: "Convolution" bottom: "x{name}" top: "{name}"

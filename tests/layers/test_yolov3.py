@@ -10,7 +10,7 @@ from tests.layers.harness import PRECISIONS, error_of, make_net, net_text, run
 HEIGHT, WIDTH, CLASSES, SCALE = 3, 5, 4, 32
 BIASES, MASK = [10, 14, 30, 25, 60, 33, 50, 45], [1, 3]
 SCALES = {"object_scale": 5, "noobject_scale": 0.7, "class_scale": 1.5, "coord_scale": 2}
-# Images and labels; the third image has none.
+# image and label of each true box; the third image has none
 LABELS = [(0, 1), (0, 2), (0, 4), (0, 3), (1, 4), (1, 1), (1, 3), (1, 2), (1, 2)]
 
 
@@ -24,13 +24,13 @@ def layer(params="", biases=BIASES, mask=MASK, x="x", classes=CLASSES):
 def bottoms():
     random = np.random.default_rng(2)
     boxes = random_boxes(random, len(LABELS))
-    boxes[5] = boxes[4] + np.float32(0.01)  # the same pixel and anchor, as of two names of one thing
+    boxes[5] = boxes[4] + np.float32(0.01)  # the same pixel and anchor, as where one object has two names
     x = random.normal(size=(3, 2 * (5 + CLASSES), HEIGHT, WIDTH)).astype(np.float32)
     return {"x": x, "truth": truth_blob([(n, label, box, 0) for (n, label), box in zip(LABELS, boxes)])}
 
 
 def centered(truth, images=3, most=6):
-    """The same rows as the fork's data layer gives them."""
+    """Returns the same rows as the fork's data layer makes them."""
     rows, counts = np.zeros((images, 1, most, 5), np.float32), [0] * images
     for n, label, _, x1, y1, x2, y2, _ in truth[0, 0][truth[0, 0, :, 0] >= 0]:
         rows[int(n), 0, counts[int(n)]] = [label - 1, (x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1]
@@ -39,15 +39,15 @@ def centered(truth, images=3, most=6):
 
 
 def apart(x):
-    """(N, anchors, rows, columns, 5 + classes)."""
+    """Returns the predictions as (N, anchors, rows, columns, 5 + classes)."""
     return np.moveaxis(x.astype(np.float64).reshape(len(x), 2, 5 + CLASSES, HEIGHT, WIDTH), 2, -1)
 
 
-SIZES = np.array(BIASES).reshape(-1, 2) / SCALE / [WIDTH, HEIGHT]  # in fractions of the image
+SIZES = np.array(BIASES).reshape(-1, 2) / SCALE / [WIDTH, HEIGHT]  # as fractions of the image
 
 
 def choose(x, truth, thresh):
-    """Which boxes hold nothing, and what the others hold: constants, as far as the gradient is concerned."""
+    """Returns which boxes hold no object, and what the others hold. The gradient takes these as constants."""
     values, nothing, chosen = apart(x), [], {}
     for n in range(len(x)):
         truths = [(int(row[1]) - 1, row[3:7].astype(np.float64)) for row in truth[0, 0] if row[0] == n]
@@ -80,7 +80,12 @@ def square(p, wanted):
 
 
 def objective(x, nothing, chosen, squared, weights, boxes=True):
-    """weights: of the classes of each chosen box. boxes: whether what is said of x, y, w and h counts."""
+    """Returns the function whose derivative the layer's gradient is.
+
+    Args:
+        weights: of the classes of each chosen box.
+        boxes: whether the terms of x, y, w and h count.
+    """
     values, distance = apart(x), square if squared else entropy
     total = sum(distance(sigmoid(values[place][4]), 0) for place in nothing)
     for place, (labels, offsets, area) in chosen.items():
@@ -90,14 +95,14 @@ def objective(x, nothing, chosen, squared, weights, boxes=True):
         total += scale * sum(square(own[i], offsets[i]) for i in (2, 3))
         total += (SCALES["object_scale"] if squared else 1) * distance(sigmoid(own[4]), 1)
         for c, p in enumerate(sigmoid(own[5:])):
-            # Of the second truth of a box only its own class changes, and counts once.
+            # If a box has a second truth, only its class counts, and only once.
             weight = 1 if c in labels[1:] else SCALES["class_scale"] * weights[place]
             total += weight * distance(p, float(c in labels))
     return total
 
 
 def slopes(function, x, step=1e-5):
-    """By differences, in float64."""
+    """Returns differences in float64."""
     x, result = x.astype(np.float64), np.zeros(x.shape)
     for index in np.ndindex(x.shape):
         values = []
@@ -118,7 +123,7 @@ def test_gradient_and_the_number_that_is_shown(thresh, squared, focal):
     net = run(layer(params), **values)
     net.backward()
     nothing, chosen = choose(**values, thresh=thresh)
-    assert len(chosen) == 6  # others have anchors of other planes
+    assert len(chosen) == 6  # the other true boxes have anchors of other planes
     assert any(len(labels) == 2 for labels, *_ in chosen.values())
     weights = dict.fromkeys(chosen, 1.0)
     if focal:
@@ -134,7 +139,7 @@ def test_gradient_and_the_number_that_is_shown(thresh, squared, focal):
 
 
 def hull(a, b):
-    """The area of the box around boxes x1, y1, x2, y2."""
+    """Returns the area of the smallest box around two boxes x1, y1, x2, y2."""
     return (np.maximum(a[2:], b[2:]) - np.minimum(a[:2], b[:2])).prod()
 
 
@@ -143,14 +148,15 @@ def areas(a, b):
 
 
 def cover(box, truth, enclosed):
-    """Their overlap as the fork differentiates it, without a limit to the intersection, or GIOU."""
+    """Returns the overlap as the fork differentiates it, without a limit to the intersection, or GIOU."""
     shared = (np.minimum(box[2:], truth[2:]) - np.maximum(box[:2], truth[:2])).prod()
     union = areas(box, truth) - shared
     return shared / union - enclosed * (1 - union / hull(box, truth))
 
 
 def claims(x, truth):
-    """(the place of a box, its four numbers, its edges, those of the truth) of all truths of this plane's anchors."""
+    """Yields (the place of a box, its four numbers, its edges, those of the truth) for each truth of this plane's
+    anchors."""
     for row in truth[0, 0][truth[0, 0, :, 0] >= 0].astype(np.float64):
         box = row[3:7]
         best = int(np.argmax([overlap([0, 0, *size], [0, 0, *(box[2:] - box[:2])]) for size in SIZES]))
@@ -166,7 +172,8 @@ def claims(x, truth):
 @pytest.mark.parametrize("kind", ["IOU", "GIOU"])
 def test_overlaps(kind):
     values = bottoms()
-    values["x"][0, [2, 3, 11, 12]] -= 3  # small boxes in one image, of which one is apart from its truth
+    # the boxes of one image become small, and one of them lies apart from its truth
+    values["x"][0, [2, 3, 11, 12]] -= 3
     net = run(layer(f"thresh: 0.6 iou_loss: {kind} iou_normalizer: 0.75"), **values)
     net.backward()
     nothing, chosen = choose(**values, thresh=0.6)
@@ -189,7 +196,7 @@ def test_overlaps(kind):
 
 @pytest.mark.parametrize("kind", ["IOU", "GIOU"])
 def test_overlaps_of_boxes_whose_areas_are_beyond_float32(kind):
-    """They cover their truths, of which nothing is left beside them, and have no slope."""
+    """Such boxes cover their truths, which are nothing beside them, so there is no slope."""
     found = []
     for logarithm in (20, 45, 85):
         values = bottoms()
@@ -214,7 +221,7 @@ def test_rows_of_the_forks_data_layer():
 
 
 def test_what_is_no_truth():
-    """Without a width or a height, in either form, and of an image that is not there."""
+    """A true box without width or height, in either form, or of an image that is not in the batch."""
     x = bottoms()["x"]
     alone = run(layer(), x=x, truth=truth_blob([]))
     rows = [(0, 1, (0.2, 0.2, 0.2, 0.5), 0), (0, 1, (0.2, 0.2, 0.5, 0.2), 0), (7, 1, (0.2, 0.2, 0.5, 0.5), 0)]
@@ -228,7 +235,7 @@ def test_what_is_no_truth():
 
 
 def test_truth_at_the_border():
-    """What lies on the last edge belongs to the last pixel."""
+    """A box whose center is on the last edge belongs to the last pixel."""
     net = run(layer(), x=bottoms()["x"], truth=truth_blob([(0, 1, (0.75, 0.75, 1.25, 1.25), 0)]))
     net.backward()
     of_x = apart(net.blobs["x"].diff)[..., 0]
@@ -264,7 +271,7 @@ def test_blocked(classes):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_precision(precision):
-    """The loss of a bf16 net's predictions is computed in float32."""
+    """The loss of a bf16 net is computed in float32."""
     values = bottoms()
     before = """layer { name: "c" type: "Convolution" bottom: "x" top: "c"
         convolution_param { num_output: 18 kernel_size: 1 bias_term: false } }"""
