@@ -1,4 +1,4 @@
-"""Nets that the tests of the Python interface share."""
+"""Nets that several tests of the Python interface use."""
 
 from tests.solver.harness import digits_net
 
@@ -27,7 +27,7 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "fixed" bottom: "label" top
 layer { name: "accuracy" type: "Accuracy" bottom: "fixed" bottom: "label" top: "accuracy" include { phase: TEST } }
 """
 
-# With running sums.
+# with BatchNorm, which has running sums
 NORMED = digits_net().replace(
     'layer { name: "relu"', 'layer { name: "bn" type: "BatchNorm" bottom: "conv" top: "conv" } layer { name: "relu"'
 )

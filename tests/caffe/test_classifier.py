@@ -56,9 +56,9 @@ def test_detector(files, image, tmp_path):
 def test_context_around_a_window(files):
     detector = caffe.Detector(*files, context_pad=1, mean=np.full(3, 0.25))
     image = np.ones((40, 40, 3), np.float32)
-    np.testing.assert_allclose(detector.crop(image, (10, 10, 19, 19)), np.ones((4, 4, 3)))  # all inside
+    np.testing.assert_allclose(detector.crop(image, (10, 10, 19, 19)), np.ones((4, 4, 3)))  # all of it inside the image
     corner = detector.crop(image, (0, 0, 9, 9))
-    np.testing.assert_allclose(corner[0], 0.25)  # above the image: the mean
+    np.testing.assert_allclose(corner[0], 0.25)  # above the image, where there is the mean
     np.testing.assert_allclose(corner[:, 0], 0.25)
     np.testing.assert_allclose(corner[1:, 1:], 1)
 

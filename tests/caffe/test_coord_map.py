@@ -1,4 +1,5 @@
-"""Coordinates through a net, against the offsets of the published fully convolutional nets."""
+"""Coordinates are mapped through a net. The offsets are compared with those of the published fully convolutional
+nets."""
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ from engine.caffe.coord_map import AxisMismatchException, coord_map_from_to, cro
 
 
 def vgg():
-    """The shapes of FCN's VGG-16: pads of 100, then five times 3 x 3 (pad 1) and 2 x 2 pooling, then 7 x 7."""
+    """Returns layers with the shapes of FCN's VGG-16: a pad of 100, five times 3 x 3 (pad 1) and 2 x 2 pooling, then 7
+    x 7."""
     n = NetSpec()
     n.data = L.Input()
     top = n.data
@@ -58,7 +60,7 @@ def test_maps():
 
 
 def test_a_residual_net_is_walked_once():
-    """Of 40 blocks there are 2^40 ways through it."""
+    """There are 2^40 ways through its 40 blocks."""
     data = L.Input()
     top = L.Convolution(data, kernel_size=3, pad=2)
     for _ in range(40):

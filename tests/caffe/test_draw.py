@@ -1,4 +1,4 @@
-"""caffe.draw: the pictures of `engine draw_net`."""
+"""caffe.draw makes the same pictures as `engine draw_net`."""
 
 import pytest
 
@@ -27,7 +27,8 @@ def test_pictures(tmp_path):
 
 
 def test_nets_are_not_built():
-    """A Python layer whose module is absent, a data layer without data, all phases at once."""
+    """The net cannot be built: it has a Python layer whose module is absent, a data layer without data, and layers of
+    both phases."""
     message = caffe_pb2.NetParameter(name="far")
     message.layer.add(name="data", type="Data", top=["data"]).data_param.source = "nowhere"
     message.layer.add(name="mine", type="Python", bottom=["data"], top=["mine"]).python_param.module = "absent"

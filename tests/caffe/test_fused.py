@@ -1,4 +1,4 @@
-"""A caffe.Net of phase TEST: fused until somebody looks inside, and then as if it had never been."""
+"""A caffe.Net of phase TEST is fused until a script looks inside. From then on it is as if it had never been fused."""
 
 import gc
 import sys
@@ -12,7 +12,7 @@ import engine.caffe as caffe
 from engine.caffe.fused import FusedNet
 from tests.caffe.nets import TRAINED, write
 
-# Convolutions with all that follows fused, one of them in place; a sum; two outputs.
+# Two convolutions with layers behind them that are fused, one of these in place; a sum; two outputs.
 TEXT = """
 name: "fused"
 layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 2 dim: 3 dim: 8 dim: 8 } } }
@@ -35,7 +35,7 @@ SMALL = {"rtol": 1e-4, "atol": 1e-5}
 
 
 def settle(net):
-    """Statistics that are none of 0."""
+    """Sets all statistics to values other than 0."""
     rng = np.random.default_rng(3)
     net.params["bn"][0].data[...] = rng.normal(size=16)
     net.params["bn"][1].data[...] = rng.uniform(1, 3, 16)
@@ -50,7 +50,7 @@ def net(tmp_path):
 
 @pytest.fixture
 def plain(tmp_path):
-    """The same, never fused."""
+    """Returns the same net, which is never fused."""
     plain = settle(caffe.Net(write(tmp_path, "force_backward: true\n" + TEXT, "plain.prototxt"), caffe.TEST))
     assert not is_fused(plain)
     return plain
@@ -102,11 +102,11 @@ LOOKS = {
 
 @pytest.mark.parametrize("look", LOOKS)
 def test_whoever_looks_inside_sees_the_last_forward(look, net, plain):
-    """Whatever has been written into inputs, outputs and parameters since then is for the next one."""
+    """What has been written into inputs, outputs and parameters since that forward counts for the next one only."""
     for each in (net, plain):
         each.forward(data=images(1))
         each.forward(data=images(2))
-    runs = look in ("start", "end", "blobs")  # with what has been written
+    runs = look in ("start", "end", "blobs")  # these run again, with what has been written
     for each in (net, plain) if runs else (net,):
         each.blobs["data"].data[...] = images(3)
         each.params["conv"][0].data[...] *= 2
@@ -175,7 +175,7 @@ def test_weights_of_files_before_the_first_forward(net, plain, tmp_path):
 
 
 def test_what_is_written_into_parameters_takes_effect(net, plain):
-    """Whole arrays, held ones and slices, of layers that are folded into others, too."""
+    """Whole arrays, held ones and slices are written, also of layers that are folded into others."""
     held = [(each.params["conv"][0].data[3:5], each.params["scale"][1].data) for each in (net, plain)]
     for seed in range(3):
         for each, (weights, shift) in zip((net, plain), held):
@@ -225,7 +225,7 @@ def test_reshape(net, plain):
         assert net.blobs["conv"].shape == (batch, 16, 8, 8)
         assert_same(net, plain, ["prob", "norm"])
     np.testing.assert_array_equal(weights, net.params["conv"][0].data)
-    net.blobs["data"].reshape(2, 3, 8, 8)  # not done yet
+    net.blobs["data"].reshape(2, 3, 8, 8)  # the forward that applies it has not run yet
     assert_same(net, plain, ["conv", "sum"])
     assert net.blobs["data"].shape == (2, 3, 8, 8)
     np.testing.assert_allclose(net.forward(data=images())["prob"].sum(1), 1, rtol=1e-5)
@@ -315,7 +315,7 @@ def test_looking_inside_reads_no_further_batch(tmp_path):
 
 
 def test_a_loss_can_be_gone_back_from(tmp_path):
-    """Results of phase TEST come from a fused net, gradients from the one that takes its place."""
+    """The results of phase TEST come from a fused net, the gradients from the net that replaces it."""
     net = caffe.Net(write(tmp_path, TRAINED), caffe.TEST)
     assert net.blob_loss_weights["loss"] == 1
     loss = float(net.forward(data=np.ones((4, 5)), label=np.zeros(4))["loss"])
@@ -403,7 +403,7 @@ def test_a_net_that_is_dropped_is_freed_at_once(looked, tmp_path):
 
 
 def test_weights_lie_as_kernels_take_them_once_somebody_has_looked(net, plain):
-    """Nothing is reordered at every forward because the net was fused before."""
+    """Although the net was fused before, no weights are reordered at each forward."""
     net.forward(["conv"])
 
     def reorders(each):
@@ -414,7 +414,7 @@ def test_weights_lie_as_kernels_take_them_once_somebody_has_looked(net, plain):
 
 
 def test_nets_that_remember_are_never_repeated(tmp_path):
-    """Looking at an inner blob may not change what a recurrent net knows of the batches before."""
+    """To show an inner blob, a forward is repeated. In a recurrent net that would change the states."""
     text = """layer { name: "x" type: "Input" top: "x" top: "cont"
       input_param { shape { dim: 2 dim: 1 dim: 3 } shape { dim: 2 dim: 1 } } }
     layer { name: "l" type: "%s" bottom: "x" bottom: "cont" top: "h" recurrent_param { num_output: 4

@@ -1,4 +1,4 @@
-"""BVLC Caffe's own figures of every layer, through caffe.Net and its arrays."""
+"""Each layer computes the figures of BVLC Caffe, through caffe.Net and its arrays."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ pytestmark = needs_shared("golden/layers")
 
 
 def named(arrays, prefix):
-    """What begins with the prefix, by the rest of the name."""
+    """Returns the arrays whose names begin with the prefix, by the rest of the name."""
     found = {key[len(prefix) :]: values for key, values in arrays.items() if key.startswith(prefix)}
     return {name: values for name, values in found.items() if not name.startswith("diff_")}
 

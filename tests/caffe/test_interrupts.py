@@ -1,4 +1,5 @@
-"""Ctrl-C in a program: what it calls ends soon, raises KeyboardInterrupt, and can be called again, as in a notebook."""
+"""Ctrl-C in a program or a notebook: the call that is interrupted ends soon, raises KeyboardInterrupt, and can be made
+again."""
 
 import signal
 import subprocess
@@ -12,7 +13,8 @@ from tests.solver.harness import digits_net
 
 SOLVER = 'base_lr: 0.05 momentum: 0.9 lr_policy: "fixed" max_iter: 100000 test_iter: 2 test_interval: 7 ema: 0.9'
 
-# interrupt(call, times): SIGINT, `times` times, at a random moment of a call or just after it; whether it was raised.
+# interrupt(call, times) sends SIGINT `times` times, at a random moment of a call or just after it, and returns whether
+# KeyboardInterrupt was raised.
 PROLOGUE = """
 import os, random, signal, sys, threading, time
 import numpy as np
@@ -117,7 +119,7 @@ def run(program, *arguments, timeout=60):
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_interrupted_calls_can_be_made_again(tmp_path, times):
-    """With the bits of a run that nobody has interrupted, also where a second one has come at once."""
+    """The bits are those of a run without interrupts, also if a second interrupt comes at once."""
     done = run(AGAIN_AND_AGAIN, write(tmp_path, NORMED), times, 24, times)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "raised 24 of 24" in done.stdout
@@ -134,7 +136,7 @@ def test_an_interrupt_at_the_exit_ends_it(tmp_path, seconds):
 @pytest.mark.mpi
 @pytest.mark.parametrize("call", ["solver.step(10**6)", "solver.step(1)", "solver.solve()"])
 def test_an_interrupt_of_one_rank_ends_the_call_of_all(call, tmp_path):
-    """Also one that comes in the last iteration."""
+    """The interrupt may also come in the last iteration."""
     done = run_ranks(2, RANKS % {"file": write(tmp_path, digits_net()), "times": 1, "call": call})
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("caught") == 2 and "alike 1 1 3" in done.stdout
@@ -149,7 +151,7 @@ def test_ranks_that_parted_within_an_iteration_end(tmp_path):
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_layer_of_a_program_may_be_interrupted(tmp_path, times):
-    """Where it never comes to an end by itself, a second one gets through."""
+    """If the layer never ends by itself, the second interrupt ends it."""
     (tmp_path / "endless.py").write_text(
         "import threading, time\nimport caffe\n"
         "class Endless(caffe.Layer):\n    left, runs = 1000.0, threading.Event()\n"

@@ -26,14 +26,14 @@ def test_load_image(tmp_path):
     np.testing.assert_allclose(io.load_image(tmp_path / "grey.png"), pixels[:, :, :1].repeat(3, 2) / 255, rtol=1e-6)
     (tmp_path / "broken.png").write_bytes(b"nothing")
     for name in ("broken.png", "missing.png"):
-        for error in (DataError, OSError):  # the latter as in Caffe, whose scripts catch it
+        for error in (DataError, OSError):  # DataError is an OSError, too, which Caffe's scripts catch
             with pytest.raises(error, match=rf"{name}: cannot read the image: \S"):
                 io.load_image(tmp_path / name)
 
 
 @pytest.mark.parametrize("kind", ["png", "tif", "pgm", "big.tif"])
 def test_load_image_keeps_16_bits(kind, tmp_path):
-    """As X-rays and maps of depth have them: 4096 levels in the lower 12 bits."""
+    """X-rays and maps of depth have such pixels, for instance 4096 levels in the lower 12 bits."""
     grey = np.arange(64 * 64).astype(np.uint16).reshape(64, 64)
     grey[0, 0] = 65535
     path = tmp_path / f"grey.{kind}"
@@ -49,7 +49,7 @@ def test_load_image_keeps_16_bits(kind, tmp_path):
 
 
 class Stream:
-    """As an answer of the web's: it cannot go back."""
+    """A stream that cannot be rewound, such as an answer from the web."""
 
     def __init__(self, data: bytes):
         self._data = data
@@ -59,13 +59,13 @@ class Stream:
 
 
 def test_load_image_from_an_open_file(tmp_path):
-    """As BVLC's web_demo gives one, and programs that have a picture in memory."""
+    """BVLC's web_demo passes an open file, and programs may have a picture in memory."""
     path = tmp_path / "color.png"
     Image.fromarray(RNG.integers(0, 256, (5, 7, 3), dtype=np.uint8)).save(path)
     expected = io.load_image(path)
     with open(path, "rb") as file:
         np.testing.assert_array_equal(io.load_image(file), expected)
-        np.testing.assert_array_equal(io.load_image(file), expected)  # again, though it stands at its end
+        np.testing.assert_array_equal(io.load_image(file), expected)  # once more, though the file stands at its end
     np.testing.assert_array_equal(io.load_image(BytesIO(path.read_bytes())), expected)
     np.testing.assert_array_equal(io.load_image(Stream(path.read_bytes())), expected)
     with pytest.raises(OSError, match="the open file: cannot read the image: cannot decode 7 bytes"):
@@ -76,7 +76,8 @@ def test_load_image_from_an_open_file(tmp_path):
 
 
 def linear(old: int, new: int) -> np.ndarray:
-    """(new, old): every new pixel's weights of the old, whose centres it lies between; beyond the last, the edge's."""
+    """Returns (new, old): the weights of the old pixels for each new one. Its centre lies between two old centres;
+    beyond the last centre it has the value of the edge."""
     at = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
     return np.maximum(0, 1 - np.abs(at[:, np.newaxis] - np.arange(old)))
 
@@ -157,7 +158,7 @@ def test_blobprotos():
     np.testing.assert_array_equal(io.blobproto_to_array(blob, return_diff=True), 2 * array)
     old = caffe_pb2.BlobProto(num=1, channels=2, height=3, width=4, data=array.ravel())
     assert io.blobproto_to_array(old).shape == (1, 2, 3, 4)
-    content = bytes([8, 1, 16, 2, 24, 2, 32, 3, 40, 2, 50, 96]) + array.tobytes()  # of C3D, which has a length
+    content = bytes([8, 1, 16, 2, 24, 2, 32, 3, 40, 2, 50, 96]) + array.tobytes()  # C3D's blob, which has a length
     clip = io.blobproto_to_array(caffe_pb2.BlobProto.FromString(content))
     np.testing.assert_array_equal(clip, array.reshape(1, 2, 2, 3, 2))
     text = io.arraylist_to_blobprotovector_str([array, array[0]])

@@ -51,7 +51,7 @@ def test_imports(way):
 
 
 def test_modules_that_a_fork_adds_to_the_package(tmp_path):
-    """As docs/python.md says of SSD's caffe.model_libs."""
+    """docs/python.md tells how to add SSD's caffe.model_libs."""
     (tmp_path / "model_libs.py").write_text("from caffe import layers as L\ndef layer(): return L.Input()")
     script = f"""
 import engine.caffe; engine.caffe.install()
@@ -83,7 +83,7 @@ def test_a_solver_s_help_says_what_it_does():
 
 
 def test_there_is_one_version():
-    """Beside that of Caffe's interface, which scripts compare."""
+    """Only the interface has another version: that of Caffe, which scripts compare."""
     project = (REPO / "pyproject.toml").read_text()
     assert 'dynamic = ["version"]' in project and 'version = { attr = "engine.__version__" }' in project
     assert engine.__version__ == "0.1.0" and engine.caffe.__version__ == "1.0.0"

@@ -1,4 +1,4 @@
-"""caffe.Net: what pycaffe's scripts do with a net, against the same computed by hand."""
+"""caffe.Net does what pycaffe's scripts expect, compared with computation by hand."""
 
 import copy
 import gc
@@ -24,7 +24,7 @@ def images():
 
 
 def convolved(net, images):
-    """conv by the definition: 3 x 3, pad 1."""
+    """Computes conv by its definition: 3 x 3, pad 1."""
     weights, bias = (blob.data for blob in net.params["conv"])
     padded = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
@@ -55,7 +55,7 @@ def test_names_and_shapes(deploy):
 
 
 def test_blobs_cannot_be_replaced(deploy):
-    """An assignment would change nothing in the net."""
+    """An assignment would have no effect on the net, so it is refused."""
 
     def message(assign, *place):
         with pytest.raises(EngineError) as error:
@@ -101,7 +101,7 @@ def test_what_is_written_into_data_is_used(deploy, images):
 
 
 def test_arrays_follow_runs(deploy, images):
-    conv, prob = deploy.blobs["conv"].data, deploy.blobs["prob"].data  # conv lies in a layout of oneDNN's
+    conv, prob = deploy.blobs["conv"].data, deploy.blobs["prob"].data  # conv has a layout of oneDNN's
     deploy.forward(data=images)
     first = prob.copy()
     np.testing.assert_allclose(conv, np.maximum(convolved(deploy, images), 0), atol=1e-5)
@@ -112,7 +112,7 @@ def test_arrays_follow_runs(deploy, images):
 
 def test_parameters_are_live(deploy, images):
     weights = deploy.params["conv"][0].data
-    for _ in range(2):  # held over runs, and by nobody
+    for _ in range(2):  # once while the array is held, once when it is not
         weights *= 2
         deploy.params["ip"][1].data[...] += 0.5
         gc.collect()
@@ -131,7 +131,7 @@ def test_a_layer_in_place_shows_what_the_last_run_left(deploy, images):
     deploy.blobs["conv"].data[...] -= 1
     deploy.forward(start="relu", end="relu")
     np.testing.assert_allclose(deploy.blobs["conv"].data, np.maximum(expected - 1, 0), atol=1e-5)
-    deploy.blobs["conv"].data[...] = -1  # relu runs over what it has made itself
+    deploy.blobs["conv"].data[...] = -1  # relu reads and writes this blob
     assert deploy.forward(start="relu")["prob"].shape == (2, 4)
     assert not deploy.blobs["conv"].data.any()
 
@@ -192,7 +192,7 @@ def test_what_callbacks_write_is_used(deploy, images):
 
 
 def test_callbacks_do_not_make_more_passes_of_one(tmp_path):
-    """What is random, and where data layers stand."""
+    """Dropout masks and the place of data layers are the same as without callbacks."""
     text = """layer { name: "data" type: "MemoryData" top: "data" top: "label"
                 memory_data_param { batch_size: 1 channels: 100 height: 1 width: 1 } }
               layer { name: "drop" type: "Dropout" bottom: "data" top: "drop" }"""
@@ -267,7 +267,7 @@ def test_a_layer_in_place_on_a_data_layer_s_top(tmp_path):
 
 
 def test_backward_from_a_blob_in_the_middle(deploy, images):
-    """As "deep dreams" do: the gradient of a hidden blob is set, and the input's comes out."""
+    """As "deep dreams" do, the script sets the gradient of a hidden blob and reads that of the input."""
     for _ in range(2):  # the second time the diff shows the other version of the blob in place
         deploy.forward(data=images, end="relu")
         deploy.blobs["conv"].diff[...] = 1
@@ -360,7 +360,8 @@ def test_reshape(deploy, images):
 
 
 def test_values_stay_where_an_input_is_reshaped(deploy, images):
-    """As in Caffe, whose blob keeps its memory unless it becomes larger than ever: what was written counts."""
+    """As in Caffe, a blob keeps its memory when it is reshaped, unless it becomes larger than ever. So what was written
+    counts."""
     expected = probabilities(deploy, convolved(deploy, images))
     blob = deploy.blobs["data"]
     blob.data[...] = images
@@ -388,7 +389,7 @@ def test_the_gradient_of_an_input_has_its_new_shape(deploy, images):
 def test_axes_are_whole_numbers(shape, deploy):
     with pytest.raises(EngineError, match="whole numbers from 0 on, got"):
         deploy.blobs["data"].reshape(*shape)
-    deploy.blobs["data"].reshape(2.0, 3, np.int64(6), 6)  # of scripts for Python 2 that divide
+    deploy.blobs["data"].reshape(2.0, 3, np.int64(6), 6)  # scripts for Python 2 divide sizes
     assert deploy.blobs["data"].shape == (2, 3, 6, 6)
 
 
@@ -413,7 +414,7 @@ def test_an_array_from_before_a_reshape_is_the_net_s(deploy, images):
 
 def test_arrays_outlive_a_reshape_that_leaves_their_shape(tmp_path):
     text = DEPLOY.replace("dim: 6 dim: 6", "dim: 7 dim: 7")
-    for force in (True, False):  # every blob is kept, or the net is fused
+    for force in (True, False):  # all blobs are kept, or the net is fused
         path = write(tmp_path, text if force else text.replace("force_backward: true", ""))
         net, other = caffe.Net(path, caffe.TEST), caffe.Net(path, caffe.TEST)
         other.blobs["data"].reshape(2, 3, 9, 5)
@@ -472,7 +473,7 @@ def test_reshape_that_the_weights_do_not_fit(tmp_path):
     [("kernel_size: 6", ":8:1: layer 'pool' "), ("kernel_size: 1", ":9:1: layer 'ip', ")],
 )
 def test_layers_above_the_end_need_not_fit(pooling, complaint, force, tmp_path):
-    """As DeepDream runs the lower layers of a net that is for pictures of one size; `other` takes all sizes."""
+    """DeepDream runs the lower layers of a net for pictures of one size with other sizes. `other` takes all sizes."""
     text = DEPLOY if force else DEPLOY.replace("force_backward: true", "")
     net = caffe.Net(write(tmp_path, text.replace("global_pooling: true", pooling)), caffe.TEST)
     other = caffe.Net(write(tmp_path, text), caffe.TEST)
@@ -491,7 +492,7 @@ def test_layers_above_the_end_need_not_fit(pooling, complaint, force, tmp_path):
         np.testing.assert_allclose(conv[net], conv[other], atol=1e-6)
         np.testing.assert_allclose(net.blobs["data"].diff, other.blobs["data"].diff, atol=1e-6)
         assert net.blobs["data"].diff.any() == force
-        for array in (prob, net.blobs["prob"].data):  # as it was
+        for array in (prob, net.blobs["prob"].data):  # both arrays are as they were
             np.testing.assert_array_equal(array, before)
         for run in (net.reshape, net.forward, net.backward):
             with pytest.raises(ConfigError, match=complaint):
@@ -542,7 +543,7 @@ def test_weights_of_files(deploy, images, tmp_path):
 
 
 def test_weights_of_another_net_leave_a_warning(tmp_path, deploy, caplog):
-    """Caffe takes them, too."""
+    """Caffe loads such weights, too, without a word."""
     other = str(tmp_path / "other.caffemodel")
     renamed = DEPLOY.replace('"conv"', '"conv_2"').replace('"ip"', '"ip_2"')
     caffe.Net(write(tmp_path, renamed, "other.prototxt"), caffe.TEST).save(other)
@@ -605,7 +606,7 @@ def test_share_with_leaves_inputs_and_gradients_alone(deploy, images, tmp_path):
 
 def test_share_with_leaves_layers_alone_that_the_other_does_not_have(deploy, images, tmp_path):
     other = caffe.Net(write(tmp_path, DEPLOY.replace('name: "conv"', 'name: "first"')), caffe.TEST)
-    weights, bias = (blob.data for blob in deploy.params["conv"])  # the first in a layout of oneDNN's
+    weights, bias = (blob.data for blob in deploy.params["conv"])  # the weights have a layout of oneDNN's
     gradient = deploy.params["conv"][0].diff
     weights *= 2
     bias[...] = gradient[...] = 1
@@ -625,7 +626,7 @@ def test_share_with_leaves_layers_alone_that_the_other_does_not_have(deploy, ima
 
 
 def test_gradients_from_before_share_with_stay_live(deploy, images, tmp_path):
-    weights, bias = (blob.diff for blob in deploy.params["conv"])  # the first in a layout of oneDNN's
+    weights, bias = (blob.diff for blob in deploy.params["conv"])  # the weights have a layout of oneDNN's
     weights[...] = bias[...] = 1
     deploy.share_with(caffe.Net(write(tmp_path, DEPLOY), caffe.TEST))
     gc.collect()
@@ -649,7 +650,7 @@ def test_all_samples(deploy):
 
 
 def test_no_samples(deploy):
-    """Empty arrays, as pycaffe's; a batch of zeros would add to gradients."""
+    """The results are empty arrays, as in pycaffe. Running a batch of zeros instead would add to gradients."""
     nothing = np.zeros((0, 3, 6, 6), np.float32)
     result = deploy.forward_all(data=nothing, blobs=["pool"])
     assert {name: array.shape for name, array in result.items()} == {"prob": (0, 4), "pool": (0, 16, 1, 1)}
@@ -700,9 +701,9 @@ def test_input_arrays(tmp_path):
     for begin in (0, 2, 0):
         np.testing.assert_array_equal(net.forward()["double"], 2 * data[begin : begin + 2])
         np.testing.assert_array_equal(held, [begin, begin + 1])
-    data *= 3  # in place, between two batches: the next one has it
+    data *= 3  # in place between two batches, so the next one has it
     np.testing.assert_array_equal(net.forward()["double"], 2 * data[2:])
-    net.set_input_arrays(10 * data, np.arange(4))  # begins anew
+    net.set_input_arrays(10 * data, np.arange(4))  # begins again with the first item
     np.testing.assert_array_equal(net.forward()["double"], 20 * data[:2])
     with pytest.raises(DataError, match="expected data of n x 1 x 2 x 3"):
         net.set_input_arrays(data[:, :, :1], np.arange(4))
@@ -743,7 +744,7 @@ def test_fresh_randomness_at_every_forward(tmp_path, monkeypatch):
 
 
 def test_another_seed_is_for_nets_to_come(tmp_path, monkeypatch):
-    """Not for one that is built again in other shapes."""
+    """A net that is built again in other shapes keeps its seed."""
     monkeypatch.setattr(mode, "_seed", None)
     text = """layer { name: "data" type: "Input" top: "data" input_param { shape { dim: %d } } }
               layer { name: "drop" type: "Dropout" bottom: "data" top: "drop" }"""
@@ -813,7 +814,7 @@ def test_arrays_outlive_their_net(tmp_path):
 
 
 def test_gradients_of_a_blob_that_several_layers_read(tmp_path):
-    """A backward that ends at one of them has their sum, as Caffe's hidden Split gives it."""
+    """A backward that ends at one of the layers gives the sum of their gradients, as Caffe's hidden Split does."""
     (tmp_path / "net.prototxt").write_text("""force_backward: true
     layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1 dim: 4 } } }
     layer { name: "a" type: "Power" bottom: "x" top: "a" power_param { scale: 2 } }
@@ -837,8 +838,8 @@ layer { name: "b" type: "Power" bottom: "mid" top: "b" power_param { scale: 6 } 
 
 
 def test_gradients_set_to_zero_are_zero_for_every_reader(tmp_path):
-    """Also what the layers above the start have sent before to a blob that they read, too: Caffe's net.blobs has its
-    Split's blobs, for scripts to set to 0. Otherwise it stays, as there."""
+    """Caffe's net.blobs has the Split's blobs, which scripts set to 0. Here this must also clear gradients that layers
+    above the start have sent to a blob they share. Otherwise gradients stay, as in Caffe."""
     net = caffe.Net(write(tmp_path, HEADS), caffe.TEST)
     net.forward()
     for head, expected in (("b", 3), ("a", 1), ("aa", 1), ("b", 3)):

@@ -69,7 +69,7 @@ def test_several_tops_and_none():
 
 
 def test_parameters_that_change_later():
-    """As SSD's scripts freeze layers."""
+    """SSD's scripts freeze layers so."""
     n = lenet()
     n.quiet = L.Silence(n.label, ntop=0)
     n.update("conv1", dict(param=[dict(lr_mult=0), dict(lr_mult=0)], num_output=8))
@@ -120,7 +120,7 @@ def test_mistakes():
 
 
 def test_a_blob_that_is_not_there():
-    """Scripts ask for it as they like: Caffe has a KeyError for both ways."""
+    """As in Caffe, both ways of asking raise a KeyError. Here it is also an AttributeError."""
     n = caffe.NetSpec()
     n.data = L.Input(shape=dict(dim=[1, 4]))
     for error in (KeyError, AttributeError):
@@ -147,7 +147,7 @@ def test_names_of_the_module_that_scripts_import():
 
 
 def test_parameters_that_a_script_gives_to_a_type(monkeypatch):
-    """As those for segmentation do."""
+    """Scripts for segmentation do so."""
     monkeypatch.setitem(caffe.net_spec._param_names, "Deconvolution", "convolution")
     up = L.Deconvolution(L.Input(shape=dict(dim=[1, 4, 8, 8])), num_output=4, kernel_size=4, stride=2, name="up")
     param = up.to_proto().layer[1].convolution_param
@@ -155,7 +155,7 @@ def test_parameters_that_a_script_gives_to_a_type(monkeypatch):
 
 
 def test_a_keyword_that_both_the_layer_and_its_parameters_have():
-    """engine=P.Pooling.CAFFE stands in many scripts: the type's own message comes first, as in Caffe."""
+    """Many scripts have engine=P.Pooling.CAFFE. As in Caffe, the keyword goes to the parameters of the layer's type."""
     n = caffe.NetSpec()
     n.x = L.Input(shape=dict(dim=[1, 3, 8, 8]))
     n.pool = L.Pooling(n.x, kernel_size=2, engine=P.Pooling.CAFFE)

@@ -1,4 +1,4 @@
-"""Ranks of a script that part ways: whoever leaves or hangs ends the others, and who takes its time does not."""
+"""Ranks of a script that go separate ways. A rank that leaves or hangs ends the others; one that is slow does not."""
 
 import re
 import time
@@ -81,7 +81,7 @@ def test_a_rank_that_leaves_early_is_named(tmp_path):
 
 @pytest.mark.parametrize("deed", ["time.sleep(5)", "solver.net.forward()\ntime.sleep(5)"], ids=["", "after a forward"])
 def test_a_script_may_take_as_long_as_it_likes(deed, tmp_path):
-    """Where it runs code of its own, as in a test that one rank does for all."""
+    """It may run code of its own, for instance a test that one rank does for all."""
     all_fine(2, script(tmp_path, deed), ENGINE_WATCHDOG="2")
 
 
@@ -100,7 +100,7 @@ print("fine", flush=True)
 
 
 def test_a_net_of_one_rank_copies_its_source_to_the_host(tmp_path):
-    """Without the others, whose script may not have that net."""
+    """The other ranks take no part, since their script may not have that net."""
     data = f'source: "{DIGITS}/digits_test_lmdb" batch_size: 4 stage: "{tmp_path}/stage"'
     (tmp_path / "net.prototxt").write_text(f'layer {{ name: "data" type: "Data" top: "data" data_param {{ {data} }} }}')
     all_fine(2, ALONE.format(folder=tmp_path))
@@ -174,7 +174,7 @@ print("fine", flush=True)
 
 @pytest.mark.parametrize("more", ["", "ema: 0.9", "comm_param { shard_updates: true }"])
 def test_what_rank_0_cannot_read_or_write_fails_on_all(more, tmp_path):
-    """A program that catches the error goes on."""
+    """A program that catches the error can go on."""
     text = f'base_lr: 0.05 lr_policy: "fixed" {more}'
     other = digits_net(8).replace("num_output: 10", "num_output: 11")
     (tmp_path / "run").mkdir()

@@ -1,4 +1,5 @@
-"""caffe.SGDSolver and its kin: the same training as engine train's, looked at and changed from Python between steps."""
+"""caffe.SGDSolver and the other solvers train as engine train does, while a script reads and writes values between
+steps."""
 
 import gc
 import os
@@ -98,7 +99,7 @@ def test_a_schedule_over_the_run_needs_its_length(schedule, tmp_path):
 
 @pytest.mark.parametrize(("first", "second", "rate"), [("", "lr_mult: 3", 1.5), ("lr_mult: 2", "", 1), ("", "", 0.5)])
 def test_the_rate_that_one_of_two_layers_gives_their_weights(first, second, rate, tmp_path):
-    """Whichever names it, as in Caffe; the gradient is the sum of both."""
+    """As in Caffe, either layer may give the rate. The gradient is the sum of both layers'."""
     text = INPUT_NET.replace("inner_product_param", f'param {{ name: "w" {first} }} inner_product_param')
     text += f"""layer {{ name: "again" type: "InnerProduct" bottom: "data" top: "again" param {{ name: "w" {second} }}
       inner_product_param {{ num_output: 3 bias_term: false }} }}
@@ -134,7 +135,8 @@ def test_what_python_writes_is_trained_on(tmp_path):
 
 
 def test_inputs_that_change_shape(tmp_path):
-    """Half the batch, then all of it: gradients as of nets that were built for it, the momentum going on."""
+    """First half the batch, then all of it. Gradients are those of nets built for these shapes, and the momentum goes
+    on."""
     solver = with_input(caffe.SGDSolver(write(tmp_path, PLAIN_SGD + " momentum: 0.9", INPUT_NET)))
     data, labels = (solver.net.blobs[name].data.copy() for name in ("data", "label"))
     held = solver.net.params["ip"][0].data
@@ -158,8 +160,9 @@ def test_inputs_that_change_shape(tmp_path):
 
 @needs_bf16
 def test_bf16(tmp_path, monkeypatch):
-    """Arrays are float32 whatever the executor's type: activations are rounded to 8 bits."""
-    monkeypatch.setattr("engine.host._core.bf16_gain", lambda: 2.0)  # some processors compute bf16 slower than fp32
+    """Arrays are float32 also where the net computes in bf16, whose values have 8 bits of precision."""
+    # else it would be declined where bf16 is slower than fp32
+    monkeypatch.setattr("engine.host._core.bf16_gain", lambda: 2.0)
     text = 'base_lr: 0.05 lr_policy: "fixed" max_iter: 6 precision: '
     solvers = [caffe.SGDSolver(write(tmp_path, text + precision, digits_net())) for precision in ("FP32", "BF16")]
     for solver in solvers:
@@ -193,8 +196,9 @@ layer { name: "loss" type: "EuclideanLoss" bottom: "sum" bottom: "label" top: "l
 
 @needs_bf16
 def test_parts_of_a_net_in_bf16_are_the_whole(tmp_path, monkeypatch):
-    """What converts the bottoms of a layer runs with it."""
-    monkeypatch.setattr("engine.host._core.bf16_gain", lambda: 2.0)  # some processors compute bf16 slower than fp32
+    """The casts of a layer's bottoms run together with the layer."""
+    # else it would be declined where bf16 is slower than fp32
+    monkeypatch.setattr("engine.host._core.bf16_gain", lambda: 2.0)
     net = caffe.SGDSolver(write(tmp_path, PLAIN_SGD + " precision: BF16", MIXED)).net
     whole = [(net._layer_names[0], net._layer_names[-1])]
 
@@ -246,7 +250,8 @@ layer { name: "loss" type: "Reduction" bottom: "conv" top: "loss" loss_weight: 1
 
 
 def test_a_loss_that_is_not_finite_ends_a_net_of_pictures_of_many_sizes(tmp_path, monkeypatch):
-    """Without another forward to find the layer, whose data layer would go on to a picture of another size."""
+    """The layer with the value is found without another forward, in which the data layer would go on to a picture of
+    another size."""
     (tmp_path / "pictures_of_many_sizes.py").write_text(PICTURES)
     monkeypatch.syspath_prepend(str(tmp_path))
     solver = caffe.SGDSolver(write(tmp_path, PLAIN_SGD, PICTURES_NET))
@@ -258,7 +263,7 @@ def test_a_loss_that_is_not_finite_ends_a_net_of_pictures_of_many_sizes(tmp_path
 
 @pytest.mark.parametrize("iter_size", [1, 2])
 def test_pictures_of_many_sizes(iter_size, tmp_path, monkeypatch):
-    """As FCN trains: a data layer in Python, one picture at a time, each of its own size."""
+    """FCN trains so: its data layer in Python gives one picture at a time, each of its own size."""
     (tmp_path / "pictures_of_many_sizes.py").write_text(PICTURES)
     monkeypatch.syspath_prepend(str(tmp_path))
     text = 'base_lr: 0.1 momentum: 0.5 lr_policy: "fixed" max_iter: 9 test_iter: 1 test_interval: 99'
@@ -305,7 +310,8 @@ layer { name: "loss" type: "EuclideanLoss" bottom: "conv" bottom: "ones" top: "l
 
 
 def test_targets_whose_size_is_known_in_forward_only(tmp_path, monkeypatch):
-    """As Faster R-CNN trains: reshape() of AnchorTargetLayer does nothing, and the loss fits again when it has run."""
+    """Faster R-CNN trains so: reshape() of AnchorTargetLayer does nothing, and the loss only fits when its forward has
+    run."""
     (tmp_path / "pictures_of_many_sizes.py").write_text(PICTURES)
     (tmp_path / "ones_of_many_sizes.py").write_text(ONES)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -343,7 +349,7 @@ def test_a_test_net_shows_its_own_last_run(tmp_path):
     assert before.min() < 0
     solver.step(1)
     np.testing.assert_array_equal(test.blobs["ip"].data, before)
-    solver.step(2)  # with a test
+    solver.step(2)  # which runs a test
     assert test.blobs["ip"].data.min() >= 0
 
 
@@ -364,9 +370,9 @@ CORRECTED = 'base_lr: 0.5 lr_policy: "exp" gamma: 0.5 max_iter: 100 momentum: 0.
 BY_HAND = {
     "momentum": PLAIN_SGD + " momentum: 0.9",
     "momentum correction": CORRECTED,
-    # The loss falls, and so the rate stays, but only if each update has seen the loss.
+    # The loss falls, so the rate must stay. It does only if each update has seen the loss.
     "plateau": 'base_lr: 2 lr_policy: "plateau" gamma: 0.01 plateau_winsize: 1 plateau_winsize: 2 max_iter: 99',
-    # So large a rate that the loss rises, and the rate falls at once.
+    # The rate is so large that the loss rises, so the rate falls at once.
     "rising": 'base_lr: 50 lr_policy: "plateau" gamma: 0.01 plateau_winsize: 1 plateau_winsize: 2 max_iter: 99',
 }
 
@@ -401,7 +407,8 @@ def train_by_hand(solver, updates):
 
 
 def test_passes_by_hand_are_those_of_step(tmp_path):
-    """Samples and what is random about them, dropout too: from the start, in turns with step(), after a restore."""
+    """Samples and random numbers such as dropout masks agree: from the start, in turns with step(), and after a
+    restore."""
     text = 'base_lr: 0.05 momentum: 0.9 lr_policy: "fixed" max_iter: 8 random_seed: 3 iter_size: 2'
     path = write(tmp_path, text, digits_net())
     stepped, first, second = (caffe.SGDSolver(path) for _ in range(3))
@@ -420,7 +427,7 @@ def test_passes_by_hand_are_those_of_step(tmp_path):
 
 
 def test_a_pass_by_hand_takes_a_batch(tmp_path):
-    """Which no other pass takes again; passes of some layers share one."""
+    """No other pass takes that batch again. Passes of parts of the net share one batch."""
     path = write(tmp_path, 'base_lr: 0 lr_policy: "fixed" max_iter: 4', digits_net())
     solver, other = caffe.SGDSolver(path), caffe.SGDSolver(path)
     batches, seen = [], []
@@ -444,7 +451,8 @@ def test_a_pass_by_hand_takes_a_batch(tmp_path):
 
 
 def test_updates_by_hand_are_averaged(tmp_path):
-    """As those of step() are, also when the two take turns; before the first there is no average."""
+    """They enter the average as those of step() do, also when both take turns. Before the first update there is no
+    average."""
     found = []
     for name, by_hand in (("a", 6), ("b", 0), ("c", 3)):
         (tmp_path / name).mkdir()
@@ -517,7 +525,7 @@ def test_callbacks(tmp_path):
 
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_an_iteration_that_a_callback_breaks_off_leaves_no_trace(by_hand, tmp_path, monkeypatch):
-    """Nor does an update by hand: what averages, counts and decides goes on as if it had not begun."""
+    """Nor does an update by hand: averages, counts and schedules go on as if the iteration had not begun."""
     text = 'base_lr: 0.05 momentum: 0.9 momentum_correction: true lr_policy: "plateau" gamma: 0.5 average_loss: 4 '
     text += "plateau_winsize: 1 plateau_winsize: 2 iter_size: 2 max_iter: 9 ema: 0.5"
     broken, whole = (caffe.SGDSolver(write(tmp_path, text, NORMED)) for _ in range(2))
@@ -556,7 +564,8 @@ def test_an_iteration_that_is_done_when_it_is_interrupted_is_in_the_average(tmp_
 
     interrupted.add_callback(lambda: None, strike)
     with monkeypatch.context() as patch:
-        patch.setattr(optimizer, "finish", lambda: [strike(), finish()])  # a second one, which ends the call at once
+        # a second interrupt, which ends the call at once
+        patch.setattr(optimizer, "finish", lambda: [strike(), finish()])
         with pytest.raises(KeyboardInterrupt):
             interrupted.step(10)
     assert interrupted.iter == 4
@@ -604,7 +613,7 @@ def test_a_folder_for_snapshots_that_is_missing_is_told_at_once(more, tmp_path):
     assert solver.iter == 0
     path.write_text(path.read_text().replace(more, ""))
     solver = with_input(caffe.SGDSolver(path)) if text == INPUT_NET else caffe.SGDSolver(path)
-    solver.step(1)  # which takes none by itself
+    solver.step(1)  # a step that takes no snapshot
     with pytest.raises(ConfigError, match=words):
         solver.solve()
     assert solver.iter == 1
@@ -621,7 +630,7 @@ def test_a_snapshot_prefix_of_another_process_is_told_at_the_first_step(tmp_path
             solver.solve()
         assert solver.iter == 0
         rest = with_input(caffe.SGDSolver(write(tmp_path, PLAIN_SGD, INPUT_NET)))
-        rest.step(1)  # which takes none by itself
+        rest.step(1)  # a step that takes no snapshot
         with pytest.raises(EngineError, match=words):
             rest.solve()
         assert rest.iter == 1
@@ -684,7 +693,7 @@ def test_those_who_watch_are_told_of_a_restore(tmp_path):
 
 @pytest.mark.parametrize("more", ["", "average_loss: 4 ema: 0.5"])
 def test_restoring_what_the_same_solver_saved(more, tmp_path):
-    """Iterations come again, with the same bits."""
+    """The iterations are repeated, with the same bits."""
     text = f'base_lr: 0.05 momentum: 0.9 lr_policy: "fixed" max_iter: 6 {more}'
     solver = caffe.SGDSolver(write(tmp_path, text, digits_net()))
     solver.step(3)
@@ -750,7 +759,7 @@ print("done")
 
 
 def test_scripts_end_well(tmp_path):
-    """Threads that decode and communicate are ended before the interpreter is."""
+    """Threads that decode and communicate must end before the interpreter does."""
     text = 'base_lr: 0.05 lr_policy: "fixed" max_iter: 6 test_iter: 4 test_interval: 3'
     command = [sys.executable, "-c", ENDS, write(tmp_path, text, digits_net()), _net_file(tmp_path)]
     for _ in range(3):
@@ -760,7 +769,7 @@ def test_scripts_end_well(tmp_path):
 
 @pytest.fixture
 def uncollected():
-    """Meanwhile a cycle of references is freed by nobody."""
+    """Switches the garbage collector off, so that cycles of references are not freed."""
     gc.collect()
     gc.disable()
     yield
@@ -778,9 +787,9 @@ def uncollected():
 )
 @pytest.mark.parametrize("solves", [False, True], ids=["step", "solve"])
 def test_a_dropped_solver_is_freed_at_once(more, norm, solves, tmp_path, uncollected):
-    """With its nets, its history, and its threads: a search over rates makes one after the other."""
+    """Its nets, history and threads are freed with it. A search over rates makes one solver after the other."""
     net = digits_net()
-    if norm:  # whose program calls Python to add up over the ranks
+    if norm:  # a norm whose program calls Python for sums over ranks
         net = net.replace('type: "ReLU"', f'type: "BatchNorm" batch_norm_param {{ {norm} }}', 1)
     threads = threading.active_count()
     text = f'base_lr: 0.05 lr_policy: "fixed" max_iter: 4 snapshot: 3 {more}'
@@ -803,7 +812,8 @@ def test_a_dropped_solver_is_freed_at_once(more, norm, solves, tmp_path, uncolle
 
 
 def test_a_net_outlives_its_solver(tmp_path, uncollected):
-    """It goes on with the batches that its solver would have had; then nothing of it is left, either."""
+    """The net goes on with the batches that its solver would have read. When it is dropped, too, nothing of it is
+    left."""
     threads = threading.active_count()
     text = 'base_lr: 0.05 lr_policy: "fixed" random_seed: 3 test_iter: 1 test_interval: 2'
     solvers = [caffe.SGDSolver(write(tmp_path, text, digits_net())) for _ in range(2)]
@@ -885,7 +895,7 @@ def test_a_failed_backward_leaves_nobody_waiting(tmp_path, monkeypatch):
 def test_unknown_types_and_settings(tmp_path):
     with pytest.raises(ConfigError, match=r"unknown solver type 'Adma'.*Adam"):
         caffe.get_solver(write(tmp_path, 'type: "Adma" base_lr: 1 lr_policy: "fixed" max_iter: 1', INPUT_NET))
-    with pytest.raises((ConfigError, ConfigErrors), match="momentum"):  # the class decides, not the file
+    with pytest.raises((ConfigError, ConfigErrors), match="momentum"):  # the class decides the type, not the file
         caffe.AdaGradSolver(write(tmp_path, PLAIN_SGD + " momentum: 0.9", INPUT_NET))
 
 
@@ -923,7 +933,7 @@ def test_arrays_for_a_memory_layer(tmp_path):
 
 
 def test_arrays_for_a_memory_layer_begin_with_their_first_item(tmp_path):
-    """However many samples were there before; also those of a test net."""
+    """This must not depend on how many samples were read before, also in a test net."""
     memory = """layer { name: "data" type: "MemoryData" top: "data" top: "label"
                   memory_data_param { batch_size: 4 channels: 1 height: 1 width: 5 } }"""
     net = memory + INPUT_NET[INPUT_NET.index('layer { name: "ip"') :]
@@ -978,7 +988,7 @@ if parts:
 def test_sharing_with_a_solver(tmp_path):
     text = 'base_lr: 0.05 lr_policy: "fixed" max_iter: 6 test_iter: 1 test_interval: 6'
     solver = caffe.SGDSolver(write(tmp_path, text, digits_net()))
-    solver.test_nets[0].share_with(solver.net)  # as it does already
+    solver.test_nets[0].share_with(solver.net)  # they share already
     held = solver.net.params["conv"][0].data
     before = solver.test_nets[0].forward()["loss"].copy()
     held *= 3
@@ -1011,7 +1021,7 @@ solver.step(1)
 
 @pytest.mark.mpi
 def test_two_ranks(tmp_path):
-    """The same script under mpiexec: what one rank does with batches of twice the size."""
+    """The script under mpiexec computes what one rank does with batches of twice the size."""
     text = 'base_lr: 0.05 momentum: 0.9 lr_policy: "fixed" max_iter: 6'
     one = caffe.SGDSolver(write(tmp_path, text, digits_net(32)))
     one.step(4)
@@ -1032,7 +1042,7 @@ SHARDED = "comm_param { shard_updates: true compression: BF16 }"
 
 
 def twice(folder: Path, texts: list[str], net: str) -> list[str]:
-    """A folder for each solver, by its number; there, and in whole/, are the solver and the net."""
+    """Writes each solver, with the net, to a folder of its number, and to whole/ within. Returns these folders."""
     for number, text in enumerate(texts):
         (folder / f"{number}/whole").mkdir(parents=True)
         for place in (folder / f"{number}", folder / f"{number}/whole"):
@@ -1068,7 +1078,7 @@ print("fine", flush=True)
 
 @pytest.mark.mpi
 def test_every_rank_goes_back(tmp_path):
-    """To a snapshot of the same solver: weights, and their average."""
+    """All ranks restore a snapshot of the same solver: its weights and their average."""
     text = 'base_lr: 0.05 momentum: 0.9 lr_policy: "fixed" max_iter: 6 test_interval: 100 test_iter: 1 ema: 0.9 '
     folders = twice(tmp_path, [text, f"{text} {SHARDED}"], digits_net(8))
     all_fine(2, RESTORED.format(folders=folders))
@@ -1099,7 +1109,8 @@ print("fine", flush=True)
 
 @pytest.mark.mpi
 def test_what_ranks_have_of_their_own_does_not_go_back(tmp_path):
-    """What rounding has taken from gradients, and that weights have parted: as in a new solver."""
+    """The residuals of compression, and how far the weights of ranks have drifted apart, are reset as in a new
+    solver."""
     ways = ("compression: BF16 error_feedback: true", "mode: LOCAL sync_every: 5")
     texts = [f'base_lr: 0.05 lr_policy: "fixed" max_iter: 9 comm_param {{ {way} }}' for way in ways]
     all_fine(2, BACK.format(folders=twice(tmp_path, texts, digits_net(8))))
@@ -1119,7 +1130,7 @@ print("fine", flush=True)
 
 @pytest.mark.mpi
 def test_solve_goes_on_where_step_has_ended(tmp_path):
-    """With what each rank has of its own by then: BatchNorm's statistics, shares of an average, weights that are
+    """Each rank keeps what it alone has by then: BatchNorm's statistics, its share of an average, weights that are
     averaged later."""
     ways = ("", f"ema: 0.9 {SHARDED}", "comm_param { mode: LOCAL sync_every: 4 }")
     texts = [f'base_lr: 0.05 momentum: 0.9 lr_policy: "fixed" max_iter: 6 {way}' for way in ways]
@@ -1175,7 +1186,7 @@ print("fine", flush=True)
 
 @pytest.mark.mpi
 def test_a_snapshot_before_the_first_step(tmp_path):
-    """Of rank 0's weights, which all ranks begin with, in float32."""
+    """It has the weights of rank 0 in float32, with which all ranks begin."""
     texts = [f"{PLAIN_SGD} random_seed: 3 {way}" for way in ("", "comm_param { mode: ASYNC }", SHARDED)]
     folders = twice(tmp_path, texts, digits_net(8))
     all_fine(2, BEFORE_A_STEP.format(folders=folders))
@@ -1206,7 +1217,7 @@ print("fine", flush=True)
 def test_a_program_may_not_look_into_asynchronous_steps(tmp_path):
     path = write(tmp_path, f"{PLAIN_SGD} comm_param {{ mode: ASYNC }}", digits_net(8))
     all_fine(2, ASYNCHRONOUS.format(path=path))
-    one = caffe.SGDSolver(path)  # is synchronous
+    one = caffe.SGDSolver(path)  # a single rank, so it is synchronous
     one.add_callback(lambda: None, lambda: None)
     one.step(1)
     one.apply_update()
@@ -1229,7 +1240,7 @@ layer { name: "loss" type: "Reduction" bottom: "bn" top: "loss" loss_weight: 1 r
 @pytest.mark.mpi
 @pytest.mark.parametrize("sync", [False, True])
 def test_shapes_that_change_where_ranks_normalise_together_are_refused(sync, tmp_path):
-    """Another rank may have other shapes, and none can tell."""
+    """Other ranks may have other shapes at that time, and no rank can tell."""
     (tmp_path / "pictures_of_many_sizes.py").write_text(PICTURES)
     net = PICTURES_NET.partition('layer { name: "loss"')[0] + NORMALISED + ("bn_sync: true" if sync else "")
     program = CHANGING.format(folder=tmp_path, path=write(tmp_path, PLAIN_SGD, net))
@@ -1268,7 +1279,7 @@ print("fine", flush=True)
 
 @pytest.mark.mpi
 def test_test_nets_without_the_parts_of_other_ranks(tmp_path):
-    """Are run by step() alone, and nobody saves a part as a whole."""
+    """Such test nets are run by step() alone, and no rank may save its part as if it were the whole."""
     text = f"{PLAIN_SGD} test_interval: 1 test_iter: 1 snapshot_after_train: false"
     all_fine(2, IN_PARTS.format(path=write(tmp_path, text, digits_net(8) + divided("ip1", "ip2"))))
     assert not list(tmp_path.glob("*.caffemodel"))

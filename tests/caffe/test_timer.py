@@ -16,5 +16,5 @@ def test_it_measures_from_start_to_stop():
     time.sleep(0.02)
     assert timer.ms == first
     timer.start()
-    assert 0 < timer.ms < first  # begun anew, and stopped by the question
+    assert 0 < timer.ms < first  # started anew, and stopped by reading ms
     assert timer.ms == timer.ms

@@ -1,4 +1,4 @@
-"""What a layer written in Python raises, as the script meets it that has called the net: as in Caffe, itself."""
+"""What a Python layer raises reaches the script that called the net as it is, as in Caffe."""
 
 import sys
 import traceback
@@ -114,7 +114,7 @@ def test_while_a_net_is_built(place, tmp_path):
 
 
 def test_beside_other_errors_of_the_net(tmp_path):
-    """All are told."""
+    """All errors of the net are told together."""
     other = FAILING.replace('"user"', '"other"').replace('"y"', '"z"')
     with pytest.raises(ConfigErrors, match=r"'user' \(Python\): setup of (.*\n)*.*'other' \(Python\): setup of "):
         caffe.Net(write(tmp_path, INPUT + FAILING % "setup" + other % "setup"), caffe.TEST)
@@ -134,7 +134,7 @@ def test_what_led_to_an_error_is_kept(tmp_path):
 
 
 def test_training_goes_on_after_a_batch_that_is_broken(tmp_path):
-    """Until the data are at their end."""
+    """It goes on until the data end."""
     text = f'base_lr: 0.1 lr_policy: "fixed" net: "{write(tmp_path, READER % 7)}"'
     solver = caffe.SGDSolver(write(tmp_path, text, "solver.prototxt"))
     skipped = []

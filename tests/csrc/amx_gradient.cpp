@@ -1,6 +1,6 @@
-// The gradient of weights by AMX, exact for small whole numbers, on a processor that may lack AMX: its tiles are arrays
-// here, all else is the kernel as it is. Fails where a sum is wrong or something is written behind the scratch. Run by
-// tests/csrc/test_amx_gradient.py.
+// Runs the kernel that computes gradients of weights by AMX, on a processor that may lack AMX: its tiles are arrays
+// here, and the rest of the kernel is unchanged. Small whole numbers make the result exact. Fails if a sum is wrong, or
+// if something is written beyond the scratch memory. Run by tests/csrc/test_amx_gradient.py.
 #include <immintrin.h>
 
 #include <cstdio>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int tile_rows = 16, tile_bytes = 64, tile_floats = 16;
 
-// One thread's tiles, all of 16 rows of 64 bytes: see TileConfig.
+// The tiles of one thread, all of 16 rows of 64 bytes: see TileConfig.
 struct Tiles {
     using Tile = char[tile_rows][tile_bytes];
     bool configured;
@@ -89,7 +89,7 @@ using namespace engine;
 
 struct Case {
     const char* name;
-    ConvolutionShape shape;  // `out` is found from the rest
+    ConvolutionShape shape;  // `out` is computed from the other fields
 };
 
 const Case cases[] = {
@@ -108,7 +108,7 @@ const Case cases[] = {
 
 struct Options {
     int threads;
-    bool relu, add;  // a ReLU behind the convolution; to what is there
+    bool relu, add;  // whether a ReLU is behind the convolution; whether to add to the gradients that are there
 };
 
 std::vector<bf16> whole_numbers(int64_t count, int most, std::mt19937& generator) {
@@ -118,7 +118,7 @@ std::vector<bf16> whole_numbers(int64_t count, int most, std::mt19937& generator
     return result;
 }
 
-// What run() is to add to the weights and the bias, from the definition.
+// Adds what run() has to add to the gradients of weights and bias, computed by their definition.
 void add_expected(const ConvolutionShape& s, const std::vector<bf16>& x, const std::vector<bf16>& dy,
                   std::vector<float>& weights, std::vector<float>& bias) {
     for (int64_t pixel = 0; pixel < s.pixels(); pixel++) {

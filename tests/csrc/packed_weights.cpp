@@ -1,4 +1,4 @@
-// Weights laid out for AMX, number by number, whatever the layout that they come from. Run by
+// Checks weights laid out for AMX, number by number, for each layout that they may come from. Run by
 // tests/csrc/test_packed_weights.py.
 #include "kernels/packed_weights.h"
 
@@ -20,7 +20,7 @@ int64_t at(const PackedWeights::Blocked& layout, Dims index) {
     return offset;
 }
 
-// Blocks in this order, and their outer axes from the last to the first, or in the order given.
+// Returns a layout with blocks in this order. Its outer axes lie from the last to the first, or in the order given.
 PackedWeights::Blocked blocked(Dims dims, Dims blocks, Dims axes, Dims order = {3, 2, 1, 0}) {
     int64_t stride = 1;
     for (size_t i = 0; i < blocks.size(); i++) {
@@ -83,7 +83,7 @@ int main() {
     }
     const Dims plain{64, 64, 2, 2};
     const auto to = blocked(plain, {16, 16, 2}, {1, 0, 1});
-    cases += 2;  // what is left to others
+    cases += 2;  // layouts that it must leave to others
     wrong += PackedWeights::of(plain, blocked(plain, {}, {}), to).has_value();
     wrong +=
         PackedWeights::of(plain, blocked(plain, {16, 16}, {0, 1}), blocked(plain, {16, 16, 4}, {1, 0, 1})).has_value();

@@ -1,6 +1,5 @@
-// A solver thread and its servers at their queue, their buckets and their updates, without Python, whose lock would
-// order for the thread sanitizer what nothing else orders. Fails where the weights are not those that one thread makes.
-// Run by tests/sanitize/run.py.
+// Runs a solver thread and its servers with their queue, buckets and updates, without Python: its lock would hide races
+// from the thread sanitizer. Fails if the weights are not those that one thread computes. Run by tests/sanitize/run.py.
 #include <cmath>
 #include <cstdio>
 #include <map>
@@ -20,7 +19,7 @@ using namespace engine;
 constexpr int buckets = 6, servers = 2, steps = 300;
 constexpr int64_t size = 5000, count = buckets * size;  // floats
 
-// What is trained: arenas, and what updates them.
+// The arenas that are trained, and their updater.
 struct Training {
     Training() : weights(count), gradients(count), history(count), residual(count), packed(count) {
         std::vector<std::vector<ParameterRange>> ranges;
@@ -35,13 +34,13 @@ struct Training {
 
     void begin(int64_t step) { updater->set_step(0.1 / double(step + 1), 0.5, step); }
 
-    // As backward does: gradients that follow from the weights.
+    // Computes gradients from the weights, as backward does.
     void backward(int bucket) {
         for (int64_t i = bucket * size; i < (bucket + 1) * size; i++)
             gradients[size_t(i)] = std::cos(weights[size_t(i)]);
     }
 
-    // As a server does: gradients travel, then the update follows.
+    // Packs the gradients as for sending, then updates, as a server does.
     void serve(int bucket) {
         const auto at = size_t(bucket * size);
         pack_bf16(&gradients[at], &residual[at], &packed[at], size);
@@ -80,7 +79,7 @@ std::vector<float> by_servers() {
             }
         });
     }
-    threads.emplace_back([&queue] {  // one that watches
+    threads.emplace_back([&queue] {  // a thread that watches
         while (!queue.stopped()) {
             for (int bucket = 0; bucket < buckets; bucket++) {
                 queue.times(bucket);
@@ -104,7 +103,7 @@ std::vector<float> by_servers() {
     return training.weights;
 }
 
-// A server that cannot go on: who waits for its bucket learns why.
+// Returns whether a thread that waits for a bucket gets the error of the server that cannot go on.
 bool error_arrives() {
     ReadyQueue queue(1);
     queue.begin_step(0);

@@ -1,7 +1,7 @@
-"""Training steps, updates included, allocate nothing: calls of the C library's allocators are counted, in all threads.
+"""Training steps, with their updates, allocate nothing: calls of the C library's allocators are counted in all threads.
 
-Not those that oneDNN makes for itself: a table of arguments whenever a primitive runs, and the buffers into which its
-float32 matrix product packs; neither can be handed in.
+Not counted are those of oneDNN itself: the table of arguments of each primitive that runs, and the buffers of its
+float32 matrix product. The caller can provide neither.
 """
 
 import shutil
@@ -114,7 +114,7 @@ layer { name: "ip" type: "InnerProduct" bottom: "gru" top: "ip" inner_product_pa
 layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "next" top: "loss" softmax_param { axis: 2 } }
 """
 
-# Its lattice has another number of vertices for each picture; gradients of scores, which are read twice, are added up.
+# The lattice has other vertices for each picture. The scores have two readers, whose gradients are added.
 MEAN_FIELD = """
 layer { name: "picture" type: "Input" top: "picture" input_param { shape { dim: 2 dim: 3 dim: 40 dim: 50 } } }
 layer { name: "label" type: "Input" top: "label" input_param { shape { dim: 2 dim: 1 dim: 40 dim: 50 } } }
@@ -142,7 +142,7 @@ def test_running_a_net_allocates_nothing(tmp_path, net, precision):
         model.write_text(NETS[net])
     command = [sys.executable, "-c", STEPS, str(model), precision]
     environ = {"LD_PRELOAD": str(library), "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "2", "PATH": "/usr/bin:/bin"}
-    # Without this, csrc/crowd.cpp makes threads, once, when other processes begin to want the cores, as other tests do.
+    # Otherwise csrc/crowd.cpp starts threads when other processes begin to use the cores, as other tests do.
     environ["GOMP_SPINCOUNT"] = CROWDED_SPIN_COUNT
     done = subprocess.run(command, env=environ, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr

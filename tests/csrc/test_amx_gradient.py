@@ -1,9 +1,10 @@
-"""The gradient of weights by AMX where a processor may lack AMX: the kernel's own code, on tiles that are arrays."""
+"""The kernel that computes gradients of weights by AMX, on processors that may lack AMX: its own code, with arrays as
+tiles."""
 
 from tests.csrc.program import output_of
 from tests.layers.harness import needs_bf16
 
-FLAGS = ["-O2", "-ffp-contract=off"]  # as CMakeLists.txt has them, as far as they change results
+FLAGS = ["-O2", "-ffp-contract=off"]  # the flags of CMakeLists.txt that change results
 
 
 @needs_bf16

@@ -1,4 +1,4 @@
-"""Threads that have nothing to do sleep at once while other processes want their cores, and else spin."""
+"""Idle threads sleep at once while other processes want their cores, and otherwise spin."""
 
 import os
 

@@ -1,4 +1,5 @@
-"""Faults of files that are mapped into memory: a line that names the file, exit status 1, and nobody else's faults."""
+"""A fault in a file that is mapped into memory ends the process with status 1 and a line that names the file. Other
+faults are left alone."""
 
 import os
 import signal
@@ -58,13 +59,13 @@ if os.fork():
 @DEFERRED
 @pytest.mark.parametrize("begin", ["", FORKED], ids=["first process", "forked process"])
 def test_a_library_that_never_comes_back(begin):
-    """It takes its second of the processor's time in C, where Python's handlers of signals do not run."""
+    """It uses its second of processor time in C, where Python's signal handlers do not run."""
     done = run(f"{begin}_core.reading('HDF5 file x.h5', b'', 1)\nsum(range(10**12))")
     assert (done.returncode, done.stderr) == (1, "engine: HDF5 file x.h5" + LINE.partition("key'")[2])
 
 
 def test_time_that_is_not_the_file_s():
-    """Waiting counts as little as what comes after it was read."""
+    """Neither waiting nor what runs after reading is counted."""
     program = "import time\n_core.reading('f', b'', 1)\ntime.sleep(1.5)\n_core.done_reading()\n"
     done = run(f"{program}begin = time.process_time()\nwhile time.process_time() < begin + 1.5: pass\nprint('end')")
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")

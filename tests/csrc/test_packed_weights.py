@@ -1,4 +1,4 @@
-"""Weights laid out for AMX where a processor may lack AMX: where each number goes."""
+"""Weights laid out for AMX, on processors that may lack AMX: each number is in its place."""
 
 from tests.csrc.program import output_of
 from tests.layers.harness import needs_bf16

@@ -1,4 +1,4 @@
-"""The meeting point of executor and servers: order, errors, times."""
+"""The queue at which executor and servers meet: order, errors, times."""
 
 import threading
 import time
@@ -26,7 +26,7 @@ def test_two_servers_and_many_steps():
     for server in servers:
         server.start()
     for step in range(steps):
-        for bucket in reversed(range(7)):  # the next forward
+        for bucket in reversed(range(7)):  # as the next forward does
             queue.wait_done(bucket)
         queue.begin_step(step)
         for bucket in range(7):
@@ -42,7 +42,7 @@ def test_nothing_in_flight_does_not_wait():
     queue = _core.ReadyQueue(2)
     queue.wait_all_done()
     queue.begin_step(0)
-    queue.wait_done(1)  # marked by nobody yet: the weights are those of the step before
+    queue.wait_done(1)  # not yet marked, so the weights are those of the step before
     assert queue.missing() == [0, 1]
 
 

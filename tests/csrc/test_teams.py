@@ -1,10 +1,10 @@
-"""Threads that a program asks OpenMP for once a net is built."""
+"""A program may ask OpenMP for more threads after a net has been built."""
 
 import subprocess
 import sys
 
-# Prints how far tops with more threads are from those with as many as a net was built for. Memory that these write
-# beyond their own ends the process, sooner or later.
+# Prints how far the tops with more threads are from those with the threads that the net was built for. If threads wrote
+# beyond their memory, the process would end sooner or later.
 PROGRAM = """
 import ctypes
 import numpy as np

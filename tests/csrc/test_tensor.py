@@ -8,7 +8,7 @@ REFUSED = r"an empty axis or too many values|more values than can be counted"
 
 @pytest.mark.parametrize("shape", [[0], [3, 0, 2], [-1], [2**63 - 1], [2**31, 2**31, 4], [2**40] * 32])
 def test_shapes_that_no_tensor_has(shape):
-    """The graph refuses them before, with the line of the text; this is the last line of defence."""
+    """The graph refuses them earlier, with the line of the text. This check is the last line of defence."""
     program = _core.Program(True)
     with pytest.raises(ValueError, match=REFUSED):
         program.input("x", shape)

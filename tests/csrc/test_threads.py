@@ -1,4 +1,4 @@
-"""What every computing thread needs: also those that OpenMP makes later."""
+"""All computing threads have signal stacks, also those that OpenMP starts later."""
 
 from tests.csrc.program import output_of
 

@@ -1,4 +1,4 @@
-"""The update rules against their formulas in float64, and against what BVLC Caffe computed."""
+"""The update rules compared with their formulas in float64, and with what BVLC Caffe computed."""
 
 import itertools
 import re
@@ -10,13 +10,14 @@ from engine import proto
 from engine.host import _core
 from tests.shared import SHARED, needs_shared
 
-COUNT = 70_000  # several tasks, an odd tail
+COUNT = 70_000  # several tasks, and an odd number at the end
 RULES = _core.update_rules()
 CONSTANTS = {"momentum": 0.9, "momentum2": 0.99, "delta": 1e-4, "rms_decay": 0.95}
 
 
 def reference(rule: str, w, d, h, u, rate: float, iteration: int, correction: float = 1.0):
-    """One step of `rule` in float64: weights, regularised gradient d, two histories -> the same, new."""
+    """Computes a step of `rule` in float64 from weights, the regularised gradient d and two histories. Returns the new
+    weights and histories."""
     momentum, beta2, delta = CONSTANTS["momentum"], CONSTANTS["momentum2"], CONSTANTS["delta"]
     if rule == "SGD":
         h = momentum * correction * h + rate * d
@@ -41,7 +42,8 @@ def reference(rule: str, w, d, h, u, rate: float, iteration: int, correction: fl
 
 
 class Arenas:
-    """Weights, gradients and histories of COUNT floats in two buckets; one range has multipliers of its own."""
+    """Weights, gradients and histories of COUNT floats in two buckets. One range of parameters has its own
+    multipliers."""
 
     def __init__(self, rule: str, seed: int = 3, **decay):
         random = np.random.default_rng(seed)
@@ -72,7 +74,7 @@ def test_rule_matches_its_formula(rule, l1):
     for iteration in range(5):
         rate, clip, scale = 0.1 / (iteration + 1), 0.5 if iteration == 2 else 1, 0.25
         d = scale * clip * arenas.gradients
-        if rule == "AdamW":  # knows no L1
+        if rule == "AdamW":  # it has no L1
             w = w - (0 if l1 else rate * arenas.lr_mult * 0.01 * arenas.decay_mult * w)
         else:
             d = d + 0.01 * arenas.decay_mult * (np.sign(w) if l1 else w)
@@ -106,7 +108,8 @@ def test_a_clip_factor_is_of_one_step():
 
 @pytest.mark.parametrize("local_clip", [False, True])
 def test_parameters_without_decay_may_keep_their_rate(local_clip):
-    """Beside one with decay: one whose weights are all 0, one whose weights are not, one that does not learn."""
+    """Beside a parameter with decay there are one whose weights are all 0, one whose weights are not, and one that does
+    not learn."""
     random = np.random.default_rng(6)
     weights, gradients = random.standard_normal((2, 4000)).astype(np.float32)
     weights[1000:2000] = 0
@@ -130,7 +133,7 @@ def test_parameters_without_decay_may_keep_their_rate(local_clip):
 
 @pytest.mark.parametrize("local_clip", [False, True])
 def test_local_rates(local_clip):
-    """Of a parameter in two buckets, of one that does not learn, of one whose weights are all 0."""
+    """One parameter lies in two buckets, one does not learn, and the weights of one are all 0."""
     random = np.random.default_rng(5)
     weights, gradients = random.standard_normal((2, 50_000)).astype(np.float32)
     weights[48_000:] = 0
@@ -144,7 +147,7 @@ def test_local_rates(local_clip):
     updater = _core.Updater("SGD", *arrays, buckets, {"momentum": 0}, **options)
     updater.set_step(rate, scale, 0)
     updater.set_clip_factor(clip)
-    for bucket in (2, 0, 1):  # as servers come along
+    for bucket in (2, 0, 1):  # servers may take buckets in any order
         updater.measure(bucket, 2)
     updater.set_local_rates(updater.squares())
     for bucket in (1, 2, 0):
@@ -175,7 +178,8 @@ def test_same_bits_for_any_number_of_threads(rule):
 
 
 def test_what_a_rule_declares():
-    """Messages name histories, solver files name types and constants: no two may be the same, all must be fields."""
+    """Messages use the names of histories, and solver files those of types and constants. None may occur twice, and all
+    constants must be fields."""
     histories = [name for rule in RULES.values() for name in rule.histories]
     assert len(set(histories)) == len(histories)
     asked = [(rule.type, rule.decoupled_weight_decay) for rule in RULES.values()]
@@ -212,7 +216,7 @@ def test_an_update_by_ranges_gives_the_same_bits(rule, packed, keep):
     if packed:
         _core.pack_bf16(whole.gradients, sums)
         _core.unpack_bf16(sums, whole.gradients)
-        parts.gradients[:] = np.nan  # not to be read
+        parts.gradients[:] = np.nan  # these must not be read
     whole.step(rate=0.1, scale=0.5, iteration=3)
     parts.updater.set_step(rate=0.1, scale=0.5, iteration=3)
     for bucket, (begin, end) in enumerate([(0, COUNT // 3 + 5), (COUNT // 3 + 5, COUNT)]):
@@ -253,7 +257,8 @@ def test_bad_arguments_are_named():
 
 
 def golden_net(parameters, x, labels):
-    """Loss and gradients, in float64, of golden/net.prototxt: 3x3 convolution, ReLU, inner product, softmax loss."""
+    """Returns the loss and the gradients of golden/net.prototxt in float64: 3 x 3 convolution, ReLU, inner product,
+    softmax loss."""
     conv_w, conv_b, ip_w, ip_b = parameters
     windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), axis=(2, 3))  # n, c, y, x, ky, kx
     conv = np.einsum("ncyxij,ocij->noyx", windows, conv_w) + conv_b[:, None, None]
@@ -303,17 +308,19 @@ def test_ten_steps_as_caffe_took_them(case):
         norm = np.sqrt(updater.measure(0))
         updater.set_clip_factor(clip / norm if 0 < clip < norm else 1)
         updater.apply(0)
-    np.testing.assert_allclose(losses, golden["losses"], rtol=2e-5, atol=1e-6)  # in float32 a small loss is 1 - p
+    # in float32, a small loss is the rest of 1 - p
+    np.testing.assert_allclose(losses, golden["losses"], rtol=2e-5, atol=1e-6)
     for name, a, b in zip(NAMES, ends[:-1], ends[1:]):
         np.testing.assert_allclose(weights[a:b], golden[f"after10_{name}"].ravel(), rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_share_from_rows(keep):
-    """Sums, rule and packing in one pass: the same bits as one after the other, on arrays of the share alone."""
+    """The sum over rows, the rule and packing are one pass. It gives the same bits as these steps one after the other,
+    on arrays of the share alone."""
     random = np.random.default_rng(8)
-    begin, end, at = 16_000, 40_000, 128  # of the gradients; where the share begins in its arrays
-    parameters = [(begin, 20_000), (20_016, 39_990)]  # with gaps
+    begin, end, at = 16_000, 40_000, 128  # a range of the gradients, and where it begins in the share's arrays
+    parameters = [(begin, 20_000), (20_016, 39_990)]  # with gaps between them
     ranges = [_core.ParameterRange(*one, weights_shift=at - begin, history_shift=at - begin) for one in parameters]
     weights, history = random.standard_normal((2, at + end - begin)).astype(np.float32)
     gradients = random.standard_normal(50_000).astype(np.float32)
@@ -343,7 +350,7 @@ def test_a_share_from_rows(keep):
 
 
 def test_local_rates_of_a_share():
-    """Whose weights begin elsewhere than the gradients."""
+    """The share's weights begin at another place than its gradients."""
     random = np.random.default_rng(8)
     whole, gradients = random.standard_normal((2, 3000)).astype(np.float32)
     found = []

@@ -1,5 +1,5 @@
-"""Numbers of blobs become integers in csrc/kernels/whole.h and nowhere else: a cast of what no integer holds is
-undefined. Conversions without a cast are the compiler's to find (-Wfloat-conversion)."""
+"""Values of blobs become integers in csrc/kernels/whole.h only, since a cast of a value that no integer holds is
+undefined. The compiler finds conversions without a cast (-Wfloat-conversion)."""
 
 import re
 
@@ -12,24 +12,24 @@ FILES = [path for room in ("kernels", "ops") for path in sorted((REPO / "csrc" /
 INTEGER = r"(?:std::)?(?:u?int(?:8|16|32|64)?_t|int|unsigned|long|short|char|size_t|ptrdiff_t)"
 CAST = re.compile(rf"(?<![\w:])(?:{INTEGER}|static_cast<{INTEGER}>)\(")
 C_CAST = re.compile(rf"(?<!\w)\({INTEGER}\)\s*[\w(*]")
-# `float a`, `const float* const a`, `double& a`; and what follows, where there may be more names.
+# Matches `float a`, `const float* const a` and `double& a`, and what follows, which may hold more names.
 DECLARATION = re.compile(r"\b(?:float|double)(?:\s*\*)?(?:\s+const)?\s*[*&]?\s*\b(\w+)\b(?!\s*\()([^;(){]*)")
 FLOAT_RESULT = re.compile(r"\b(?:floor|ceil|round|trunc|sqrt|exp|log|pow|float|double|data)\(|\d\.")
 
 
 def code(text: str) -> str:
-    """Without comments and strings."""
+    """Returns the text without comments and strings."""
     return re.sub(r'//[^\n]*|"(?:\\.|[^"\\])*"', "", text)
 
 
 def floats(text: str) -> set[str]:
-    """Names that are declared as floats, or as pointers to them."""
+    """Returns the names that are declared as floats, or as pointers to floats."""
     found = DECLARATION.findall(text)
     return {name for name, _ in found}.union(*(re.findall(r",\s*[*&]?(\w+)\s*[,;=]", f"{more};") for _, more in found))
 
 
 def operand(text: str, begin: int) -> str:
-    """From behind a bracket to the one that closes it, without what is asked of whole() or sizeof()."""
+    """Returns the text from behind a bracket to the closing one, without the arguments of whole() and sizeof()."""
     depth, end = 1, begin
     while depth:
         depth += {"(": 1, ")": -1}.get(text[end], 0)
@@ -38,10 +38,11 @@ def operand(text: str, begin: int) -> str:
 
 
 def casts_of_floats(text: str, members: set[str]) -> list[str]:
-    """Casts to an integer of what is, as far as can be seen, a float. members: names of fields that are floats."""
+    """Returns casts to an integer whose operand appears to be a float. `members` are the names of fields that are
+    floats."""
     text = code(text)
     members = members | {name for name in floats(text) if name.endswith("_")}
-    found = [match[0] for match in C_CAST.finditer(text)]  # nobody knows what of: write int64_t(x)
+    found = [match[0] for match in C_CAST.finditer(text)]  # their operand cannot be told: write int64_t(x)
     for match in CAST.finditer(text):
         inside = operand(text, match.end())
         names = set(re.findall(r"\b[A-Za-z_]\w*\b(?!\s*(?:\(|\.|->|::))", inside))

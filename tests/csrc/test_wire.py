@@ -1,15 +1,16 @@
-"""Gradients as bfloat16: the kernels against NumPy, bit by bit."""
+"""Gradients as bfloat16: the kernels agree with NumPy to the bit."""
 
 import numpy as np
 import pytest
 
 from engine.host import _core
 
-COUNT = 5003  # more than one block, an odd tail
+COUNT = 5003  # more than one block, and an odd number at the end
 
 
 def rounded(values: np.ndarray) -> np.ndarray:
-    """float32 to the nearest bfloat16, ties to even, as float32; by arithmetic, for finite values."""
+    """Rounds float32 to the nearest bfloat16, ties to even, and returns it as float32. Computed by arithmetic, for
+    finite values."""
     fraction, exponent = np.frexp(values.astype(np.float64))
     with np.errstate(over="ignore"):
         return np.ldexp(np.rint(fraction * 256) / 256, exponent).astype(np.float32)
@@ -22,7 +23,7 @@ def widened(packed: np.ndarray) -> np.ndarray:
 def some(seed: int, *shape: int) -> np.ndarray:
     generator = np.random.default_rng(seed)
     scale = 10.0 ** generator.integers(-20, 20, shape)
-    scale[..., -16:] = 1  # behind the last whole vector: of one size, so that each has a part in a sum
+    scale[..., -16:] = 1  # values after the last whole vector have one size, so that each matters in a sum
     return (generator.standard_normal(shape) * scale).astype(np.float32)
 
 
@@ -34,7 +35,7 @@ def packed(values: np.ndarray, residual: np.ndarray | None = None) -> np.ndarray
 
 def test_pack_rounds_to_nearest_even():
     values = some(1, COUNT)
-    values[:4] = 1 + 2**-8, 1 + 3 * 2**-8, -(1 + 2**-8), 1 + 2**-8 + 2**-20  # three ties, and one just above
+    values[:4] = 1 + 2**-8, 1 + 3 * 2**-8, -(1 + 2**-8), 1 + 2**-8 + 2**-20  # three ties, and a value just above one
     values[-4:] = values[:4]
     assert np.array_equal(widened(packed(values)), rounded(values))
     for part in (slice(4), slice(-4, None)):
@@ -46,8 +47,8 @@ def test_pack_rounds_to_nearest_even():
 
 def test_what_is_not_finite_stays_so():
     values = np.array([np.inf, -np.inf, np.nan, 3.4e38, 0.0, -0.0], np.float32)
-    least = np.array([0x7F800001], np.uint32).view(np.float32)  # a NaN of the lowest bit alone
-    values = np.concatenate([values, least, np.ones(25, np.float32), least])  # two vectors, and one value behind them
+    least = np.array([0x7F800001], np.uint32).view(np.float32)  # a NaN that has only its lowest bit
+    values = np.concatenate([values, least, np.ones(25, np.float32), least])  # two vectors, and a value after them
     residual = np.zeros(values.size, np.float32)
     back = widened(packed(values, residual))
     assert np.array_equal(widened(packed(values)), back, equal_nan=True), "the ways to pack differ"
@@ -67,7 +68,7 @@ def test_feedback_keeps_what_rounding_takes():
     total, residual = np.zeros(COUNT), np.zeros(COUNT, np.float32)
     for _ in range(64):
         total += widened(packed(values, residual))
-    # Without feedback each value would be off by the same 2^-8 of it 64 times over.
+    # without feedback, each of the 64 sums would be off by 2^-8 of the value
     np.testing.assert_allclose(total, 64 * values.astype(np.float64), rtol=2**-14, atol=0)
 
 
@@ -83,7 +84,7 @@ def test_sums_are_made_in_float32_and_rounded_once(parts, own, feedback):
     expected = np.zeros(COUNT, np.float32)
     for part in range(parts):
         expected += widened(rows[part, :COUNT])
-    rows[own] = 0x7FC0  # not-a-number: must not be read
+    rows[own] = 0x7FC0  # NaN, since this row must not be read
     out = np.empty(COUNT, np.uint16)
     _core.sum_bf16(rows, own, values, out, residual)
     assert np.array_equal(widened(out), rounded(expected))

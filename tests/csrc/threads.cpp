@@ -1,4 +1,4 @@
-// Signal stacks of the threads of a team, of which some are new. Run by tests/csrc/test_threads.py.
+// Counts the threads of a team that have signal stacks. Some of the threads are new. Run by tests/csrc/test_threads.py.
 #include "threads.h"
 
 #include <omp.h>

@@ -1,7 +1,7 @@
-"""Fuzzing over many runs: how much each target has run, and going on until it is enough.
+"""Fuzzing over many runs: counts how much each target has run, and goes on until it is enough.
 
-tally.json in the folder of --out counts, over all runs, each target's inputs and those since it last found something.
-A campaign gives the targets their turns, the one that has run least first, until each has run so many.
+tally.json in the folder of --out counts each target's inputs over all runs, and those since it last found something. A
+campaign runs targets in turns, always the one that has run least, until each has run enough.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from pathlib import Path
 
 from engine.files import atomic_write
 
-TURN = 90.0  # seconds; a turn begins with imports, which take some
+TURN = 90.0  # seconds; each turn begins with imports, which take some of them
 
 
 @dataclass
 class Count:
     inputs: int = 0  # in all
     quiet: int = 0  # since the last finding
-    findings: int = 0  # runs that ended with one
+    findings: int = 0  # number of runs that ended with a finding
 
 
 class Tally:
-    """Used by several processes at a time."""
+    """The counts of all targets, in a file that several processes use at a time."""
 
     def __init__(self, folder: Path):
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,10 +65,16 @@ class Tally:
 def run(
     program: Path, targets: Sequence[str], tally: Tally, inputs: int, processes: int, turn: float, more: Sequence[str]
 ) -> int:
-    """Runs the fuzzer, so many processes at a time, until each target has run `inputs` without a finding.
+    """Runs the fuzzer, in several processes at a time, until each target has run `inputs` without a finding.
 
-    turn: seconds. more: options of the fuzzer. Returns how many turns found something; such a target has no further
-    turn, for what it found is to be mended first.
+    A target that finds something has no further turn, since the finding should be mended first.
+
+    Args:
+        turn: seconds of a turn.
+        more: further options of the fuzzer.
+
+    Returns:
+        The number of turns that found something.
     """
     failed: set[str] = set()
     running: dict[subprocess.Popen, str] = {}
@@ -96,7 +102,7 @@ def run(
 
 
 def table(tally: Tally, targets: Sequence[str]) -> str:
-    """In Markdown, for docs/security.md."""
+    """Returns the counts as a table in Markdown, for docs/security.md."""
     lines = ["| target | inputs | since the last finding |", "|---|---|---|"]
     counts = {name: tally.of(name) for name in targets}
     lines += [f"| `{name}` | {each.inputs:,} | {each.quiet:,} |" for name, each in counts.items()]

@@ -1,4 +1,4 @@
-"""The process in which a target runs: what it says of each input, and to its parent, which outlives it."""
+"""The process that runs a target: judges what comes of each input, and tells its parent, which outlives it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from random import Random
 from engine.errors import EngineError, printable
 from tests.fuzz.target import Run, Target
 
-SECONDS, MEGABYTES = 10, 2048  # more of the processor's time, or more memory for one input, is a finding
-BATCH = 20_000  # inputs of one process: what libraries leak does not count
-MOST_BYTES = 1 << 20  # of an input
+SECONDS, MEGABYTES = 10, 2048  # an input that takes more processor time or memory is a finding
+BATCH = 20_000  # inputs that one process runs; what libraries leak is freed at its end
+MOST_BYTES = 1 << 20  # the largest input
 LONGEST_LINE = 2000
 GUIDED_LINE = re.compile(r"cov: (\d+)")
 ROOT = Path(__file__).resolve().parents[2]
 
 
 class Board:
-    """What parent and child share: the input that runs, and how many there were."""
+    """Memory that parent and child share: the input that runs now, and counts of inputs."""
 
     _HEAD = struct.Struct("QQQ")
 
@@ -38,13 +38,13 @@ class Board:
         self._memory = mmap.mmap(-1, self._HEAD.size + MOST_BYTES)
 
     def begin(self, data: bytes) -> None:
-        """The child runs an input."""
+        """Notes that the child runs an input."""
         count, refused, _ = self._HEAD.unpack_from(self._memory)
         self._memory[self._HEAD.size : self._HEAD.size + len(data)] = data
         self._HEAD.pack_into(self._memory, 0, count + 1, refused, len(data))
 
     def refuse(self) -> None:
-        """The input got an error as it should."""
+        """Notes that the input raised an error, as it should."""
         count, refused, length = self._HEAD.unpack_from(self._memory)
         self._HEAD.pack_into(self._memory, 0, count, refused + 1, length)
 
@@ -58,16 +58,17 @@ class Board:
 
     @property
     def input(self) -> bytes:
-        """The last one."""
+        """The last input."""
         return self._memory[self._HEAD.size : self._HEAD.size + self._HEAD.unpack_from(self._memory)[2]]
 
 
 class TookTooLong(BaseException):
-    """No Exception: nobody catches it."""
+    """Raised when an input takes too long. It is not an Exception, so that no code catches it."""
 
 
 class Findings:
-    """A file for each place that raised, or that is to blame in another way; further inputs for it are counted."""
+    """A folder with a file for each place that raised, or that is to blame otherwise. Further inputs for the same place
+    are only counted."""
 
     def __init__(self, folder: Path, target: str):
         self._folder, self._target = folder, target
@@ -93,7 +94,7 @@ class Findings:
 
 
 class Judge:
-    """Calls a target, and judges what comes of it."""
+    """Calls a target, and judges what it does."""
 
     def __init__(self, run: Run, board: Board, findings: Findings):
         self._run, self._board, self._findings = run, board, findings
@@ -116,21 +117,22 @@ class Judge:
             self._findings.keep(f"{type(error).__name__}_{_place(error)}", data, traceback.format_exc())
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
-        if (took := time.process_time() - begin) > SECONDS + 1:  # in C, where Python hears no signal
+        if (took := time.process_time() - begin) > SECONDS + 1:  # in C code, where Python's signal handler does not run
             self._findings.keep("slow", data, f"{took:.1f} s of the processor's time\n")
         if (more := megabytes() - self._megabytes) > MEGABYTES:
             self._findings.keep("memory", data, f"{more:.0f} MB\n")
-            os._exit(0)  # the most that it has had never becomes less
+            os._exit(0)  # since peak memory never falls, a new process must go on
 
     def _judge(self, error: EngineError, data: bytes) -> None:
-        """An error is one clear line; several errors of a text, and a user's traceback, are several."""
+        """Checks that an error is one clear line. Only several errors of a text, and a user's traceback, may be several
+        lines."""
         lines = str(error).split("\n")
         if not all(line and line == printable(line) and len(line) < LONGEST_LINE for line in lines):
             self._findings.keep(f"unclear_{_place(error)}", data, f"{error!r}\n{traceback.format_exc()}")
 
 
 def megabytes() -> float:
-    """The most memory that this process has had."""
+    """Returns the peak memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -139,14 +141,14 @@ def _end(number: int, frame: object) -> None:
 
 
 def _place(error: BaseException) -> str:
-    """Where engine raised, or called what raised."""
+    """Returns the place where engine raised the error, or called what raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     inner = [frame for frame in frames if "/engine/" in frame.filename] or frames
     return f"{inner[-1].filename.split('/engine/')[-1]}_{inner[-1].lineno}"
 
 
 def prepare(log: Path) -> None:
-    """At the start of a child: sends to a file what it says, with where it is in Python if it dies of a signal."""
+    """Prepares a child: what it prints goes to a file, and if it dies of a signal, so does its place in Python."""
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -170,8 +172,12 @@ def plain(
     until: float,
     more: list[bytes],
 ) -> None:
-    """Runs the inputs behind the board's count, up to number `last` or until a time: first the corpus as it is, then
-    changes of it. more: further inputs to change."""
+    """Runs inputs from the board's count on, until number `last` or until a time. The corpus comes first as it is, then
+    changes of it.
+
+    Args:
+        more: further inputs to change.
+    """
     base = corpus + more
     for number in range(board.count, min(last, board.count + BATCH)):
         random = Random(f"{target.name} {seed} {number}")
@@ -183,8 +189,12 @@ def plain(
 def guided(
     target: Target, corpus: list[bytes], judge: Judge, seed: int, until: float, more: Path, folder: Path
 ) -> None:
-    """Lets Atheris choose what to change, by the branches of engine that are reached; `more` keeps what reached new
-    ones. folder: to work in."""
+    """Lets Atheris choose the changes by the branches of engine that inputs reach.
+
+    Args:
+        more: where inputs that reached new branches are kept.
+        folder: for temporary files.
+    """
     import atheris
 
     (folder / "corpus").mkdir()
@@ -197,10 +207,11 @@ def guided(
             return atheris.Mutate(bytes(data), most)
         return target.mutate(bytes(data), random, corpus)[:most]
 
-    seconds, most = max(1, int(until - time.monotonic())), max(map(len, corpus))  # longer ones cost time, reach nothing
+    # longer inputs take time and reach nothing new
+    seconds, most = max(1, int(until - time.monotonic())), max(map(len, corpus))
     options = [f"-max_total_time={seconds}", f"-seed={seed + 1}", f"-runs={50 * BATCH}", f"-max_len={most}"]
     options += [f"-artifact_prefix={folder}/", "-report_slow_units=1000000", "-len_control=0"]
-    options += ["-timeout=1000000", "-rss_limit_mb=0"]  # Judge sees to both
+    options += ["-timeout=1000000", "-rss_limit_mb=0"]  # Judge watches both
     options += [f"-handle_{signal}=0" for signal in ("segv", "abrt", "fpe", "bus", "ill")]
     atheris.Setup([sys.argv[0], str(more), str(folder / "corpus"), *options], judge, custom_mutator=mutate)
     atheris.Fuzz()

@@ -1,6 +1,7 @@
-"""Random nets with bad parameters, built and stepped on odd numbers; data layers with bad parameters, read.
+"""Builds random nets with bad parameters and steps them on odd numbers; reads data layers with bad parameters.
 
-An input is a prototxt. Its first line, a comment, may say how it is run: words of WAYS, and a number for its data.
+An input is a prototxt. Its first line may be a comment that says how to run it: words of WAYS, and a number for its
+data.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ DIMS = [1, 1, 2, 3, 4, 5, 7, 8, 16, 17]
 
 
 def parsed(data: bytes, message):
-    """Returns (the message that an input holds, the words of its first line); None where it is no such message."""
+    """Returns (the message that an input holds, the words of its first line), or None if it holds no such message."""
     head = re.match(rb"#([ \w]*)\n", data)
     try:
         return text_format.Parse(data, message), head[1].decode().split() if head else []
@@ -48,7 +49,7 @@ def shown(message, words: Sequence[str]) -> bytes:
 
 
 def mutate_net(data: bytes, random: Random, corpus: Sequence[bytes]) -> bytes:
-    """Changes layers' parameters, blobs and shapes; gives it other data, and sometimes another way to run."""
+    """Changes layers' parameters, blobs and shapes, gives the net other data, and sometimes another way to run."""
     net, words = parsed(data, proto.NetParameter())
     if net is None or not net.layer:
         return random.choice(corpus)
@@ -120,7 +121,8 @@ def nets(folder: Path) -> Run:
 
 
 def odd_values(shape: Sequence[int], random: np.random.RandomState) -> np.ndarray:
-    """Returns numbers such as layers expect, labels or images, or what none of them expects, or a few of the latter."""
+    """Returns numbers that layers expect, such as labels or images, or numbers that none expects, or a mix of few of
+    these with the former."""
     kind = random.randint(12)
     if kind < 4:
         values = random.standard_normal(shape)
@@ -141,7 +143,7 @@ def odd_values(shape: Sequence[int], random: np.random.RandomState) -> np.ndarra
 # Data layers
 
 SIZES = [(12, 17), (16, 16), (1, 1), (1, 50), (50, 1), (33, 8), (2, 2), (1, 3000)]
-BIG = 3000  # pixels of a side of what is made here; larger ones are allowed, and slow
+BIG = 3000  # largest side in pixels of pictures that are made here; larger ones are allowed, but slow
 
 
 def mutate_data(data: bytes, random: Random, corpus: Sequence[bytes]) -> bytes:
@@ -163,8 +165,8 @@ KEPT = ("source", "backend", "root_folder", "mean_file")
 
 
 def make_sources(folder: Path) -> None:
-    """a.mdb: pictures of one size. b.mdb: of several. a_boxes.mdb, b_boxes.mdb: with boxes. list.txt, windows.txt,
-    mean."""
+    """Makes sources: a.mdb has pictures of one size, b.mdb of several, a_boxes.mdb and b_boxes.mdb have boxes; also
+    list.txt, windows.txt and mean."""
     random = np.random.RandomState(0)
     windows = ""
     for number, (height, width) in enumerate(SIZES):

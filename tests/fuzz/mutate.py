@@ -1,4 +1,4 @@
-"""Changes inputs at random: bytes, words of texts, fields of messages. What it makes depends on its generator alone."""
+"""Changes inputs at random: bytes, words of texts, fields of messages. The generator alone decides what is changed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ REAL = (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE)
 
 
 def mutate_bytes(data: bytes, random: Random, corpus: Sequence[bytes]) -> bytes:
-    """Changes a few bytes: most of them one at a time, some by pieces, of other inputs, too."""
+    """Changes a few bytes: mostly single ones, sometimes pieces, which may come from other inputs."""
     changed = bytearray(data)
     for _ in range(random.choice([1, 1, 2, 3, 5, 10])):
         changed = changed or bytearray(random.randbytes(4))
@@ -73,13 +73,13 @@ def mutate_bytes(data: bytes, random: Random, corpus: Sequence[bytes]) -> bytes:
             del changed[at:]
         elif kind == 7:
             changed[at : at + random.choice([0, 4, 64])] = _part(random.choice(corpus), random, [4, 16, 64, 512])
-        else:  # heads say how what follows is read
+        else:  # the head tells how the rest is read
             changed[random.randrange(min(len(changed), 64))] = random.randrange(256)
     return bytes(changed)
 
 
 def mutate_text(data: bytes, random: Random, corpus: Sequence[bytes]) -> bytes:
-    """Changes a few words and numbers of a text, seldom a few bytes."""
+    """Changes a few words and numbers of a text, and seldom a few bytes."""
     if random.random() < 0.1:
         return mutate_bytes(data, random, corpus)
     tokens = _tokens(data)
@@ -117,7 +117,7 @@ def text_of(message: Message) -> bytes:
 
 
 def change_field(message: Message, random: Random) -> None:
-    """Sets, adds or removes a value somewhere in a message: most of all where it has values already."""
+    """Sets, adds or removes a value somewhere in a message, mostly where it has values already."""
     present = [field for field, _ in message.ListFields()]
     usual = present if present and random.random() < 0.6 else list(message.DESCRIPTOR.fields)
     field = random.choice(usual)
@@ -150,7 +150,7 @@ def _change_list(values, field: FieldDescriptor, random: Random) -> None:
 
 
 def _value(field: FieldDescriptor, random: Random):
-    integers = INTEGERS if random.random() < 0.3 else INTEGERS[:12]  # large ones are refused most of the time
+    integers = INTEGERS if random.random() < 0.3 else INTEGERS[:12]  # large ones are mostly refused
     if field.cpp_type in UNSIGNED:
         return random.choice(integers)
     if field.cpp_type in SIGNED:

@@ -1,4 +1,4 @@
-"""A run that goes on from a snapshot of which one file is a stranger's."""
+"""Resumes a run from a snapshot of which one file has been changed."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ layer { name: "ip" type: "InnerProduct" bottom: "x" top: "z"
 layer { name: "l" type: "SoftmaxWithLoss" bottom: "z" bottom: "y" top: "l" }
 """
 SOLVER = "base_lr: 0.1 lr_policy: 'fixed' momentum: 0.9 max_iter: 2 average_loss: 3 snapshot_prefix: '%s/x'"
-MOST_STEPS = 100  # micro-batches of an iteration: a global batch of millions is allowed, and slow
-# An input's first letter tells which file it is.
+MOST_STEPS = 100  # micro-batches of an iteration; a global batch of millions is allowed, but slow
+# The first letter of an input tells which file it is.
 KINDS = {b"S": "solverstate", b"H": "solverstate.h5", b"M": "caffemodel"}
 
 
@@ -35,8 +35,8 @@ def config(folder: Path, more: str = "") -> SolverConfig:
 
 
 def train(folder: Path) -> dict[bytes, bytes]:
-    """Returns a snapshot's files, by their kinds; they have no digest, with which every change would be found. Leaves
-    the snapshot before that one in the folder."""
+    """Returns the files of a snapshot by kind, and leaves the snapshot before it in the folder. The files have no
+    digest, by which each change would be found."""
     values = [proto.Datum(channels=1, height=2, width=2, data=bytes(4), label=label) for label in (0, 1)]
     seeds.write_lmdb(folder / "x.mdb", [value.SerializeToString() for value in values])
     solver = Solver(config(folder, "snapshot: 1"), World())
@@ -80,10 +80,10 @@ def snapshot(folder: Path) -> Run:
 
 
 def go_on(settings: SolverConfig, state: Path) -> None:
-    """As --resume auto and --snapshot do."""
+    """Resumes as --resume auto and --snapshot do."""
     found = newest(settings.message.snapshot_prefix)
     assert found is not None, "the snapshot before is whole"
-    if found.path != str(state):  # restore() reads it so, too: mostly no solver need be built to see what it does
+    if found.path != str(state):  # restore() reads it in the same way, so mostly no solver need be built
         read_whole(str(state))
     settings, world = deepcopy(settings), World()
     hold_global_batch(settings, world, found)

@@ -38,9 +38,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-ROOMS = ("config", "data", "graph", "layers", "net", "solver", "weights")  # which atheris watches
-PATIENCE = 60  # seconds without a new input: it waits for something, or computes in C
-RESTARTS = 500  # of a target that dies again and again
+ROOMS = ("config", "data", "graph", "layers", "net", "solver", "weights")  # parts of engine that atheris watches
+PATIENCE = 60  # seconds without a new input, after which a child is taken to wait or to compute in C
+RESTARTS = 500  # of a target that dies each time
 
 
 def main() -> int:
@@ -90,7 +90,7 @@ def main() -> int:
 
 
 def import_targets(watched: bool) -> dict:
-    """Returns the targets by name; watched: with engine's modules as atheris instruments them."""
+    """Returns the targets by name. `watched`: load engine's modules as atheris instruments them."""
     with contextlib.ExitStack() as stack:
         if watched:
             try:
@@ -98,7 +98,7 @@ def import_targets(watched: bool) -> dict:
             except ImportError:
                 raise SystemExit("atheris is missing: pip install atheris, or --plain to go without") from None
             stack.enter_context(atheris.instrument_imports(include=["engine"]))
-            stack.enter_context(contextlib.redirect_stderr(io.StringIO()))  # a line for each module
+            stack.enter_context(contextlib.redirect_stderr(io.StringIO()))  # atheris prints a line for each module
             for room in ROOMS:
                 package = importlib.import_module(f"engine.{room}")
                 for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
@@ -108,8 +108,8 @@ def import_targets(watched: bool) -> dict:
 
 
 def restart_sanitized() -> None:
-    """Runs this program again, with the extension that is compiled for the sanitizers, of which each report is a
-    crash."""
+    """Runs this program again with the extension that is compiled for the sanitizers. Each report of theirs then counts
+    as a crash."""
     from tests.sanitize import run as sanitize
 
     prefix, environment = sanitize.sanitized("memory")
@@ -137,7 +137,7 @@ def repeat(target: Target, path: Path) -> int:
 
 
 class Supervisor:
-    """Runs a target in child processes, one after the other as they die, and tells of it in a line."""
+    """Runs a target in child processes, a new one whenever one dies, and prints a line about it."""
 
     def __init__(self, target: Target, out: Path, seed: int, seconds: float | None, watched: bool):
         from tests.fuzz import child
@@ -149,11 +149,11 @@ class Supervisor:
         self._log, self._more = out / f"{target.name}.log", out / "corpus" / target.name
         self._more.mkdir(parents=True, exist_ok=True)
         self._again = self._findings.take()
-        self._deadly: set[bytes] = set()  # inputs that ended a process: not to be read at the start of the next one
+        self._deadly: set[bytes] = set()  # inputs that ended a process, which the next one must not begin with
 
     @property
     def count(self) -> int:
-        """Of inputs so far."""
+        """Returns the number of inputs so far."""
         return self._board.count
 
     def run(self) -> int:
@@ -177,7 +177,7 @@ class Supervisor:
         return len(found)
 
     def _one_process(self, until: float) -> bool:
-        """Returns whether all is done."""
+        """Runs a child, and returns whether all is done."""
         begun = self._board.count
         shared_memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
         with tempfile.TemporaryDirectory(prefix="fuzz_", dir=shared_memory) as folder:
@@ -192,7 +192,7 @@ class Supervisor:
             what = reason or f"signal_{os.WTERMSIG(status)}"
             self._findings.keep(f"{what}_{self._python_place(said)}", self._board.input, said)
         elif os.WEXITSTATUS(status) == 1 and said.rstrip().split("\n")[-1].startswith("engine: "):
-            self._board.refuse()  # a file that is damaged in a way that ends a process: with one clear line
+            self._board.refuse()  # a damaged file that ends a process with one clear line
         elif status:
             self._findings.keep(f"exit_{os.WEXITSTATUS(status)}", self._board.input, said)
         self._deadly.add(self._board.input)
@@ -227,7 +227,7 @@ class Supervisor:
                 count, since = self._board.count, time.monotonic()
             if not reason and (why := self._why_to_end(pid, since)):
                 reason = why
-                os.kill(pid, signal.SIGABRT)  # it says where it is
+                os.kill(pid, signal.SIGABRT)  # makes it print where it is
                 since = time.monotonic()
             elif reason and time.monotonic() - since > 5:
                 os.kill(pid, signal.SIGKILL)
@@ -242,7 +242,7 @@ class Supervisor:
 
     @staticmethod
     def _python_place(said: str) -> str:
-        """Where engine was, by what Python said when it died."""
+        """Returns where engine was, from what Python printed when it died."""
         found = re.search(r'File ".*?/engine/(.*?)", line (\d+)', said)
         return f"{found[1]}_{found[2]}" if found else "unknown"
 

@@ -1,4 +1,5 @@
-"""Good inputs of the binary formats, made by the libraries that write them; corpus/ holds texts, and what was found."""
+"""Makes good inputs of the binary formats, by the libraries that write them. corpus/ holds texts, and what was
+found."""
 
 from __future__ import annotations
 
@@ -80,14 +81,15 @@ def annotated() -> proto.AnnotatedDatum:
 
 
 def c3d_blob(*shape: int) -> proto.raw.BlobProto:
-    """As Facebook's C3D writes it, of zeros: the axes are fields 1 to 5, the values are field 6."""
+    """Returns a blob of zeros as Facebook's C3D writes it: fields 1 to 5 are the axes, field 6 the values."""
     values = bytes(4 * math.prod(shape))
     axes = bytes(byte for number, size in enumerate(shape, 1) for byte in (number << 3, size))
     return proto.raw.BlobProto.FromString(axes + bytes([6 << 3 | 2, len(values)]) + values)
 
 
 def caffemodels() -> list[bytes]:
-    """In each of Caffe's formats, with blobs of a few values: what is changed is the structure, not a value."""
+    """Returns a file in each of Caffe's formats, with few values, since the structure is to be changed and not a
+    value."""
     net, v1, c3d, v0 = (proto.raw.NetParameter(name=name) for name in ("n", "v1", "c3d", "v0"))
     for index, shape in enumerate([(2,), (1, 2), (1, 1, 2, 1), ()]):
         fill_blob(net.layer.add(name=f"l{index}", type="X").blobs.add(), np.ones(shape, np.float32))
@@ -124,7 +126,7 @@ def caffemodels_h5() -> list[bytes]:
 
 
 def data_h5() -> list[bytes]:
-    """Plain, and in compressed chunks."""
+    """Returns a file with plain datasets, and one with compressed chunks."""
 
     def write(path: Path, **options) -> None:
         with h5py.File(path, "w") as file:
@@ -140,7 +142,7 @@ def states_of_torch(name: str) -> list[bytes]:
 
 
 def onnx_models() -> list[bytes]:
-    """Of a small net; and of what other tools write."""
+    """Returns models of a small net, and of what other tools write."""
     from tests.exchange import test_onnx_import as small
 
     text = """
@@ -170,13 +172,13 @@ def means() -> list[bytes]:
 
 
 def clips() -> list[bytes]:
-    """In each format, six frames of 24 x 24 pixels."""
+    """Returns a clip in each format, of six frames of 24 x 24 pixels."""
     frames = moving_squares(6, 24, 24)
     return [contents(lambda path: write_clip(path, frames), f"x.{kind}") for kind in KINDS]
 
 
 def zips() -> list[bytes]:
-    """Packed in each way that Python knows."""
+    """Returns a zip packed in each way that Python knows."""
     return [_zip(how) for how in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)]
 
 
@@ -184,14 +186,14 @@ def _zip(how: int) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", how) as archive:
         for name, content in {"t/": b"", "t/a/1.jpg": b"x" * 100, "t/b/2.png": b"y" * 100, "t/l.txt": b"a 1"}.items():
-            info = zipfile.ZipInfo(name)  # of a fixed date
+            info = zipfile.ZipInfo(name)  # its date is fixed
             info.compress_type = how
             archive.writestr(info, content)
     return out.getvalue()
 
 
 def tars() -> list[bytes]:
-    """Of each format; the last holds samples, the one before it a tar of tars."""
+    """Returns a tar of each format, then a tar of tars, and one that holds samples."""
     names = ("a/1.jpg", "b/" + "l" * 120 + ".png")
     classes = [_tar(form, dict.fromkeys(names, b"x" * 700)) for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)]
     nested = _tar(tarfile.USTAR_FORMAT, {"n1.tar": _tar(tarfile.USTAR_FORMAT, {"1.jpg": b"x"})})
@@ -215,7 +217,7 @@ def tfrecords() -> list[bytes]:
 
 
 def recs() -> list[bytes]:
-    """Whole records, with one label and with two; one in two pieces."""
+    """Returns whole records with one label and with two, and a record in two pieces."""
 
     def piece(kind: int, content: bytes) -> bytes:
         return struct.pack("<II", 0xCED7230A, kind << 29 | len(content)) + content + bytes(-len(content) % 4)

@@ -1,4 +1,4 @@
-"""What a target is: a function that takes an input as engine takes a stranger's file."""
+"""A target is a function that takes an input as engine takes a file that nobody vouches for."""
 
 from __future__ import annotations
 
@@ -19,9 +19,15 @@ Run = Callable[[bytes], object]
 
 @dataclass(frozen=True)
 class Target:
-    """prepare(folder): returns the function, which has the folder to itself; it may raise the errors of
-    engine/errors.py, and nothing else. seeds: gives good inputs, besides what lies in corpus/. inputs: how many CI
-    tries. guided: whether the coverage of Python tells something: not where all is read in C."""
+    """A format to fuzz.
+
+    Args:
+        prepare: takes a folder of its own, and returns the function, which may raise only the errors of
+            engine/errors.py.
+        inputs: number of inputs that CI tries.
+        seeds: returns good inputs, besides those of corpus/.
+        guided: whether the coverage of Python is of use. It is not if all is read in C.
+    """
 
     name: str
     prepare: Callable[[Path], Run]
@@ -31,7 +37,7 @@ class Target:
     guided: bool
 
     def corpus(self) -> list[bytes]:
-        """What was found once, and good inputs, always in the same order."""
+        """Returns what was found once, then good inputs, always in the same order."""
         return [path.read_bytes() for path in sorted((CORPUS / self.name).glob("*"))] + self.seeds()
 
 
@@ -44,7 +50,7 @@ def target(
     seeds: Callable[[], list[bytes]] = list,
     guided: bool = True,
 ) -> Callable[[Callable[[Path], Run]], Callable[[Path], Run]]:
-    """Decorator: the function is prepare() of the target that has its name."""
+    """Decorates prepare() of a target, which gets the function's name."""
 
     def add(prepare: Callable[[Path], Run]) -> Callable[[Path], Run]:
         TARGETS[prepare.__name__] = Target(prepare.__name__, prepare, inputs, mutate, seeds, guided)
@@ -54,7 +60,7 @@ def target(
 
 
 def of_file(path: Path, read: Callable[[str], object]) -> Run:
-    """Returns what writes an input to a file, whose name may tell how it is read, and reads it."""
+    """Returns a function that writes an input to a file and reads it. The file's name may tell how it is read."""
 
     def run(data: bytes) -> None:
         path.write_bytes(data)
@@ -64,7 +70,7 @@ def of_file(path: Path, read: Callable[[str], object]) -> Run:
 
 
 def read_data(message: proto.LayerParameter, phase: int = proto.TRAIN, epochs: Sequence[int] = (0,)) -> None:
-    """Reads up to eight items as a data layer does, from the front and from the back."""
+    """Reads up to eight items as a data layer does, from the beginning and from the end."""
     reader = find_reader(message.type)(message, Request(phase))
     batch = reader.batch_size(message, None)
     reader.top_shapes(reader.shapes, batch)

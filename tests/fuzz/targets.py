@@ -1,4 +1,4 @@
-"""The targets: one for each format, nets, data layers, and a run that goes on from a snapshot."""
+"""The targets: each format, nets, data layers, and a run that is resumed from a snapshot."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.fuzz import layers, resume, seeds
 from tests.fuzz.mutate import mutate_text
 from tests.fuzz.target import TARGETS, Run, of_file, read_data, target
 
-__all__ = ["TARGETS", "layers", "resume"]  # which add their targets when they are imported
+__all__ = ["TARGETS", "layers", "resume"]  # importing these adds their targets
 
 NET = """name: "n" input: "data" input_shape { dim: 2 dim: 3 }
 layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" param { lr_mult: 1 } include { phase: TRAIN }
@@ -74,13 +74,13 @@ def solver(folder: Path) -> Run:
 
 @target(500, mutate_text)
 def override(folder: Path) -> Run:
-    """Values of --set, one to a line."""
+    """Reads values of --set, one on each line."""
 
     def run(data: bytes) -> None:
         overrides = data.decode("utf-8", "surrogateescape").split("\n")  # as Python decodes arguments
         try:
             parse_net(NET, "net.prototxt", overrides)
-        except ConfigError:  # fields of solvers
+        except ConfigError:  # they were fields of solvers
             nets_of_solver(parse_solver(SOLVER, "solver.prototxt", overrides))
 
     return run
@@ -98,7 +98,7 @@ def chest_xray14(folder: Path) -> Run:
 
 @target(300, mutate_text)
 def voc(folder: Path) -> Run:
-    """Of a picture at 0.png."""
+    """Reads VOC's annotations of a picture at 0.png."""
     root = _one_picture(folder, "JPEGImages")
     (root / "Annotations").mkdir()
     (root / "list.txt").write_text("0")
@@ -107,7 +107,7 @@ def voc(folder: Path) -> Run:
 
 @target(500, mutate_text)
 def coco(folder: Path) -> Run:
-    """Of a picture at 0.png: boxes, and masks of runs."""
+    """Reads COCO's annotations of a picture at 0.png: boxes, and masks as runs."""
     root = _one_picture(folder, "")
 
     def read(path: str) -> None:
@@ -134,7 +134,7 @@ def _convert(root: Path, annotations: str, masks: bool) -> None:
 
 @target(300, mutate_text)
 def windows(folder: Path) -> Run:
-    """Of pictures at 0.png."""
+    """Reads windows of pictures at 0.png."""
     (folder / "0.png").write_bytes(seeds.pictures()[3])
 
     def read(path: str) -> None:
@@ -149,7 +149,7 @@ def windows(folder: Path) -> Run:
 
 @target(500, mutate_text)
 def log(folder: Path) -> Run:
-    """Of a run."""
+    """Reads the log of a run."""
     (folder / "out").mkdir()
     return of_file(folder / "run.log", lambda path: write_csv(path, f"{folder}/out"))
 
@@ -210,7 +210,7 @@ def mean(folder: Path) -> Run:
 
 
 def transformed(image: Callable[[str | None], AnyImage]) -> None:
-    """Decodes an image in each colour, and cuts and mirrors it; what data layers say of ImageErrors, it raises."""
+    """Decodes an image in each colour, and cuts and mirrors it. Raises ImageErrors as data layers tell them."""
     param = proto.TransformationParameter(crop_size=8, mirror=True, mean_value=[10])
     try:
         for color in (None, COLOR, GRAY):
@@ -234,7 +234,7 @@ def datum(folder: Path) -> Run:
 
 @target(500, seeds=lambda: [seeds.annotated().SerializeToString()])
 def annotated_datum(folder: Path) -> Run:
-    """The first of two items of a database."""
+    """Reads a database in which the input is the first of two items."""
     good = seeds.annotated().SerializeToString()
     message = proto.LayerParameter(name="d", type="AnnotatedData", top=["data", "label"])
     message.data_param.batch_size = 2
@@ -256,7 +256,7 @@ def all_items(path: str) -> None:
 
 @target(300, seeds=seeds.clips, guided=False)
 def clip(folder: Path) -> Run:
-    """A video file; FFmpeg tells its format by its content."""
+    """Reads a video file, whose format FFmpeg tells by its content."""
 
     def read(path: str) -> None:
         for frame in islice(read_frames(path), 50):
@@ -267,7 +267,7 @@ def clip(folder: Path) -> Run:
 
 @target(500, seeds=seeds.tars)
 def tar(folder: Path) -> Run:
-    """Class folders, and samples with labels."""
+    """Reads a tar as class folders, and as samples with labels."""
     return of_file(folder / "x.tar", all_items)
 
 
@@ -288,7 +288,7 @@ def zip_source(folder: Path) -> Run:
 
 @target(500, seeds=seeds.zips)
 def archive(folder: Path) -> Run:
-    """A zip file of images in folders, with a list in it."""
+    """Reads a zip of images in folders, with a list in it."""
 
     def read(path: str) -> None:
         errors = []
@@ -306,7 +306,7 @@ def archive(folder: Path) -> Run:
 
 @target(300, seeds=seeds.lmdbs, guided=False)
 def database(folder: Path) -> Run:
-    """An LMDB's data.mdb."""
+    """Reads the data.mdb of an LMDB."""
     message = proto.LayerParameter(name="d", type="Data", top=["data", "label"])
     message.data_param.source, message.data_param.batch_size = str(folder), 2
     return of_file(folder / "data.mdb", lambda path: read_data(message))

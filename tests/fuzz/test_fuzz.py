@@ -1,6 +1,7 @@
-"""What was found once, and a few random changes of it and of good inputs, get one clear line from all that reads files.
+"""What was found once, good inputs, and a few random changes of them: all that reads files raises one clear line for
+them.
 
-Always the same inputs; `make fuzz` tries others, for as long as one likes.
+The inputs are always the same; `make fuzz` tries others, for as long as one likes.
 """
 
 import re
@@ -17,7 +18,7 @@ targets = pytest.importorskip("tests.fuzz.targets", reason="needs h5py and onnx"
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
-    """What the fuzzer says of each target."""
+    """Returns what the fuzzer prints of each target."""
     folder = tmp_path_factory.mktemp("fuzz")
     command = [sys.executable, REPO / "tests/fuzz/run.py", "--out", folder]
     done = subprocess.run(command, capture_output=True, text=True)

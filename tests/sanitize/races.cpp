@@ -1,4 +1,5 @@
-// Loops that a team shares, rightly, or with the race that the argument names. Run by tests/sanitize/test_teams.py.
+// Runs loops that a team shares: without a race, or with the one that the argument names. Run by
+// tests/sanitize/test_teams.py.
 #include <omp.h>
 
 #include <cstdio>
@@ -9,7 +10,7 @@
 static constexpr int count = 1000;
 static std::vector<long> a(count), b(count);
 
-// What one member writes the next reads: behind a barrier, or within another loop.
+// A member reads what another has written before a barrier, or in an earlier loop: there is no race.
 static long in_order() {
     long sum = 0;
 #pragma omp parallel for schedule(static)

@@ -24,7 +24,7 @@ from build_csrc import build  # noqa: E402
 
 REPORTS = ROOT / "build/sanitize"
 REFUSED = "WARNING: AddressSanitizer failed to allocate"
-# Name -> what the compiler calls it, the library that must be loaded before everything else, and the tests.
+# By name: the compiler's name of the sanitizer, the library that must be loaded first, and the tests.
 KINDS = {
     "memory": (
         "address,undefined,float-cast-overflow",
@@ -47,7 +47,7 @@ def main() -> int:
     pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", "timeout=3000", "-m", "not slow"]
     failed += run([*prefix, *pytest, *(arguments or tests)], environment)
     found = {report: report.read_text(errors="replace") for report in sorted(REPORTS.iterdir())}
-    # HDF5 asks for as much memory as a damaged file says, and goes on without.
+    # HDF5 asks for as much memory as a damaged file says, and goes on when it gets none.
     found = {report: text for report, text in found.items() if any(REFUSED not in line for line in text.splitlines())}
     for report, text in found.items():
         print(f"--- {report.relative_to(ROOT)}", text, sep="\n")
@@ -56,10 +56,10 @@ def main() -> int:
 
 
 def sanitized(kind: str) -> tuple[list[str], dict[str, str]]:
-    """Compiles csrc/. Returns what a command of Python begins with, and its environment, to use what was compiled."""
+    """Compiles csrc/. Returns the beginning of a command that runs Python with it, and the environment."""
     sanitize, library, _ = KINDS[kind]
     folder = build(sanitize=sanitize)
-    # The C++ library must be there when the sanitizer looks for the function that throws.
+    # The C++ library must be loaded before the sanitizer looks for the function that throws.
     preloaded = [from_compiler(name) for name in (library, "libstdc++.so")]
     if kind == "threads":
         preloaded.append(str(build("teams", sanitize) / "libteams.so"))
@@ -80,15 +80,15 @@ def options(kind: str) -> dict[str, str]:
         options |= {"log_path": REPORTS / name, "suppressions": HERE / f"{name}.supp"}
         return ":".join(f"{key}={value}" for key, value in options.items())
 
-    # MPICH's UCX reads other processes' memory by their addresses, which the sanitizers take for this one's, and puts
-    # hooks into the same functions as they.
+    # MPICH's UCX reads the memory of other processes by address, which the sanitizers take for this process's, and
+    # hooks the same functions as they do.
     common = {"UCX_TLS": "^cma", "UCX_MEM_EVENTS": "n"}
     if kind == "threads":
-        # Teams of three, by teams.cpp: an odd number has parts of several sizes.
+        # Three threads, by teams.cpp: an odd number makes shares of several sizes.
         return {**common, "TSAN_OPTIONS": joined("threads", exitcode=0, history_size=7), "OMP_NUM_THREADS": "3"}
     return {
         **common,
-        # Python frees little when it ends; a test counts what nets leave behind.
+        # Python frees little when it ends. A test counts what nets leave behind.
         "ASAN_OPTIONS": joined("addresses", detect_leaks=0, quarantine_size_mb=16, allocator_may_return_null=1),
         "UBSAN_OPTIONS": joined("undefined", print_stacktrace=1),
     }
@@ -100,8 +100,8 @@ def from_compiler(library: str) -> str:
 
 
 def run(command: list, environment: dict[str, str]) -> list[str]:
-    """Returns the command if it fails, in a list."""
-    # GCC's thread sanitizer cannot map its memory where addresses are random.
+    """Runs a command. Returns it in a list if it fails, else an empty list."""
+    # GCC's thread sanitizer cannot map its memory if addresses are randomised.
     status = subprocess.call(["setarch", os.uname().machine, "-R", *command], cwd=ROOT, env=environment)
     return [str(command[0])] if status else []
 

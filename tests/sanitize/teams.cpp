@@ -1,7 +1,7 @@
-// OpenMP as csrc/ and oneDNN call it, in the place of libgomp, with a thread that is made for each member of a team and
-// joined at its end. The thread sanitizer sees those, and the barriers and mutexes of pthreads; libgomp's own it does
-// not. Loops are dealt out without a shared counter, which would order what OpenMP does not. Loaded by
-// tests/sanitize/run.py. (What libgomp has and this has not ends the process as soon as a team calls it.)
+// The functions of OpenMP that csrc/ and oneDNN call, in place of libgomp's. A team makes a thread for each of its
+// members and joins it at the end. The thread sanitizer sees these threads, and the barriers and mutexes of pthreads,
+// but not libgomp's own. Loops are dealt out without a shared counter, which would order what OpenMP does not order.
+// Loaded by tests/sanitize/run.py. (A call of a libgomp function that is missing here ends the process.)
 #include <pthread.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace {
 using Body = void (*)(void*);
 using Unsigned = unsigned long long;
 
-// Iterations [first, last) in steps; `turn` of them at a time, or 0 for as many turns as there are members.
+// Iterations [first, last) in steps. A member takes `turn` of them at a time; 0 divides them evenly, in one turn.
 struct Range {
     long first, last, step, turn;
 };
@@ -30,13 +30,13 @@ struct Team {
     Body body;
     void* data;
     int size;
-    Range range;  // of the loop that is the whole body
+    Range range;  // of the loop, if that is the whole body
     pthread_barrier_t barrier;
     std::vector<pthread_t> others;
 };
 
 struct Member {
-    // The turns of a loop go round.
+    // Finds the member's first turn of a loop. Turns go to the members one after the other.
     void deal(const Range& range) {
         const long rounding = range.step > 0 ? range.step - 1 : range.step + 1;
         const long all = std::max(0L, (range.last - range.first + rounding) / range.step);
@@ -58,8 +58,8 @@ struct Member {
     long next = 0, last = 0, length = 0;
 };
 
-thread_local std::vector<Member> teams;  // that the thread is in: the innermost is the last
-thread_local int wanted = 0;             // by omp_set_num_threads()
+thread_local std::vector<Member> teams;  // the teams that the thread is in, the innermost last
+thread_local int wanted = 0;             // what omp_set_num_threads() was given
 pthread_mutex_t critical = PTHREAD_MUTEX_INITIALIZER, atomic = PTHREAD_MUTEX_INITIALIZER;
 
 bool in_parallel() {
@@ -85,7 +85,7 @@ void* run(void* given) {
     return nullptr;
 }
 
-// `threads`: 0 for as many as there may be. A team within another has one member.
+// Begins a team. `threads` is 0 for as many members as possible. A team within another has one member.
 void begin(Body body, void* data, unsigned threads, const Range& range = {}) {
     const int members = in_parallel() ? 1 : threads ? int(threads) : most();
     Team* team = new Team(body, data, members, range);

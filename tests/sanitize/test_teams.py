@@ -1,4 +1,4 @@
-"""The OpenMP in whose teams the thread sanitizer sees races: teams.cpp."""
+"""teams.cpp, the OpenMP in whose teams the thread sanitizer sees races."""
 
 import os
 import subprocess
@@ -13,10 +13,10 @@ pytestmark = pytest.mark.skipif("ENGINE_SANITIZED" in os.environ, reason="not wi
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The folder of both, compiled for the sanitizer."""
+    """Returns the folder of teams.cpp and races.cpp, compiled for the sanitizer."""
     folder = tmp_path_factory.mktemp("built")
     compiler = [os.environ.get("CXX", "g++"), "-std=c++17", "-O1", "-g", "-fsanitize=thread"]
-    shared = ["-shared", "-fPIC", "-fvisibility=hidden", "teams.cpp"]  # hidden as CMakeLists.txt has it
+    shared = ["-shared", "-fPIC", "-fvisibility=hidden", "teams.cpp"]  # symbols are hidden as in CMakeLists.txt
     for name, options in (("libteams.so", shared), ("races", ["-fopenmp", "races.cpp"])):
         try:
             subprocess.run([*compiler, *options, "-o", folder / name], cwd=REPO / "tests/sanitize", check=True)

@@ -1,4 +1,4 @@
-"""HDF5 files of strangers: nothing but the file itself is read, in sizes that it can hold."""
+"""HDF5 files that nobody vouches for: only the file itself is read, and only sizes that it can hold."""
 
 import os
 
@@ -13,7 +13,7 @@ h5py = pytest.importorskip("h5py")
 
 
 def linked_rows(file, kind: str) -> None:
-    """data/ip/0 is not in the file, but leads to `secret` or `other.h5` beside it."""
+    """Makes data/ip/0 a way to `secret` or to `other.h5` instead of a dataset of the file."""
     folder = os.path.dirname(file.filename)
     group = file.create_group("data/ip")
     if kind == "external storage":
@@ -49,7 +49,7 @@ def cycle(file):
 
 
 def doubled(file):
-    """32 groups, and 2^32 paths to the last of them."""
+    """Makes 32 groups, with 2^32 paths to the last of them."""
     group = file.create_group("data")
     for _ in range(30):
         inner = group.create_group("a")
@@ -167,11 +167,11 @@ def test_rows_are_mapped_where_they_lie_in_one_piece(tmp_path):
         for name, words in (("c", "a row of 'c' is far larger"), ("d", "the shape"), ("e", "expected rows")):
             with pytest.raises(WeightsError, match=words):
                 file.rows(name, 1 << 20)
-    assert rows[3].tolist() == [9, 10, 11] and chunked[3] == 3  # the file is closed
+    assert rows[3].tolist() == [9, 10, 11] and chunked[3] == 3  # this works after the file is closed
 
 
 def test_rows_of_chunks_that_memory_does_not_hold(tmp_path):
-    """Two rows of chunks stay unpacked, more than HDF5's own megabyte."""
+    """The cache must hold two rows of chunks, which is more than HDF5's own megabyte."""
     values = np.random.RandomState(1).randint(0, 9, (16, 300, 300)).astype(np.float32)
     with h5py.File(path := tmp_path / "x.h5", "w") as file:
         file.create_dataset("group/a", data=values, chunks=(4, 150, 300), compression="gzip")
@@ -183,7 +183,7 @@ def test_rows_of_chunks_that_memory_does_not_hold(tmp_path):
 
 
 def test_any_byte_may_be_damaged(tmp_path):
-    """One exception, and no other, for every byte of the file that is not what it was."""
+    """Whichever byte is changed, reading raises a WeightsError or nothing."""
     from engine import proto
 
     net = proto.NetParameter()

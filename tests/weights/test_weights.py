@@ -1,4 +1,4 @@
-"""Files of weights and states: Caffe's own, ours and back, damaged ones, and a disk that is full."""
+"""Files of weights and states: those that Caffe wrote, our own read back, damaged files, and a full disk."""
 
 import errno
 import io
@@ -27,7 +27,7 @@ from tests.mpi import REPO
 from tests.shared import SHARED, needs_shared
 
 FILES = SHARED / "golden" / "files"
-HISTORIES = {"adam": 2, "adadelta": 2}  # sets of history; 1 for the other rules
+HISTORIES = {"adam": 2, "adadelta": 2}  # sets of history; the other rules have 1
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_files_of_caffe(name, tmp_path):
     shapes = [array.shape for arrays in model.values() for array in arrays]
     assert [array.shape for array in state.history] == shapes * HISTORIES.get(name, 1)
     assert (state.ranks, state.last_rate, state.recent_loss) == (None, None, [])
-    # Written again, it is what Caffe wrote, and Intel's two fields.
+    # What is written again is what Caffe wrote, with two fields of Intel's fork.
     write_solverstate(tmp_path / "x", state)
     ours = proto.SolverState.FromString((tmp_path / "x").read_bytes())
     ours.ClearField("minimum_loss")
@@ -101,7 +101,7 @@ def test_files_of_caffe_go_through_hdf5(name, tmp_path):
 
 
 def test_hdf5_without_the_blobs_that_another_layer_owns(tmp_path, net, blobs):
-    """Caffe leaves them out."""
+    """Caffe leaves these blobs out of HDF5 files."""
     h5py = pytest.importorskip("h5py")
     write_caffemodel(path := tmp_path / "x.h5", net, blobs)
     with h5py.File(path, "r+") as file:
@@ -112,9 +112,12 @@ def test_hdf5_without_the_blobs_that_another_layer_owns(tmp_path, net, blobs):
 
 
 def two_layers(tmp_path, shared, stored):
-    """A net whose layer b shares these blobs with a, all 9 at first, and an HDF5 file.
+    """Returns a net whose layer b shares some blobs with a, and an HDF5 file of it. The values are all 9.
 
-    stored: what the file has in its blobs, by (layer, index)."""
+    Args:
+        shared: indices of the shared blobs.
+        stored: the values in the file, by (layer, index).
+    """
     h5py = pytest.importorskip("h5py")
     fill = 'weight_filler { type: "constant" value: 9 } bias_filler { type: "constant" value: 9 }'
     params = " ".join(f'param {{ name: "{name}" }}' if i in shared else "param {}" for i, name in enumerate("wb"))
@@ -171,8 +174,8 @@ def test_layers_that_a_file_lacks_have_parameters_of_their_own(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["", ".h5"])
 def test_layers_of_one_name(tmp_path, suffix, net, blobs):
-    """As an InnerProduct and its ReLU: of each layer in a file Caffe looks up the first of that name in its net, and
-    expects that one's blobs."""
+    """For example an InnerProduct and its ReLU. For each layer of a file Caffe looks up the first layer of that name in
+    its net, and expects that layer's blobs."""
     if suffix:
         pytest.importorskip("h5py")
     net.layer.add(name="scalar", type="ReLU")
@@ -191,14 +194,14 @@ def test_caffemodel_round_trip(tmp_path, net, blobs, suffix):
     write_caffemodel(path, net, blobs)
     assert_same(read_caffemodel(path), blobs)
     assert os.listdir(tmp_path) == [path.name]
-    net.layer[2].blobs.add(data=[7])  # that a text has is not what was learned
+    net.layer[2].blobs.add(data=[7])  # blobs in the net's text are not what was learned
     write_caffemodel(path, net, {})
     assert read_caffemodel(path) == {}
 
 
 @pytest.mark.parametrize("suffix", ["", ".h5"])
 def test_names_that_hdf5_takes_for_other_paths(tmp_path, suffix):
-    """A name from ONNX begins with a slash."""
+    """Names from ONNX begin with a slash, for instance."""
     if suffix:
         pytest.importorskip("h5py")
     names = ["/conv1/Conv", "conv1/Conv", "a//b", "a/b", ".", "./a", "a", "a/", "", "0", "/", "..", "ä/", "%2Fa"]
@@ -242,13 +245,13 @@ def test_layout_of_hdf5_files(tmp_path, net, blobs):
         assert file["data/scalar/0"].dtype == np.float32
     with h5py.File(tmp_path / "x.solverstate.h5") as file:
         assert file["iter"].shape == (1,) and file["iter"].dtype == np.int32
-        assert file["learned_net"].dtype.itemsize == 4  # with its zero byte
+        assert file["learned_net"].dtype.itemsize == 4  # counts the zero byte at its end
         assert list(file["history"]) == ["0"]
 
 
 def virtual_dataset(path, change) -> None:
-    """Writes a file with weights that lie in another one, and changes what it says of them: `change` takes the bytes
-    from the entry of the heap on."""
+    """Writes a file whose weights lie in another file, then changes it. `change` takes the file's bytes from the heap's
+    entry on."""
     h5py = pytest.importorskip("h5py")
     with h5py.File(path, "w") as file:
         layout = h5py.VirtualLayout((2,), np.float32)
@@ -260,7 +263,7 @@ def virtual_dataset(path, change) -> None:
 
 
 def test_hdf5_that_is_searched_without_end(tmp_path):
-    """libhdf5 goes through the names of a virtual dataset's sources by their lengths: also where one is 0."""
+    """libhdf5 finds the names of a virtual dataset's sources by their lengths, and never ends where a length is 0."""
     path = tmp_path / "x.caffemodel.h5"
 
     def change(entry):
@@ -288,7 +291,7 @@ print(*(line.split()[1] for line in open("/proc/self/status") if line.startswith
 
 
 def test_hdf5_that_asks_for_gigabytes(tmp_path):
-    """libhdf5 takes memory for as many sources of a virtual dataset as the file says."""
+    """libhdf5 allocates memory for as many sources of a virtual dataset as the file says."""
     path = tmp_path / "x.caffemodel.h5"
 
     def change(entry):
@@ -330,7 +333,7 @@ def test_v1_and_v0_files(tmp_path):
 
 
 def field(number, content):
-    """A field of a message: a number, or bytes."""
+    """Returns a field of a message, whose content is a number or bytes."""
     if isinstance(content, int):
         return bytes([number << 3, *varint(content)])
     return bytes([number << 3 | 2, *varint(len(content))]) + content
@@ -341,13 +344,13 @@ def varint(number):
 
 
 def c3d_blob(values, *shape):
-    """As C3D writes it: num, channels, length, height, width and the values, in the fields 1 to 6."""
+    """Returns a blob as C3D writes it: fields 1 to 6 are num, channels, length, height, width and the values."""
     axes = b"".join(field(number, size) for number, size in enumerate(shape, 1))
     return axes + field(6, np.asarray(values, "<f4").tobytes())
 
 
 def test_files_of_c3d(tmp_path):
-    """Whose blobs have a length, and five axes for everything."""
+    """C3D's blobs have a length, and always five axes."""
     layers = {
         "conv": [c3d_blob(range(2 * 3 * 4 * 2 * 2), 2, 3, 4, 2, 2), c3d_blob([7, 8], 1, 1, 1, 1, 2)],
         "ip": [c3d_blob(range(3 * 200), 1, 1, 1, 3, 200)],
@@ -402,7 +405,7 @@ def test_doubles_and_values_that_are_not_packed(tmp_path):
 
 
 def test_a_file_of_another_fork_with_a_clashing_field(tmp_path):
-    """Number 148 is a message without `min` and `max` in Intel's fork, and ClipParameter needs them here."""
+    """In Intel's fork field 148 is a message without `min` and `max`, which ClipParameter requires here."""
     layer = b"\x0a\x01b" + b"\x3a\x06\x2a\x04" + np.float32(1).tobytes() + b"\xa2\x09\x05\x0d" + np.float32(3).tobytes()
     (tmp_path / "x").write_bytes(b"\xa2\x06" + bytes([len(layer)]) + layer)
     assert read_caffemodel(tmp_path / "x")["b"][0].tolist() == [1]
@@ -412,7 +415,7 @@ def test_a_file_of_another_fork_with_a_clashing_field(tmp_path):
 
 
 def test_names_that_are_not_utf8(tmp_path):
-    """Caffe writes paths and names as it finds them."""
+    """Caffe writes paths and names as they are."""
     state = b"\x08\x03\x12\x09/tmp/\xe9.cm"  # iter 3, learned_net in Latin-1
     (tmp_path / "x.solverstate").write_bytes(state)
     assert read_solverstate(tmp_path / "x.solverstate").learned_net == os.fsdecode(b"/tmp/\xe9.cm")
@@ -519,7 +522,7 @@ def test_numbers_that_no_state_has(tmp_path, name, value):
 
 
 def test_what_fits_into_a_message():
-    """2^31 - 1 bytes: 4 of each value, and no more than 128 around the values of a blob."""
+    """A message has at most 2^31 - 1 bytes. A value takes 4, and the rest of a blob at most 128."""
     assert fits_protobuf(2**29 - 33, 1, 3) and not fits_protobuf(2**29 - 33, 1, 4)
     assert fits_protobuf(0, 2**24 - 1) and not fits_protobuf(0, 2**24)
     net = proto.NetParameter()
@@ -545,7 +548,7 @@ def test_what_is_no_file(tmp_path, read):
 
 
 def test_a_file_that_no_message_can_be(tmp_path):
-    """Is not read into memory: a file with a hole may name any size."""
+    """It is refused before it is read into memory: a sparse file may have any size."""
     with open(tmp_path / "x", "wb") as file:
         file.truncate(2**40)
     with pytest.raises(WeightsError, match="not a caffemodel: 1099511627776 bytes, a message has at most"):
@@ -580,7 +583,7 @@ def test_full_disk(tmp_path, net, blobs, monkeypatch):
 
 
 def test_hdf5_on_a_full_disk(tmp_path, net):
-    """h5py tells of it by a RuntimeError, as it closes the file."""
+    """h5py raises a RuntimeError for it when it closes the file."""
     pytest.importorskip("h5py")
     path = tmp_path / "x.h5"
     path.write_bytes(b"old")

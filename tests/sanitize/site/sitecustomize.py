@@ -1,4 +1,4 @@
-"""Puts the extension that tests/sanitize/run.py compiled in the place of engine's, in every Python that it starts."""
+"""Makes each Python that tests/sanitize/run.py starts load the extension that it compiled instead of engine's."""
 
 import importlib.util
 import os
@@ -6,7 +6,7 @@ import sys
 
 
 class Sanitized:
-    """Finds engine's module _ext, wherever in engine it is."""
+    """Finds the module _ext, in whichever package of engine it is asked for."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):
