@@ -26,7 +26,7 @@ def test_load_image(tmp_path):
     np.testing.assert_allclose(io.load_image(tmp_path / "grey.png"), pixels[:, :, :1].repeat(3, 2) / 255, rtol=1e-6)
     (tmp_path / "broken.png").write_bytes(b"nothing")
     for name in ("broken.png", "missing.png"):
-        for error in (DataError, OSError):  # DataError is an OSError, too, which Caffe's scripts catch
+        for error in (DataError, OSError):  # the error is both: Caffe's scripts catch OSError
             with pytest.raises(error, match=rf"{name}: cannot read the image: \S"):
                 io.load_image(tmp_path / name)
 

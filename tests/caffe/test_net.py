@@ -543,7 +543,7 @@ def test_weights_of_files(deploy, images, tmp_path):
 
 
 def test_weights_of_another_net_leave_a_warning(tmp_path, deploy, caplog):
-    """Caffe loads such weights, too, without a word."""
+    """As in Caffe, the weights are loaded all the same."""
     other = str(tmp_path / "other.caffemodel")
     renamed = DEPLOY.replace('"conv"', '"conv_2"').replace('"ip"', '"ip_2"')
     caffe.Net(write(tmp_path, renamed, "other.prototxt"), caffe.TEST).save(other)

@@ -161,8 +161,7 @@ def test_inputs_that_change_shape(tmp_path):
 @needs_bf16
 def test_bf16(tmp_path, monkeypatch):
     """Arrays are float32 also where the net computes in bf16, whose values have 8 bits of precision."""
-    # else it would be declined where bf16 is slower than fp32
-    monkeypatch.setattr("engine.host._core.bf16_gain", lambda: 2.0)
+    monkeypatch.setattr("engine.host._core.bf16_gain", lambda: 2.0)  # some processors compute bf16 slower than fp32
     text = 'base_lr: 0.05 lr_policy: "fixed" max_iter: 6 precision: '
     solvers = [caffe.SGDSolver(write(tmp_path, text + precision, digits_net())) for precision in ("FP32", "BF16")]
     for solver in solvers:
@@ -197,8 +196,7 @@ layer { name: "loss" type: "EuclideanLoss" bottom: "sum" bottom: "label" top: "l
 @needs_bf16
 def test_parts_of_a_net_in_bf16_are_the_whole(tmp_path, monkeypatch):
     """The casts of a layer's bottoms run together with the layer."""
-    # else it would be declined where bf16 is slower than fp32
-    monkeypatch.setattr("engine.host._core.bf16_gain", lambda: 2.0)
+    monkeypatch.setattr("engine.host._core.bf16_gain", lambda: 2.0)  # some processors compute bf16 slower than fp32
     net = caffe.SGDSolver(write(tmp_path, PLAIN_SGD + " precision: BF16", MIXED)).net
     whole = [(net._layer_names[0], net._layer_names[-1])]
 
@@ -250,8 +248,7 @@ layer { name: "loss" type: "Reduction" bottom: "conv" top: "loss" loss_weight: 1
 
 
 def test_a_loss_that_is_not_finite_ends_a_net_of_pictures_of_many_sizes(tmp_path, monkeypatch):
-    """The layer with the value is found without another forward, in which the data layer would go on to a picture of
-    another size."""
+    """No second forward is run to find the layer, since the data layer would go on to a picture of another size."""
     (tmp_path / "pictures_of_many_sizes.py").write_text(PICTURES)
     monkeypatch.syspath_prepend(str(tmp_path))
     solver = caffe.SGDSolver(write(tmp_path, PLAIN_SGD, PICTURES_NET))

@@ -240,14 +240,14 @@ def test_files_that_are_something_else(tmp_path):
     with pytest.raises(ConfigError, match="not a text file"):
         read_net(tmp_path / "binary")
     (tmp_path / "gbk").write_bytes(b'name: "a"  # \xd6\xd0\n layer { name: "\xce" }')
-    config = read_net(tmp_path / "gbk")  # which protobuf reads, too
+    config = read_net(tmp_path / "gbk")  # protobuf reads this file, too
     assert config.message.name == "a" and config.message.layer[0].name == "\u00ce"
     assert errors_of(parse_net, "base_lr: 1 max_iter: 3 lr_policy: 'fixed'") == [
         "x.prototxt: this is a solver; expected a net"
     ]
     assert errors_of(parse_solver, NET) == ["x.prototxt: this is a net; expected a solver"]
     unknown = "x.prototxt:1:1: unknown field 'nets' in SolverParameter; did you mean 'net'?"
-    assert errors_of(parse_solver, "nets: 'a'") == [unknown]  # which is no net either
+    assert errors_of(parse_solver, "nets: 'a'") == [unknown]  # `nets` is not a field of nets either
 
 
 @pytest.mark.parametrize("name", ["a" * 300, "a/" * 2500, "a\\0b", "/a\\0b", "a\\nb"])

@@ -68,7 +68,7 @@ def test_feedback_keeps_what_rounding_takes():
     total, residual = np.zeros(COUNT), np.zeros(COUNT, np.float32)
     for _ in range(64):
         total += widened(packed(values, residual))
-    # without feedback, each of the 64 sums would be off by 2^-8 of the value
+    # Without feedback, each of the 64 passes would be off by the same 2^-8 of the value.
     np.testing.assert_allclose(total, 64 * values.astype(np.float64), rtol=2**-14, atol=0)
 
 

@@ -15,7 +15,7 @@ from engine.data.image_tree import read_list
 from engine.errors import ConfigError, DataError
 from tests.data.pictures import png
 
-# as the NIH's file has it, with the comma at the end
+# as in the NIH's file, with the comma at the end
 HEADER = "Image Index,Finding Labels,Follow-up #,Patient ID,Patient Age,OriginalImage[Width,Height],"
 FINDINGS = ["No Finding", "Hernia", "Atelectasis|Effusion", "No Finding", "Pleural_Thickening|Effusion"]
 PATIENTS, PICTURES = 12, 3  # pictures of each patient

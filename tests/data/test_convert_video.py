@@ -84,7 +84,7 @@ def test_a_net_reads_the_list(grayscale, channels, tmp_path):
         grayscale: {str(grayscale).lower()} }}"""
     stacks, labels = first_batch(text)
     assert stacks.shape == (2, 4 * channels, HEIGHT, WIDTH) and labels.tolist() == [0, 1]
-    begin = (9 - 4 + 1) // 2  # of the snippet, which lies in the middle of the video
+    begin = (9 - 4 + 1) // 2  # first frame of the snippet, which lies in the middle of the video
     drawn = moving_squares(9)[begin][:, :, ::-1].transpose(2, 0, 1)
     if not grayscale:
         assert np.abs(stacks[0, :3] - drawn).mean() < 6

@@ -221,7 +221,7 @@ def test_propagate_down_true_asks_for_a_gradient():
 
 
 def test_regions_of_two_ranks_drop_other_elements():
-    """Rows are regions, of which each sample has several, or of which the number is no multiple of the samples'."""
+    """The rows are regions: several for each sample, or a number that is no multiple of that of samples."""
     param = "dropout_param { dropout_ratio: 0.5 }"
     for rows in (8, 7):
         net = built(given(x=(2, 3), r=(rows, 64)) + layer("drop", "Dropout", "r", "kept", param))

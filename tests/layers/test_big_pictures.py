@@ -57,7 +57,8 @@ def test_positions_are_as_samples(layer, params, second):
     samples = result(
         layer, params, second if second is None else by_position(second), by_position(X), by_position(GIVEN)
     )
-    divided = X.size // CLASSES if layer in ("EuclideanLoss", "SmoothL1Loss", "LpqLoss") else 1  # by samples
+    # these losses are divided by the number of samples
+    divided = X.size // CLASSES if layer in ("EuclideanLoss", "SmoothL1Loss", "LpqLoss") else 1
     np.testing.assert_allclose(by_position(y) if y.shape else y, samples[0] * divided, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(by_position(dx), samples[1] * divided, rtol=1e-4, atol=1e-6 * np.abs(dx).max())
 

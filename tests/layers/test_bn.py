@@ -37,7 +37,8 @@ def test_training():
     assert scale.shape == mean.shape == (1, 3, 1, 1)
     of_batch = statistics(x)
     np.testing.assert_allclose(net.blobs["y"].data, normalised(x, *of_batch, scale, shift, 0.01), atol=1e-5)
-    for average, value in zip((mean, variance), of_batch, strict=True):  # from 0, and biased
+    # the averages begin at 0, and their variance is biased
+    for average, value in zip((mean, variance), of_batch, strict=True):
         np.testing.assert_allclose(average.ravel(), 0.2 * value, rtol=1e-5)
 
 
