@@ -1,7 +1,7 @@
 // Concatenates blobs along an axis.
 // inputs: one or more, float32 or bf16, that agree in all other axes; outputs: one of their type; attributes: axis. If
 // the top is the first slice of a larger blob, into which later Concats write what follows
-// (graph/passes/chain_concats.py), also `parts`, those along the axis of all bottoms that the larger blob holds, and
+// (graph/passes/chain_concats.py), also `sizes`, those along the axis of all bottoms that the larger blob holds, and
 // `continues`, whether the first input lies there already.
 #include <algorithm>
 
@@ -105,9 +105,9 @@ private:
     // Returns the dims of the whole: the top, or the larger blob of which it is the first slice.
     Dims whole_dims() const {
         Dims dims = spec_.output_shapes[0];
-        if (!spec_.attributes.has("parts")) return dims;
+        if (!spec_.attributes.has("sizes")) return dims;
         dims[axis_] = 0;
-        for (const int64_t size : spec_.attributes.integers("parts")) dims[axis_] += size;
+        for (const int64_t size : spec_.attributes.integers("sizes")) dims[axis_] += size;
         return dims;
     }
 
@@ -117,8 +117,8 @@ private:
         for (const auto& bottom : spec_.inputs) bottoms.push_back(bottom->layout.get_dims());
         const auto smaller = [](const TensorPtr& a, const TensorPtr& b) { return a->count() < b->count(); };
         const TensorPtr& largest = *std::max_element(spec_.inputs.begin(), spec_.inputs.end(), smaller);
-        if (spec_.attributes.has("parts")) {
-            for (const int64_t size : spec_.attributes.integers("parts")) {
+        if (spec_.attributes.has("sizes")) {
+            for (const int64_t size : spec_.attributes.integers("sizes")) {
                 bottoms.push_back(bottoms[0]);
                 bottoms.back()[axis_] = size;
             }

@@ -15,7 +15,7 @@ class Concat(Layer):
 
     # In a chain (graph/passes/chain_concats.py): the sizes along the axis of all that the chain's blob holds, and
     # whether this layer's first bottom lies there already.
-    parts: list[int] | None = None
+    sizes: list[int] | None = None
     continues = False
 
     bottom_range = (1, None)
@@ -33,7 +33,7 @@ class Concat(Layer):
         return [(*first[:axis], sum(shape[axis] for shape in self.shapes), *first[axis + 1 :])]
 
     def attributes(self) -> Attributes:
-        chain: Attributes = {} if self.parts is None else {"parts": self.parts, "continues": self.continues}
+        chain: Attributes = {} if self.sizes is None else {"sizes": self.sizes, "continues": self.continues}
         return {"axis": self.axis, **chain}
 
     def flops(self) -> int:

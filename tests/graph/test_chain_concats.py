@@ -82,7 +82,7 @@ def assert_same_bits(found, expected):
 
 
 def chains(net):
-    return [(layer.name, layer.continues) for layer in net.graph.layers if layer.type == "Concat" and layer.parts]
+    return [(layer.name, layer.continues) for layer in net.graph.layers if layer.type == "Concat" and layer.sizes]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -39,9 +39,9 @@ def chain_concats(graph: Graph) -> None:
         for each, after in pairwise(chain):
             if split := follower[each][0]:
                 split.kept = [blob in after.bottoms for blob in split.tops].index(True)
-        parts = [blob.shape[1] for i, each in enumerate(chain) for blob in each.bottoms[i > 0 :]]
+        sizes = [blob.shape[1] for i, each in enumerate(chain) for blob in each.bottoms[i > 0 :]]
         for each in chain:
-            each.parts, each.continues = parts, each is not first
+            each.sizes, each.continues = sizes, each is not first
 
 
 def _next(layer: Layer, readers: dict[Blob, list[Layer]]) -> tuple[Split | None, Concat] | None:
@@ -61,7 +61,7 @@ def _next(layer: Layer, readers: dict[Blob, list[Layer]]) -> tuple[Split | None,
     if len(concats) != 1 or concats[0].bottoms.count(concats[0].bottoms[0]) != 1:
         return None
     concat = cast(Concat, concats[0])
-    others = [each for blob, each in reading if each is not concat and _reads_parts(each, blob)]
+    others = [each for blob, each in reading if each is not concat and _reads_prefix(each, blob)]
     if len(others) != len(tops) - 1 or concat.tops[0].needs_gradient != top.needs_gradient:
         return None
     return split, concat
@@ -90,7 +90,7 @@ def _may_chain(layer: Layer) -> bool:
     return isinstance(layer, Concat) and len(layer.bottoms) > 1 and layer.axis == 1 and len(layer.shapes[0]) == 4
 
 
-def _reads_parts(layer: Layer, blob: Blob) -> bool:
+def _reads_prefix(layer: Layer, blob: Blob) -> bool:
     """Tells whether a layer can read a blob that is a prefix of a larger one, and writes its gradient by itself."""
     if type(layer) is not BatchNorm or layer.stats_batch_size:
         return False
