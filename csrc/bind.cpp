@@ -70,14 +70,18 @@ PYBIND11_MODULE(_ext, m) {
     bind_fault(m);
     m.def("onednn_version", &onednn_version);
     m.def("bf16_gain", &bf16_gain, ReleaseGil(),
-          "How many times as fast as in float32 a thread multiplies matrices in bf16; 0: oneDNN has no such "
+          "Returns how many times as fast as in float32 a thread multiplies matrices in bf16; 0 if oneDNN has no bf16 "
           "instructions here.");
-    m.def("has_amx", [] { return may_use(Isa::amx); });
+    m.def("has_amx", [] { return may_use(Isa::amx); }, "Returns whether oneDNN may use AMX on this processor.");
     m.def(
         "winograd_lanes", [](const std::string& dtype) { return winograd_lanes(dtype == "bf16"); }, "dtype"_a,
-        "Channels of a block in Winograd's algorithm for blobs of \"f32\" or \"bf16\"; 0: there are no kernels.");
-    m.def("onednn_isa", &onednn_isa, "The best instruction set that oneDNN uses on this processor.");
-    m.def("flush_denormals", &flush_denormals, "Denormals count as zero in this thread, for good.");
-    m.def("bound_cores", &bound_cores, "To which OMP_PROC_BIND binds the threads that compute; [] without it.");
-    m.def("threads", &threads, "OpenMP threads of the executor: OMP_NUM_THREADS, or the cores this process may use.");
+        "Returns the channels in a block of Winograd's algorithm for blobs of dtype \"f32\" or \"bf16\"; 0 if it has "
+        "no kernels for this processor.");
+    m.def("onednn_isa", &onednn_isa, "Returns the name of the best instruction set that oneDNN uses here.");
+    m.def("flush_denormals", &flush_denormals,
+          "Makes denormals count as zero in the calling thread, as long as the thread lives.");
+    m.def("bound_cores", &bound_cores,
+          "Returns the cores to which OMP_PROC_BIND binds the threads that compute, ascending; [] if it is not set.");
+    m.def("threads", &threads,
+          "Returns the number of OpenMP threads that compute: OMP_NUM_THREADS, or the cores this process may use.");
 }

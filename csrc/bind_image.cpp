@@ -197,21 +197,55 @@ static int64_t scans_of(const py::bytes& data) {
 
 void bind_image(py::module_& m) {
     m.def("transform_image", &transform, "pixels"_a, "top"_a, "left"_a, "crop_h"_a, "crop_w"_a, "mirror"_a,
-          "mean"_a.none(true), "scale"_a, "out"_a.noconvert());
-    m.def("measure_stages", &measure_stages, "on"_a);
-    m.def("stage_times", [] {
-        const StageTimes& times = stage_times();
-        return std::make_tuple(times.decoding, times.resizing, times.finishing);
-    });
-    m.def("retouch", &change_pixels, "pixels"_a.noconvert(), "changes"_a);
-    m.def("mix", &mix_pair, "first"_a.noconvert(), "second"_a.noconvert(), "of_first"_a, "of_second"_a);
-    m.def("load_jpeg_library", &load_jpeg_library, "path"_a);
-    m.def("jpeg_header", &header_of, "data"_a);
-    m.def("jpeg_scans", &scans_of, "data"_a);
+          "mean"_a.none(true), "scale"_a, "out"_a.noconvert(),
+          "Writes the crop window of pixels (H, W, C), uint8 or float32, to out, float32 (C, crop_h, crop_w), as "
+          "(pixel - mean) * scale.\n\n"
+          "Args:\n"
+          "    mean: one value for each channel, (C, H, W), or None.\n\n"
+          "Raises ValueError if the arguments do not fit together.");
+    m.def("measure_stages", &measure_stages, "on"_a, "Begins or stops measuring what stage_times() returns.");
+    m.def(
+        "stage_times",
+        [] {
+            const StageTimes& times = stage_times();
+            return std::make_tuple(times.decoding, times.resizing, times.finishing);
+        },
+        "Returns the nanoseconds that the calling thread has spent on decoding, resizing and writing pictures.");
+    m.def("retouch", &change_pixels, "pixels"_a.noconvert(), "changes"_a,
+          "Changes a picture, uint8 (H, W, 1 or 3), in place. changes: (n, 7), the kind of each change (see "
+          "kernels/retouch.h) and its numbers. Raises ValueError if the arguments do not fit.");
+    m.def("mix", &mix_pair, "first"_a.noconvert(), "second"_a.noconvert(), "of_first"_a, "of_second"_a,
+          "Makes two pictures, float32 (C, H, W), take portions of each other, as they were before, in place.\n\n"
+          "Args:\n"
+          "    of_first: the portion that the first takes: (share, top, left, height, width), a share of the pixels in "
+          "a rectangle.\n"
+          "    of_second: the portion that the second takes.\n\n"
+          "Raises ValueError if their shapes differ.");
+    m.def(
+        "load_jpeg_library", &load_jpeg_library, "path"_a,
+        "Loads libjpeg's functions from a library, or from an extension that is linked with it. Returns \"\", or what "
+        "is missing: JPEGs cannot be read then.");
+    m.def("jpeg_header", &header_of, "data"_a,
+          "Returns (width, height, channels, scans) of a JPEG that fill_from_jpeg() can read; None for others.");
+    m.def("jpeg_scans", &scans_of, "data"_a, "Returns how many scans a JPEG has.");
     m.def("fill_from_pixels", &fill_from_pixels, "pixels"_a, "box"_a, "size"_a, "filter"_a, "window"_a,
-          "mean"_a.none(true), "scale"_a, "out"_a.noconvert(), "plain"_a = false);
+          "mean"_a.none(true), "scale"_a, "out"_a.noconvert(), "plain"_a = false,
+          "Resizes, crops and mirrors a picture, uint8 (H, W, 1 or 3), and writes it to out.\n\n"
+          "Args:\n"
+          "    box: (left, top, right, bottom) of what is resized, in pixels and fractions of them.\n"
+          "    size: (width, height) of the result of resizing.\n"
+          "    filter: a number of the enum Filter in kernels/resize_rows.h.\n"
+          "    window: (row, column, rows, columns, mirror) of what is written of that result.\n"
+          "    mean: one value for each channel, (C, height, width) in that size, or None.\n"
+          "    scale: the factor of pixel - mean.\n"
+          "    out: float32 (1 or 3, rows, columns), or uint8 (rows, columns, 1 or 3), for which mean and scale do not "
+          "count.\n"
+          "    plain: whether to use no special instructions of this processor; a test compares the two.\n\n"
+          "Raises ValueError if the arguments do not fit together.");
     m.def("fill_from_jpeg", &fill_from_jpeg, "data"_a, "header"_a, "box"_a, "size"_a, "filter"_a, "window"_a,
-          "mean"_a.none(true), "scale"_a, "out"_a.noconvert(), "plain"_a = false);
+          "mean"_a.none(true), "scale"_a, "out"_a.noconvert(), "plain"_a = false,
+          "Does what fill_from_pixels() does with a JPEG, of which it decodes only what it needs. header: what "
+          "jpeg_header() has returned. Returns False if the data is damaged.");
 }
 
 }  // namespace engine

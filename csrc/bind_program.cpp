@@ -116,44 +116,92 @@ static std::vector<std::tuple<bool, std::string, std::string, size_t, int64_t>> 
 }
 
 void bind_program(py::module_& m) {
-    py::class_<Program, std::shared_ptr<Program>>(m, "Program", "Ops in forward order, their memory, and the executor.")
-        .def(py::init<bool, bool>(), "backward"_a, "keep_all"_a = false)
-        .def("input", &Program::input, "name"_a, "shape"_a, "wants_gradient"_a = false)
-        .def("given", &Program::given, "like"_a, "wants_gradient"_a, "A blob that no op makes: to run an op by itself.")
-        .def("share", &Program::share, "parameter"_a)
-        .def("parameter", &Program::parameter, "name"_a, "shape"_a, "wants_gradient"_a)
-        .def("op", &add_op, "type"_a, "name"_a, "inputs"_a, "params"_a, "attributes"_a, "shapes"_a, "gradients"_a)
-        .def("touches", &touches, "(bytes, steps that touch it) of every activation buffer.")
-        .def("repeatable", &repeatable, "(op, input buffers, output buffer) of those that can run forward twice.")
-        .def("repeat", &Program::repeat, "op"_a, "step"_a)
-        .def("overwrites", &overwrites, "(step, input buffer, output buffer): results that may replace an input.")
-        .def("join", &Program::join, "output"_a, "input"_a)
-        .def("succeed", &Program::succeed, "before"_a, "Takes over what ops remember of the same net in other shapes.")
-        .def("place", &Program::place, "offsets"_a, "bytes"_a)
-        .def("own", &Program::own, "tensor"_a)
+    py::class_<Program, std::shared_ptr<Program>>(
+        m, "Program",
+        "A lowered net: ops in forward order, their memory, and the executor. Of n ops, step i is the forward of op i, "
+        "step 2n-1-i its backward. Activation buffers have ids, from 0, which touches() gives them.")
+        .def(py::init<bool, bool>(), "backward"_a, "keep_all"_a = false,
+             "Begins a program without ops. backward: whether gradients may be wanted. keep_all: whether any blob or "
+             "gradient may be changed between ops, so that none may share memory.")
+        .def("input", &Program::input, "name"_a, "shape"_a, "wants_gradient"_a = false,
+             "Makes a blob that is fed from outside, row-major float32: see Tensor.attach().")
+        .def("given", &Program::given, "like"_a, "wants_gradient"_a,
+             "Makes a blob that no op computes, in the layout of another program's: to run an op by itself.")
+        .def("share", &Program::share, "parameter"_a,
+             "Takes a parameter of another program, so that zero_gradients() knows it.")
+        .def("parameter", &Program::parameter, "name"_a, "shape"_a, "wants_gradient"_a,
+             "Makes a parameter, whose layout its first reader decides.")
+        .def("op", &add_op, "type"_a, "name"_a, "inputs"_a, "params"_a, "attributes"_a, "shapes"_a, "gradients"_a,
+             "Adds an op and returns its outputs. Raises ValueError for an unknown type, or what the op raises.\n\n"
+             "Args:\n"
+             "    name: the layer's, for errors and timings.\n"
+             "    shapes: those of the outputs. gradients: which outputs have a gradient.")
+        .def("touches", &touches, "Returns (bytes, steps that touch it) for every activation buffer, by id.")
+        .def("repeatable", &repeatable,
+             "Returns (op, ids of input buffers, id of the output buffer) for each op whose forward can run again.")
+        .def("repeat", &Program::repeat, "op"_a, "step"_a, "Makes backward run an op's forward again before a step.")
+        .def("overwrites", &overwrites,
+             "Returns (step, id of an input buffer, id of the output buffer) for each result that may be written over "
+             "an input of its step.")
+        .def("join", &Program::join, "output"_a, "input"_a,
+             "Makes two buffers one: the op of `output` writes over its `input`.")
+        .def("succeed", &Program::succeed, "before"_a,
+             "Takes over what the ops of another program remember, which is the same net in other shapes, and which "
+             "this one replaces.")
+        .def("place", &Program::place, "offsets"_a, "bytes"_a,
+             "Gives every activation buffer, by id, its offset in one arena of `bytes`, and the ops their scratch.")
+        .def("own", &Program::own, "tensor"_a,
+             "Gives a tensor that Python reads or writes between runs memory of its own.")
         .def(
             "set_counter",
             [](Program& p, uint64_t seed, uint64_t step, uint64_t first_sample, int64_t batch) {
                 p.set_counter({seed, step, first_sample, batch});
             },
-            "seed"_a, "step"_a, "first_sample"_a, "batch"_a = 0)
-        .def("set_ranks", &set_ranks, "count"_a, "sum"_a, "For ops that normalise over all ranks.")
-        .def("forward", &Program::forward, "begin"_a = 0, "end"_a = Program::all_ops, ReleaseGil())
-        .def("backward", &Program::backward, "begin"_a = 0, "end"_a = Program::all_ops, ReleaseGil())
-        .def("parameters_changed", &Program::parameters_changed, ReleaseGil())
-        .def("zero_gradients", &Program::zero_gradients, ReleaseGil())
-        .def("first_nonfinite", &Program::first_nonfinite, ReleaseGil())
-        .def("set_queue", &set_queue, "queue"_a.none(true), "gates"_a)
-        .def("mark_ready", &Program::mark_ready, "on"_a)
-        .def("set_board", &set_board, py::keep_alive<1, 2>(), "numbers"_a, "Where to write what it is doing.")
-        .def("spans", &spans, "(2 ops, 2) int64: start and end of each step of the last run, CLOCK_MONOTONIC ns.")
+            "seed"_a, "step"_a, "first_sample"_a, "batch"_a = 0,
+            "Sets what random numbers are hashed from in the next pass.\n\n"
+            "Args:\n"
+            "    step: the iteration.\n"
+            "    first_sample: the number of the pass's first sample among those of all ranks.\n"
+            "    batch: samples in the pass; 0: as many as a blob has rows.")
+        .def("set_ranks", &set_ranks, "count"_a, "sum"_a,
+             "Sets the ranks that train together, for ops that normalise over all of them.\n\n"
+             "Args:\n"
+             "    sum: takes a float64 array and sums it over the ranks, in place; forward() raises what it raises.")
+        .def("forward", &Program::forward, "begin"_a = 0, "end"_a = Program::all_ops, ReleaseGil(),
+             "Runs the forward of ops [begin, end). Raises CommError if a server has failed.")
+        .def("backward", &Program::backward, "begin"_a = 0, "end"_a = Program::all_ops, ReleaseGil(),
+             "Runs the backward of ops [begin, end), last to first.")
+        .def("parameters_changed", &Program::parameters_changed, ReleaseGil(),
+             "Tells ops with constant parameters that these have changed by another way than Tensor.set().")
+        .def("zero_gradients", &Program::zero_gradients, ReleaseGil(),
+             "Clears the gradients of the parameters to whose gradients ops add.")
+        .def("first_nonfinite", &Program::first_nonfinite, ReleaseGil(),
+             "Runs forward again, op by op. Returns the name of the first op whose output is not finite; \"\" if all "
+             "are.")
+        .def("set_queue", &set_queue, "queue"_a.none(true), "gates"_a,
+             "Sets the queue of buckets; None: there is none. gates: for each op the buckets that its forward waits "
+             "for, "
+             "and those that are ready after its backward. Raises ValueError unless there is one for every op.")
+        .def("mark_ready", &Program::mark_ready, "on"_a,
+             "Sets whether backward marks buckets ready: only the last micro-batch's should.")
+        .def("set_board", &set_board, py::keep_alive<1, 2>(), "numbers"_a,
+             "Sets the int64 array where the program writes what it is doing, for others to see: see "
+             "engine/watchdog/board.py. Raises ValueError for another array.")
+        .def("spans", &spans,
+             "Returns (2n, 2) int64: start and end of each step of the last run, in nanoseconds of CLOCK_MONOTONIC.")
         .def(
-            "needs_backward", [](const Program& p, size_t i) { return p.op(i).needs_backward(); }, "op"_a)
+            "needs_backward", [](const Program& p, size_t i) { return p.op(i).needs_backward(); }, "op"_a,
+            "Returns whether some bottom or parameter of an op wants a gradient.")
         .def(
-            "implementation", [](const Program& p, size_t i) { return p.op(i).implementation(); }, "op"_a)
-        .def("reorders", &reorders, "op"_a, "(backward?, from, to, bytes, ns of the last run) of each in an op.")
+            "implementation", [](const Program& p, size_t i) { return p.op(i).implementation(); }, "op"_a,
+            "Returns oneDNN's name of the kernel that an op runs; \"engine\" for one of our own.")
+        .def(
+            "reorders", &reorders, "op"_a,
+            "Returns (whether in backward, layout from, layout to, bytes, nanoseconds in the last run) for each change "
+            "of layout inside an op.")
         .def("__len__", &Program::size)
-        .def_property_readonly("repeat_ns", &Program::repeat_ns)
+        .def_property_readonly("repeat_ns", &Program::repeat_ns,
+                               "Nanoseconds that ops which ran forward again took in the last backward.")
         .def_property_readonly("activation_bytes", &Program::activation_bytes)
         .def_property_readonly("scratch_bytes", &Program::scratch_bytes);
 }

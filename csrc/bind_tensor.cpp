@@ -90,13 +90,15 @@ static void convert(const Tensor& from, Tensor& to) {
 
 void bind_tensor(py::module_& m) {
     py::class_<Arena, std::shared_ptr<Arena>>(m, "Arena", py::buffer_protocol(),
-                                              "Bytes allocated and touched once; a buffer of float32.")
+                                              "Memory that is allocated and touched once: zeros, which NumPy sees as "
+                                              "an array of float32.")
         .def(py::init<size_t>(), "bytes"_a)
         .def_property_readonly("nbytes", &Arena::bytes)
         .def_buffer([](Arena& arena) {
             return py::buffer_info(reinterpret_cast<float*>(arena.data()), py::ssize_t(arena.bytes() / sizeof(float)));
         });
-    py::class_<Tensor, TensorPtr>(m, "Tensor", "A blob as the executor sees it: Caffe's shape, the kernel's layout.")
+    py::class_<Tensor, TensorPtr>(m, "Tensor",
+                                  "A blob as the executor sees it: in Caffe's shape, and in the layout of a kernel.")
         .def_readonly("name", &Tensor::name)
         .def_property_readonly("shape", &shape_of)
         .def_property_readonly("count", &Tensor::count)
@@ -104,17 +106,30 @@ void bind_tensor(py::module_& m) {
         .def_property_readonly(
             "dtype",
             [](const Tensor& t) { return t.layout.get_data_type() == dnnl::memory::data_type::bf16 ? "bf16" : "f32"; })
-        .def_property_readonly("layout",
-                               [](const Tensor& t) { return t.decided() ? layout_name(t.layout) : "undecided"; })
-        .def_property_readonly("is_plain", [](const Tensor& t) { return t.decided() && is_plain(t.layout); })
+        .def_property_readonly(
+            "layout", [](const Tensor& t) { return t.decided() ? layout_name(t.layout) : "undecided"; },
+            "The name of the layout, such as aBcd16b: the axes in the order of memory, then the blocks. \"undecided\" "
+            "if there is none yet.")
+        .def_property_readonly(
+            "is_plain", [](const Tensor& t) { return t.decided() && is_plain(t.layout); },
+            "Whether the layout is row-major.")
         .def_readonly("diff", &Tensor::diff)
-        .def_readwrite("accumulate", &Tensor::accumulate)
-        .def("get", &get, "A dense row-major float32 copy.")
-        .def("view", &view, "The values in place, as an array that keeps the memory alive; None if not row-major.")
-        .def("set", &set, "values"_a, "Copies dense row-major values in; raises ValueError on another count.")
-        .def("convert", &convert, "to"_a, "Copies the values into a tensor of the same shape, laid out its own way.")
-        .def("attach", &attach, "values"_a.noconvert())
-        .def("place", &place, "arena"_a, "offset"_a)
+        .def_readwrite("accumulate", &Tensor::accumulate, "Whether ops add to this parameter's gradient.")
+        .def("get", &get, "Returns the values as a dense row-major copy, float32.")
+        .def(
+            "view", &view,
+            "Returns the values in place, as an array that keeps the memory alive; None if their layout is a kernel's.")
+        .def("set", &set, "values"_a,
+             "Copies values in, in row-major order. Raises ValueError if there are more or fewer than the tensor has.")
+        .def(
+            "convert", &convert, "to"_a,
+            "Copies the values to a tensor of the same shape, in its layout and precision. Raises ValueError if one of "
+            "them has no memory yet.")
+        .def("attach", &attach, "values"_a.noconvert(),
+             "Makes an input read the caller's array, float32, C-contiguous. Raises ValueError for a tensor that is no "
+             "input, and for an array that does not fit.")
+        .def("place", &place, "arena"_a, "offset"_a,
+             "Puts the values at an offset, in bytes, of an arena. Raises ValueError if they do not fit into it.")
         .def(
             "like",
             [](const Tensor& t, const std::string& name) {
@@ -123,17 +138,23 @@ void bind_tensor(py::module_& m) {
                 other->decide(t.layout);
                 return other;
             },
-            "name"_a, "Another tensor of the same shape and layout, to be placed elsewhere (an optimizer's history).")
-        .def("without_diff", &Tensor::without_diff, "The same values, for readers that send no gradient.")
-        .def("with_own_diff", &Tensor::with_own_diff, "The same values, with a gradient of its own, to be placed.")
+            "name"_a, "Returns a new tensor of the same shape and layout, to be placed elsewhere (a history).")
+        .def("without_diff", &Tensor::without_diff,
+             "Returns a view of the same values without the gradient, for readers that send none.")
+        .def("with_own_diff", &Tensor::with_own_diff,
+             "Returns a view of the same values with a gradient of its own, which is to be placed.")
         .def_property_readonly(
             "origin", [](const TensorPtr& t) { return t->origin ? t->origin : t; },
-            "The tensor that had these values first: another one after with_own_diff().")
-        .def("decide_plain", [](Tensor& t) {
-            if (!t.decided()) t.decide(plain_layout(t.shape));
-        });
+            "The tensor of which with_own_diff() made this view; without it the tensor itself.")
+        .def(
+            "decide_plain",
+            [](Tensor& t) {
+                if (!t.decided()) t.decide(plain_layout(t.shape));
+            },
+            "Makes the layout row-major, unless it is decided already.");
     m.def("take_over", &take_over, "tensors"_a, "others"_a,
-          "Blobs get the memory of others, in exchange, where they are laid out alike, else their values.");
+          "Gives tensors the values of others, one for one. Two that are laid out alike, each with memory of its own, "
+          "exchange the memory; else values are copied.");
 }
 
 }  // namespace engine

@@ -41,7 +41,11 @@ void bind_wire(py::module_& m) {
             py::gil_scoped_release release;
             pack_bf16(from, rest, to, count);
         },
-        "values"_a, "packed"_a, "residual"_a = py::none(), "float32 to bfloat16, held as uint16.");
+        "values"_a, "packed"_a, "residual"_a = py::none(),
+        "Rounds float32 values to bfloat16, held as uint16.\n\n"
+        "Args:\n"
+        "    residual: float32, what earlier steps have lost by rounding, which is added first; it then holds what "
+        "this step has lost.");
     m.def(
         "sum_bf16",
         [](const py::array& rows, int own, const py::array& values, const py::array& packed,
@@ -57,14 +61,18 @@ void bind_wire(py::module_& m) {
             sum_bf16(from, row_count, stride, own, mine, rest, to, count);
         },
         "rows"_a, "own"_a, "values"_a, "packed"_a, "residual"_a = py::none(),
-        "Sums the rows (row_count, stride) of bfloat16 in float32; row `own` is not read: it is `values`, packed.");
+        "Sums rows (row_count, stride) of bfloat16 in float32, and rounds the sum once, to `packed`. In the place of "
+        "row `own`, which is not read, are `values`, float32, rounded as by pack_bf16(). residual: float32; what "
+        "rounding the sum loses is added to it.");
     m.def("sum_bf16_rows", sum_of_rows<uint16_t, sum_bf16_rows>, "rows"_a, "own"_a, "values"_a,
-          "Sums the rows (row_count, stride) of bfloat16 into `values`, float32, which count as row `own`.");
+          "Sums rows (row_count, stride) of bfloat16, with `values`, float32, in the place of row `own`, which is not "
+          "read. Writes the sum over `values`.");
     m.def("sum_rows", sum_of_rows<float, sum_rows>, "rows"_a, "own"_a, "values"_a,
-          "Sums the rows (row_count, stride) of float32 into `values`, which are what counts as row `own`.");
-    m.def("unpack_bf16", unpack<unpack_bf16>, "packed"_a, "values"_a);
+          "Does what sum_bf16_rows() does with rows of float32.");
+    m.def("unpack_bf16", unpack<unpack_bf16>, "packed"_a, "values"_a,
+          "Writes bfloat16 numbers, held as uint16, to `values`, float32.");
     m.def("unpack_bf16_away", unpack<unpack_bf16_away>, "packed"_a, "values"_a,
-          "The same past the caches, for values that nobody reads soon.");
+          "Does the same with stores that bypass the caches, for values that are not read soon.");
 }
 
 }  // namespace engine

@@ -10,7 +10,7 @@ import typing
 __all__: list[str] = ['Arena', 'ParameterRange', 'Program', 'ReadyQueue', 'Tensor', 'UpdateRule', 'Updater', 'bf16_gain', 'bound_cores', 'done_reading', 'fill_from_jpeg', 'fill_from_pixels', 'flush_denormals', 'has_amx', 'hold_stderr', 'jpeg_header', 'jpeg_scans', 'load_jpeg_library', 'measure_stages', 'mix', 'onednn_isa', 'onednn_version', 'pack_bf16', 'reading', 'retouch', 'speak_as', 'stage_times', 'sum_bf16', 'sum_bf16_rows', 'sum_rows', 'take_over', 'threads', 'transform_image', 'unpack_bf16', 'unpack_bf16_away', 'update_rules', 'winograd_lanes']
 class Arena:
     """
-    Bytes allocated and touched once; a buffer of float32.
+    Memory that is allocated and touched once: zeros, which NumPy sees as an array of float32.
     """
     def __init__(self, bytes: typing.SupportsIndex) -> None:
         ...
@@ -19,43 +19,56 @@ class Arena:
         ...
 class Tensor:
     """
-    A blob as the executor sees it: Caffe's shape, the kernel's layout.
+    A blob as the executor sees it: in Caffe's shape, and in the layout of a kernel.
     """
-    accumulate: bool
     def attach(self, values: numpy.typing.NDArray[numpy.float32]) -> None:
-        ...
+        """
+        Makes an input read the caller's array, float32, C-contiguous. Raises ValueError for a tensor that is no input, and for an array that does not fit.
+        """
     def convert(self, to: Tensor) -> None:
         """
-        Copies the values into a tensor of the same shape, laid out its own way.
+        Copies the values to a tensor of the same shape, in its layout and precision. Raises ValueError if one of them has no memory yet.
         """
     def decide_plain(self) -> None:
-        ...
+        """
+        Makes the layout row-major, unless it is decided already.
+        """
     def get(self) -> numpy.typing.NDArray[numpy.float32]:
         """
-        A dense row-major float32 copy.
+        Returns the values as a dense row-major copy, float32.
         """
     def like(self, name: str) -> Tensor:
         """
-        Another tensor of the same shape and layout, to be placed elsewhere (an optimizer's history).
+        Returns a new tensor of the same shape and layout, to be placed elsewhere (a history).
         """
     def place(self, arena: Arena, offset: typing.SupportsIndex) -> None:
-        ...
+        """
+        Puts the values at an offset, in bytes, of an arena. Raises ValueError if they do not fit into it.
+        """
     def set(self, values: typing.Annotated[numpy.typing.ArrayLike, numpy.float32]) -> None:
         """
-        Copies dense row-major values in; raises ValueError on another count.
+        Copies values in, in row-major order. Raises ValueError if there are more or fewer than the tensor has.
         """
     def view(self) -> numpy.typing.NDArray[numpy.float32] | None:
         """
-        The values in place, as an array that keeps the memory alive; None if not row-major.
+        Returns the values in place, as an array that keeps the memory alive; None if their layout is a kernel's.
         """
     def with_own_diff(self) -> Tensor:
         """
-        The same values, with a gradient of its own, to be placed.
+        Returns a view of the same values with a gradient of its own, which is to be placed.
         """
     def without_diff(self) -> Tensor:
         """
-        The same values, for readers that send no gradient.
+        Returns a view of the same values without the gradient, for readers that send none.
         """
+    @property
+    def accumulate(self) -> bool:
+        """
+        Whether ops add to this parameter's gradient.
+        """
+    @accumulate.setter
+    def accumulate(self, arg0: bool) -> None:
+        ...
     @property
     def count(self) -> int:
         ...
@@ -67,10 +80,14 @@ class Tensor:
         ...
     @property
     def is_plain(self) -> bool:
-        ...
+        """
+        Whether the layout is row-major.
+        """
     @property
     def layout(self) -> str:
-        ...
+        """
+        The name of the layout, such as aBcd16b: the axes in the order of memory, then the blocks. "undecided" if there is none yet.
+        """
     @property
     def name(self) -> str:
         ...
@@ -80,60 +97,100 @@ class Tensor:
     @property
     def origin(self) -> Tensor:
         """
-        The tensor that had these values first: another one after with_own_diff().
+        The tensor of which with_own_diff() made this view; without it the tensor itself.
         """
     @property
     def shape(self) -> tuple[int, ...]:
         ...
 class ReadyQueue:
+    """
+    The queue through which the executor hands buckets to the communication servers, and by which it waits for their updates. A bucket is in flight from ready() to done(). Timeouts are in seconds; a negative one is no limit.
+    """
     def __init__(self, buckets: typing.SupportsIndex) -> None:
         ...
     def __len__(self) -> int:
         ...
     def abandon(self) -> None:
-        ...
+        """
+        Forgets the open step and those before, which may then begin again. No bucket may be in flight, or no server at work.
+        """
     def begin_step(self, step: typing.SupportsIndex) -> None:
-        ...
+        """
+        Opens a step, in which every bucket is to be marked ready once. Raises RuntimeError if buckets of the step before are still in flight, or if the step has begun already.
+        """
     def close(self) -> None:
-        ...
+        """
+        Stops the queue: all waits end.
+        """
     def done(self, bucket: typing.SupportsIndex, server: typing.SupportsIndex = 0) -> None:
-        ...
+        """
+        Marks that the update of a bucket is in the weights. server: the one that did it, for events.
+        """
     def fail(self, message: str) -> None:
-        ...
+        """
+        Parks an error, the first if there are several, and stops the queue: all waits end.
+        """
     def missing(self) -> list[int]:
-        ...
+        """
+        Returns the buckets that backward has not marked in the open step yet.
+        """
     def ready(self, bucket: typing.SupportsIndex) -> None:
-        ...
+        """
+        Marks that the gradients of a bucket are complete. Raises RuntimeError outside a step, or if it is marked twice in one.
+        """
     def record(self, on: bool) -> None:
-        ...
+        """
+        Begins or stops recording: then done() keeps every event until take_events() returns it.
+        """
     def reduced(self, bucket: typing.SupportsIndex) -> None:
-        ...
+        """
+        Notes the time when a bucket is reduced, for events.
+        """
     def take_events(self) -> list[tuple[int, int, int, int, int, int, int]]:
-        ...
+        """
+        Returns the recorded events, as times() does, and forgets them.
+        """
     def times(self, bucket: typing.SupportsIndex) -> tuple[int, int, int, int, int, int, int]:
-        ...
+        """
+        Returns the event of a bucket in the latest step: (step, bucket, server, ready, start, reduced, end), times in nanoseconds of CLOCK_MONOTONIC.
+        """
     def wait_all_done(self, timeout: float = -1.0) -> bool:
-        ...
+        """
+        Waits for all buckets. Returns False when the time is over. Raises CommError as wait_done() does.
+        """
     def wait_done(self, bucket: typing.SupportsIndex) -> None:
-        ...
+        """
+        Returns when the update of a bucket is in the weights, at once if it is not in flight. Raises CommError if a server has failed, or the queue is closed meanwhile.
+        """
     def wait_first(self, order: collections.abc.Sequence[typing.SupportsIndex]) -> int:
-        ...
+        """
+        Waits until some bucket of `order` is ready. Returns the first of these in that order; -1 when the queue has stopped.
+        """
     def wait_ready(self, bucket: typing.SupportsIndex, timeout: float = -1.0) -> bool:
-        ...
+        """
+        Waits until a bucket is ready. Returns False when the time is over or the queue has stopped.
+        """
     @typing.overload
     def waited_ns(self) -> int:
-        ...
+        """
+        Returns the exposed communication: the nanoseconds that waits for done buckets were blocked so far.
+        """
     @typing.overload
     def waited_ns(self, bucket: typing.SupportsIndex) -> int:
-        ...
+        """
+        Returns the nanoseconds that waits for one bucket were blocked so far.
+        """
     @property
     def stopped(self) -> bool:
         ...
 class UpdateRule:
+    """
+    What an update rule declares.
+    """
     @property
     def constants(self) -> dict[str, tuple[float, float]]:
         """
-        Fields of SolverParameter that it reads -> (least, below): their valid range.
+        The fields of SolverParameter that it reads, and their range: name -> (least, below).
         """
     @property
     def decoupled_weight_decay(self) -> bool:
@@ -141,7 +198,7 @@ class UpdateRule:
     @property
     def histories(self) -> list[str]:
         """
-        What each of its histories holds, in their order.
+        What each of its histories holds, in the order of Caffe's SolverState.history.
         """
     @property
     def name(self) -> str:
@@ -149,11 +206,19 @@ class UpdateRule:
     @property
     def type(self) -> str:
         """
-        SolverParameter.type that asks for it.
+        The SolverParameter.type that asks for it, together with decoupled_weight_decay.
         """
 class ParameterRange:
+    """
+    Floats [begin, end) of the gradients that belong to one parameter: the whole of it, or some of a large one.
+    """
     def __init__(self, begin: typing.SupportsIndex, end: typing.SupportsIndex, lr_mult: float = 1.0, decay_mult: float = 1.0, parameter: typing.SupportsIndex = 0, least: float = ..., most: float = ..., weights_shift: typing.SupportsIndex = 0, history_shift: typing.SupportsIndex = 0) -> None:
-        ...
+        """
+        Args:
+            parameter: its number, from 0.
+            least, most: an update clamps the weights to this range.
+            weights_shift, history_shift: what to add to an index of the gradients for that of the weights, and of the histories.
+        """
     @property
     def begin(self) -> int:
         ...
@@ -170,217 +235,383 @@ class ParameterRange:
     def parameter(self) -> int:
         ...
 class Updater:
+    """
+    Updates the parameters, a bucket at a time, in one pass over flat arenas. The setters hold for the steps that follow.
+    """
     def __init__(self, rule: str, weights: numpy.ndarray, gradients: numpy.ndarray, histories: collections.abc.Sequence[numpy.ndarray], buckets: collections.abc.Sequence[collections.abc.Sequence[ParameterRange]], constants: collections.abc.Mapping[str, float], *, weight_decay: float = 0.0, l1: bool = False, local_ratio: float = 0.0, local_clip: bool = False, local_decays: bool = True, local_decayed_only: bool = False) -> None:
-        ...
+        """
+        Raises ValueError for an unknown rule, for histories or constants that are not the rule's, for an array that is not float32 and writable, and for a range outside of an array.
+        
+        Args:
+            weights, gradients, histories: arrays with the same offsets, but for the shifts of a range.
+            buckets: the ranges of each bucket.
+            constants: a value for each constant that the rule declares.
+            l1: whether the weight decay is L1's; else it is L2's.
+            local_ratio: that of layer-wise rates (You et al.); 0: there are none.
+            local_clip: whether a rate is the smaller of the layer's and the global one, as in LARC, instead of their product.
+            local_decays: whether the weight decay counts in layer-wise rates.
+            local_decayed_only: whether parameters without weight decay keep their lr_mult.
+        """
     def apply(self, bucket: typing.SupportsIndex, threads: typing.SupportsIndex = 1) -> None:
-        ...
+        """
+        Normalises, clips, decays and updates a bucket in one pass. Servers may call this for several buckets at the same time. The result does not depend on `threads`, nor on the width of the processor's vectors.
+        """
     def apply_range(self, bucket: typing.SupportsIndex, begin: typing.SupportsIndex, end: typing.SupportsIndex, packed: numpy.ndarray | None = None, keep: bool = True) -> None:
-        ...
+        """
+        Updates the floats [begin, end) of a bucket in the calling thread.
+        
+        Args:
+            packed: their gradients as bfloat16, held as uint16; None: the gradients are in the arena.
+            keep: whether packed gradients are also unpacked into the arena.
+        """
     def apply_rows(self, bucket: typing.SupportsIndex, begin: typing.SupportsIndex, end: typing.SupportsIndex, rows: numpy.ndarray, own: typing.SupportsIndex, packed: numpy.ndarray, keep: bool = True) -> None:
-        ...
+        """
+        Sums gradients that came from the ranks, and updates the floats [begin, end) of a bucket by them in the calling thread.
+        
+        Args:
+            rows: (row_count, stride) bfloat16, held as uint16; each row begins with those of [begin, end).
+            own: the row that is in the arena instead.
+            packed: receives the new weights as bfloat16, and 0 in gaps between parameters.
+            keep: whether the arena receives the sums.
+        """
     def measure(self, bucket: typing.SupportsIndex, threads: typing.SupportsIndex = 1) -> float:
-        ...
+        """
+        Returns the sum of squares of a bucket's gradients before they are scaled: the same bits for any number of threads. Keeps what squares() needs.
+        """
     def set_clip_factor(self, factor: float) -> None:
-        ...
+        """
+        Sets the factor of the gradients in the next step: clip / norm if their norm is larger than clip, else 1. set_step() sets it to 1.
+        """
     def set_constant(self, field: str, value: float) -> None:
-        ...
+        """
+        Sets a constant that the rule declares. Raises ValueError for others.
+        """
     def set_local_rates(self, squares: collections.abc.Sequence[float]) -> None:
-        ...
+        """
+        Sets the layer-wise rates, after set_clip_factor() and before apply(). squares: those of squares(), summed over the ranks if each has shares of the parameters. Raises ValueError if there are more or fewer.
+        """
     def set_local_ratio(self, ratio: float) -> None:
         ...
     def set_step(self, rate: float, scale: float, iteration: typing.SupportsIndex, momentum_correction: float = 1.0) -> None:
-        ...
+        """
+        Sets the numbers of the next step.
+        
+        Args:
+            scale: 1 / (ranks * iter_size), the one place that averages.
+            iteration: updates finished before this one.
+            momentum_correction: the factor of a history that is a momentum: the rate divided by that of the step before, or 1.
+        """
     def set_weight_decay(self, factor: float) -> None:
         ...
     def squares(self) -> list[float]:
-        ...
+        """
+        Returns the sums of squares of each parameter's gradients, then of each parameter's weights, when every bucket is measured; [] if layer-wise rates are off.
+        """
     @property
     def buckets(self) -> int:
-        ...
+        """
+        The number of buckets.
+        """
     @property
     def has_local_rates(self) -> bool:
         ...
     @property
     def histories(self) -> int:
-        ...
+        """
+        The number of histories.
+        """
 class Program:
     """
-    Ops in forward order, their memory, and the executor.
+    A lowered net: ops in forward order, their memory, and the executor. Of n ops, step i is the forward of op i, step 2n-1-i its backward. Activation buffers have ids, from 0, which touches() gives them.
     """
     def __init__(self, backward: bool, keep_all: bool = False) -> None:
-        ...
+        """
+        Begins a program without ops. backward: whether gradients may be wanted. keep_all: whether any blob or gradient may be changed between ops, so that none may share memory.
+        """
     def __len__(self) -> int:
         ...
     def backward(self, begin: typing.SupportsIndex = 0, end: typing.SupportsIndex = 18446744073709551615) -> None:
-        ...
+        """
+        Runs the backward of ops [begin, end), last to first.
+        """
     def first_nonfinite(self) -> str:
-        ...
+        """
+        Runs forward again, op by op. Returns the name of the first op whose output is not finite; "" if all are.
+        """
     def forward(self, begin: typing.SupportsIndex = 0, end: typing.SupportsIndex = 18446744073709551615) -> None:
-        ...
+        """
+        Runs the forward of ops [begin, end). Raises CommError if a server has failed.
+        """
     def given(self, like: Tensor, wants_gradient: bool) -> Tensor:
         """
-        A blob that no op makes: to run an op by itself.
+        Makes a blob that no op computes, in the layout of another program's: to run an op by itself.
         """
     def implementation(self, op: typing.SupportsIndex) -> str:
-        ...
+        """
+        Returns oneDNN's name of the kernel that an op runs; "engine" for one of our own.
+        """
     def input(self, name: str, shape: collections.abc.Sequence[typing.SupportsIndex], wants_gradient: bool = False) -> Tensor:
-        ...
+        """
+        Makes a blob that is fed from outside, row-major float32: see Tensor.attach().
+        """
     def join(self, output: typing.SupportsIndex, input: typing.SupportsIndex) -> None:
-        ...
+        """
+        Makes two buffers one: the op of `output` writes over its `input`.
+        """
     def mark_ready(self, on: bool) -> None:
-        ...
+        """
+        Sets whether backward marks buckets ready: only the last micro-batch's should.
+        """
     def needs_backward(self, op: typing.SupportsIndex) -> bool:
-        ...
+        """
+        Returns whether some bottom or parameter of an op wants a gradient.
+        """
     def op(self, type: str, name: str, inputs: collections.abc.Sequence[Tensor], params: collections.abc.Sequence[Tensor], attributes: dict, shapes: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsIndex]], gradients: collections.abc.Sequence[bool]) -> list[Tensor]:
-        ...
+        """
+        Adds an op and returns its outputs. Raises ValueError for an unknown type, or what the op raises.
+        
+        Args:
+            name: the layer's, for errors and timings.
+            shapes: those of the outputs. gradients: which outputs have a gradient.
+        """
     def overwrites(self) -> list[tuple[int, int, int]]:
         """
-        (step, input buffer, output buffer): results that may replace an input.
+        Returns (step, id of an input buffer, id of the output buffer) for each result that may be written over an input of its step.
         """
     def own(self, tensor: Tensor) -> None:
-        ...
+        """
+        Gives a tensor that Python reads or writes between runs memory of its own.
+        """
     def parameter(self, name: str, shape: collections.abc.Sequence[typing.SupportsIndex], wants_gradient: bool) -> Tensor:
-        ...
+        """
+        Makes a parameter, whose layout its first reader decides.
+        """
     def parameters_changed(self) -> None:
-        ...
+        """
+        Tells ops with constant parameters that these have changed by another way than Tensor.set().
+        """
     def place(self, offsets: collections.abc.Sequence[typing.SupportsIndex], bytes: typing.SupportsIndex) -> None:
-        ...
+        """
+        Gives every activation buffer, by id, its offset in one arena of `bytes`, and the ops their scratch.
+        """
     def reorders(self, op: typing.SupportsIndex) -> list[tuple[bool, str, str, int, int]]:
         """
-        (backward?, from, to, bytes, ns of the last run) of each in an op.
+        Returns (whether in backward, layout from, layout to, bytes, nanoseconds in the last run) for each change of layout inside an op.
         """
     def repeat(self, op: typing.SupportsIndex, step: typing.SupportsIndex) -> None:
-        ...
+        """
+        Makes backward run an op's forward again before a step.
+        """
     def repeatable(self) -> list[tuple[int, list[int], int]]:
         """
-        (op, input buffers, output buffer) of those that can run forward twice.
+        Returns (op, ids of input buffers, id of the output buffer) for each op whose forward can run again.
         """
     def set_board(self, numbers: numpy.ndarray) -> None:
         """
-        Where to write what it is doing.
+        Sets the int64 array where the program writes what it is doing, for others to see: see engine/watchdog/board.py. Raises ValueError for another array.
         """
     def set_counter(self, seed: typing.SupportsIndex, step: typing.SupportsIndex, first_sample: typing.SupportsIndex, batch: typing.SupportsIndex = 0) -> None:
-        ...
+        """
+        Sets what random numbers are hashed from in the next pass.
+        
+        Args:
+            step: the iteration.
+            first_sample: the number of the pass's first sample among those of all ranks.
+            batch: samples in the pass; 0: as many as a blob has rows.
+        """
     def set_queue(self, queue: ReadyQueue, gates: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.SupportsIndex], collections.abc.Sequence[typing.SupportsIndex]]]) -> None:
-        ...
+        """
+        Sets the queue of buckets; None: there is none. gates: for each op the buckets that its forward waits for, and those that are ready after its backward. Raises ValueError unless there is one for every op.
+        """
     def set_ranks(self, count: typing.SupportsIndex, sum: collections.abc.Callable) -> None:
         """
-        For ops that normalise over all ranks.
+        Sets the ranks that train together, for ops that normalise over all of them.
+        
+        Args:
+            sum: takes a float64 array and sums it over the ranks, in place; forward() raises what it raises.
         """
     def share(self, parameter: Tensor) -> None:
-        ...
+        """
+        Takes a parameter of another program, so that zero_gradients() knows it.
+        """
     def spans(self) -> numpy.typing.NDArray[numpy.int64]:
         """
-        (2 ops, 2) int64: start and end of each step of the last run, CLOCK_MONOTONIC ns.
+        Returns (2n, 2) int64: start and end of each step of the last run, in nanoseconds of CLOCK_MONOTONIC.
         """
     def succeed(self, before: Program) -> None:
         """
-        Takes over what ops remember of the same net in other shapes.
+        Takes over what the ops of another program remember, which is the same net in other shapes, and which this one replaces.
         """
     def touches(self) -> list[tuple[int, list[int]]]:
         """
-        (bytes, steps that touch it) of every activation buffer.
+        Returns (bytes, steps that touch it) for every activation buffer, by id.
         """
     def zero_gradients(self) -> None:
-        ...
+        """
+        Clears the gradients of the parameters to whose gradients ops add.
+        """
     @property
     def activation_bytes(self) -> int:
         ...
     @property
     def repeat_ns(self) -> int:
-        ...
+        """
+        Nanoseconds that ops which ran forward again took in the last backward.
+        """
     @property
     def scratch_bytes(self) -> int:
         ...
 def bf16_gain() -> float:
     """
-    How many times as fast as in float32 a thread multiplies matrices in bf16; 0: oneDNN has no such instructions here.
+    Returns how many times as fast as in float32 a thread multiplies matrices in bf16; 0 if oneDNN has no bf16 instructions here.
     """
 def bound_cores() -> list[int]:
     """
-    To which OMP_PROC_BIND binds the threads that compute; [] without it.
+    Returns the cores to which OMP_PROC_BIND binds the threads that compute, ascending; [] if it is not set.
     """
 def done_reading() -> None:
-    ...
+    """
+    Stops blaming the file that reading() named.
+    """
 def fill_from_jpeg(data: bytes, header: tuple[typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex], box: tuple[float, float, float, float], size: tuple[typing.SupportsIndex, typing.SupportsIndex], filter: typing.SupportsIndex, window: tuple[typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex, bool], mean: typing.Any, scale: float, out: numpy.ndarray, plain: bool = False) -> bool:
-    ...
+    """
+    Does what fill_from_pixels() does with a JPEG, of which it decodes only what it needs. header: what jpeg_header() has returned. Returns False if the data is damaged.
+    """
 def fill_from_pixels(pixels: numpy.ndarray, box: tuple[float, float, float, float], size: tuple[typing.SupportsIndex, typing.SupportsIndex], filter: typing.SupportsIndex, window: tuple[typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex, bool], mean: typing.Any, scale: float, out: numpy.ndarray, plain: bool = False) -> None:
-    ...
+    """
+    Resizes, crops and mirrors a picture, uint8 (H, W, 1 or 3), and writes it to out.
+    
+    Args:
+        box: (left, top, right, bottom) of what is resized, in pixels and fractions of them.
+        size: (width, height) of the result of resizing.
+        filter: a number of the enum Filter in kernels/resize_rows.h.
+        window: (row, column, rows, columns, mirror) of what is written of that result.
+        mean: one value for each channel, (C, height, width) in that size, or None.
+        scale: the factor of pixel - mean.
+        out: float32 (1 or 3, rows, columns), or uint8 (rows, columns, 1 or 3), for which mean and scale do not count.
+        plain: whether to use no special instructions of this processor; a test compares the two.
+    
+    Raises ValueError if the arguments do not fit together.
+    """
 def flush_denormals() -> None:
     """
-    Denormals count as zero in this thread, for good.
+    Makes denormals count as zero in the calling thread, as long as the thread lives.
     """
 def has_amx() -> bool:
-    ...
+    """
+    Returns whether oneDNN may use AMX on this processor.
+    """
 def hold_stderr(on: bool) -> None:
     """
-    Whether what C libraries write to stderr waits, and is lost in a fault.
+    Holds back what C libraries write to stderr, or with False writes what was held back. A fault discards it.
     """
 def jpeg_header(data: bytes) -> tuple[int, int, int, int] | None:
-    ...
+    """
+    Returns (width, height, channels, scans) of a JPEG that fill_from_jpeg() can read; None for others.
+    """
 def jpeg_scans(data: bytes) -> int:
-    ...
+    """
+    Returns how many scans a JPEG has.
+    """
 def load_jpeg_library(path: str) -> str:
-    ...
+    """
+    Loads libjpeg's functions from a library, or from an extension that is linked with it. Returns "", or what is missing: JPEGs cannot be read then.
+    """
 def measure_stages(on: bool) -> None:
-    ...
+    """
+    Begins or stops measuring what stage_times() returns.
+    """
 def mix(first: numpy.typing.NDArray[numpy.float32], second: numpy.typing.NDArray[numpy.float32], of_first: tuple[float, typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex], of_second: tuple[float, typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex]) -> None:
-    ...
+    """
+    Makes two pictures, float32 (C, H, W), take portions of each other, as they were before, in place.
+    
+    Args:
+        of_first: the portion that the first takes: (share, top, left, height, width), a share of the pixels in a rectangle.
+        of_second: the portion that the second takes.
+    
+    Raises ValueError if their shapes differ.
+    """
 def onednn_isa() -> str:
     """
-    The best instruction set that oneDNN uses on this processor.
+    Returns the name of the best instruction set that oneDNN uses here.
     """
 def onednn_version() -> str:
     ...
 def pack_bf16(values: numpy.ndarray, packed: numpy.ndarray, residual: numpy.ndarray | None = None) -> None:
     """
-    float32 to bfloat16, held as uint16.
+    Rounds float32 values to bfloat16, held as uint16.
+    
+    Args:
+        residual: float32, what earlier steps have lost by rounding, which is added first; it then holds what this step has lost.
     """
 def reading(file: str, key: bytes, seconds: typing.SupportsIndex = 0) -> None:
     """
-    Until done_reading(), a fault of this thread, such as SIGBUS, is the file's, and so are more seconds of the processor's time, if they are given: it is named, and the process ends with status 1.
+    Blames the file for faults of the calling thread, such as SIGBUS, until done_reading(): the process then writes a line that names the file, and ends with status 1.
+    
+    Args:
+        file: its name for the line, such as "LMDB train_db".
+        key: the key of the item that is read; b"" if there is none.
+        seconds: of processor time; reading for longer counts as a fault. 0: there is no limit.
     """
 def retouch(pixels: numpy.ndarray, changes: typing.Annotated[numpy.typing.ArrayLike, numpy.float64]) -> None:
-    ...
+    """
+    Changes a picture, uint8 (H, W, 1 or 3), in place. changes: (n, 7), the kind of each change (see kernels/retouch.h) and its numbers. Raises ValueError if the arguments do not fit.
+    """
 def speak_as(name: str, pipe: typing.SupportsIndex, socket: typing.SupportsIndex) -> None:
     """
-    How the line begins; a pipe where it is written for who ends all processes; a socket where "fail" is asked otherwise. -1: none.
+    Sets how the line about a fault is written if there are several processes.
+    
+    Args:
+        name: the beginning of the line.
+        pipe: where the line is written, for the process that ends all of them. -1: the line goes to stderr.
+        socket: where "fail" is written before that. If the answer is "late", another process has told what is wrong, and this one ends without a line. -1: there is none.
     """
 def stage_times() -> tuple[int, int, int]:
-    ...
+    """
+    Returns the nanoseconds that the calling thread has spent on decoding, resizing and writing pictures.
+    """
 def sum_bf16(rows: numpy.ndarray, own: typing.SupportsIndex, values: numpy.ndarray, packed: numpy.ndarray, residual: numpy.ndarray | None = None) -> None:
     """
-    Sums the rows (row_count, stride) of bfloat16 in float32; row `own` is not read: it is `values`, packed.
+    Sums rows (row_count, stride) of bfloat16 in float32, and rounds the sum once, to `packed`. In the place of row `own`, which is not read, are `values`, float32, rounded as by pack_bf16(). residual: float32; what rounding the sum loses is added to it.
     """
 def sum_bf16_rows(rows: numpy.ndarray, own: typing.SupportsIndex, values: numpy.ndarray) -> None:
     """
-    Sums the rows (row_count, stride) of bfloat16 into `values`, float32, which count as row `own`.
+    Sums rows (row_count, stride) of bfloat16, with `values`, float32, in the place of row `own`, which is not read. Writes the sum over `values`.
     """
 def sum_rows(rows: numpy.ndarray, own: typing.SupportsIndex, values: numpy.ndarray) -> None:
     """
-    Sums the rows (row_count, stride) of float32 into `values`, which are what counts as row `own`.
+    Does what sum_bf16_rows() does with rows of float32.
     """
 def take_over(tensors: collections.abc.Sequence[Tensor], others: collections.abc.Sequence[Tensor]) -> None:
     """
-    Blobs get the memory of others, in exchange, where they are laid out alike, else their values.
+    Gives tensors the values of others, one for one. Two that are laid out alike, each with memory of its own, exchange the memory; else values are copied.
     """
 def threads() -> int:
     """
-    OpenMP threads of the executor: OMP_NUM_THREADS, or the cores this process may use.
+    Returns the number of OpenMP threads that compute: OMP_NUM_THREADS, or the cores this process may use.
     """
 def transform_image(pixels: numpy.ndarray, top: typing.SupportsIndex, left: typing.SupportsIndex, crop_h: typing.SupportsIndex, crop_w: typing.SupportsIndex, mirror: bool, mean: typing.Any, scale: float, out: numpy.typing.NDArray[numpy.float32]) -> None:
-    ...
+    """
+    Writes the crop window of pixels (H, W, C), uint8 or float32, to out, float32 (C, crop_h, crop_w), as (pixel - mean) * scale.
+    
+    Args:
+        mean: one value for each channel, (C, H, W), or None.
+    
+    Raises ValueError if the arguments do not fit together.
+    """
 def unpack_bf16(packed: numpy.ndarray, values: numpy.ndarray) -> None:
-    ...
+    """
+    Writes bfloat16 numbers, held as uint16, to `values`, float32.
+    """
 def unpack_bf16_away(packed: numpy.ndarray, values: numpy.ndarray) -> None:
     """
-    The same past the caches, for values that nobody reads soon.
+    Does the same with stores that bypass the caches, for values that are not read soon.
     """
 def update_rules() -> dict[str, UpdateRule]:
     """
-    Every registered rule by its name.
+    Returns the registered rules by name.
     """
 def winograd_lanes(dtype: str) -> int:
     """
-    Channels of a block in Winograd's algorithm for blobs of "f32" or "bf16"; 0: there are no kernels.
+    Returns the channels in a block of Winograd's algorithm for blobs of dtype "f32" or "bf16"; 0 if it has no kernels for this processor.
     """
