@@ -11,13 +11,6 @@ ENGINE_VECTORISED double sum_of(const float* x, int64_t length) {
     return sum;
 }
 
-ENGINE_VECTORISED double sum_of_products(const float* a, const float* b, int64_t length) {
-    double sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < length; i++) sum += double(a[i]) * double(b[i]);
-    return sum;
-}
-
 ENGINE_VECTORISED double squared_distance(const float* a, const float* b, int64_t length) {
     double sum = 0;
 #pragma omp simd reduction(+ : sum)

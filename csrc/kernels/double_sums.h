@@ -6,7 +6,6 @@
 namespace engine {
 
 double sum_of(const float* x, int64_t length);
-double sum_of_products(const float* a, const float* b, int64_t length);
 double squared_distance(const float* a, const float* b, int64_t length);
 
 }  // namespace engine

@@ -47,8 +47,8 @@ class SolverNets:
     discriminator: NetConfig | None = None  # in adversarial training; `train` is the generator then
 
 
-def net_of_solver(solver: SolverConfig, phase: int, index: int = 0) -> NetConfig:
-    """Returns the net that a solver trains (proto.TRAIN), or number `index` of those that it tests (proto.TEST).
+def net_of_solver(solver: SolverConfig, phase: int) -> NetConfig:
+    """Returns the net that a solver trains (proto.TRAIN), or the first of those that it tests (proto.TEST).
 
     A solver without test_iter tests nothing, but its `net` can still be had in phase TEST. Raises ConfigError if the
     solver names no such net, and as nets_of_solver().
@@ -57,7 +57,7 @@ def net_of_solver(solver: SolverConfig, phase: int, index: int = 0) -> NetConfig
     if phase == proto.TRAIN and nets.train:
         return nets.train
     if phase == proto.TEST and nets.tests:
-        return nets.tests[index]
+        return nets.tests[0]
     if phase == proto.TEST and nets.generic:
         return _in_state(nets.generic, proto.TEST, None)
     fields = _TRAIN_NETS if phase == proto.TRAIN else ("net", "net_param", "test_net", "test_net_param")

@@ -20,21 +20,19 @@ def compute_image_mean(
     db: str,
     out: str | None,
     *,
-    backend: str = "",
-    threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> np.ndarray:
     """Computes the mean over all images of db, which must be of one size, in double precision. Returns it as (c, h, w)
     float32, and writes it to out as a BlobProto of 1 x c x h x w, if out is given. mean.mean(axis=(1, 2)) are the
     values for mean_value.
 
-    threads: that decode; None for data_threads(). progress: called with (images done, all images).
+    progress: called with (images done, all images).
     Raises DataError, which names the key, for images that differ in size or are damaged. Raises EngineError, before it
     reads any image, if out cannot be written or is one of db's files.
     """
     if out is not None:
         check_writable(out)
-    source = open_source(db, backend=backend)
+    source = open_source(db)
     if out is not None and os.path.lexists(out):  # a new file cannot be one of db's, of which there may be millions
         check_apart(out, *source.files_of(db))
 
@@ -46,7 +44,7 @@ def compute_image_mean(
             raise DataError(f"{db}: key '{key}': {error}") from None
 
     total: np.ndarray | None = None  # (h, w, c)
-    for done, (key, image) in enumerate(ordered_map(pixels, range(len(source)), threads or data_threads()), 1):
+    for done, (key, image) in enumerate(ordered_map(pixels, range(len(source)), data_threads()), 1):
         if total is None:
             total = np.zeros(image.shape, np.float64)
         if image.shape != total.shape:

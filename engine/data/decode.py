@@ -303,18 +303,13 @@ def _stretch(image: ImageFile.ImageFile) -> float:
     return 1
 
 
-def resized(
-    image: Image.Image,
-    size: tuple[int, int],
-    resample: Image.Resampling,
-    box: tuple[float, float, float, float] | None = None,
-) -> Image.Image:
-    """Returns an image, or the part of it in `box`, in another size (width, height).
+def resized(image: Image.Image, size: tuple[int, int], resample: Image.Resampling) -> Image.Image:
+    """Returns an image in another size (width, height).
 
     Raises UndecodableImage if the image is too large, before or after, or in between: Pillow resizes rows first.
     """
     _check_resizing(image.size, size)
-    return image.resize(size, resample, box)
+    return image.resize(size, resample)
 
 
 def canvas(mode: str, size: tuple[int, int], colour: int | tuple[int, ...]) -> Image.Image:

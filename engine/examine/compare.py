@@ -67,7 +67,6 @@ def compare_nets(
     weights: tuple[Sequence[str], Sequence[str]],
     phase: int,
     precision: str = "fp32",
-    seed: int = 1,
 ) -> Comparison:
     """Compares every top of two nets after a forward pass on the same synthetic input. Logs what is supposed of data
     that are not here. Raises ConfigErrors, WeightsError.
@@ -75,20 +74,19 @@ def compare_nets(
     Args:
         weights: the files of weights of each net, at least one.
         precision: of the second net; the first computes in fp32.
-        seed: of the input.
     """
     absent: list[str] = []
-    a, b = (_run(*each, phase, seed, absent) for each in zip(nets, weights, ("fp32", precision), strict=True))
+    a, b = (_run(*each, phase, absent) for each in zip(nets, weights, ("fp32", precision), strict=True))
     for line in dict.fromkeys(absent):  # once, where both are the same net
         log(line)
     return _compare(a, b, (nets[0].path, nets[1].path))
 
 
-def _run(config: NetConfig, weights: Sequence[str], precision: str, phase: int, seed: int, absent: list[str]) -> Arrays:
+def _run(config: NetConfig, weights: Sequence[str], precision: str, phase: int, absent: list[str]) -> Arrays:
     shapes_of = SourceShapes(config.message, phase, absent.append)
     net = Net(config, phase, NetOptions(shapes_of=shapes_of, precision=precision).watched())
     load(net, weights)
-    feed_synthetic(net, seed)
+    feed_synthetic(net, seed=1)
     net.forward()
     return {
         (layer.name, f"top {top.name}"): net.tensors[top].get().reshape(top.shape)

@@ -83,8 +83,8 @@ class KeepingFeeder(Feeder):
         return super().feed(net, batch)
 
 
-def verify(read: Callable[[], SolverConfig], world: World, iterations: int, tolerance: float = 0.0, show=print) -> None:
-    """Collective. Compares `iterations` iterations of 1 rank and of the world's; `show` gets the table on rank 0.
+def verify(read: Callable[[], SolverConfig], world: World, iterations: int, tolerance: float = 0.0) -> None:
+    """Collective. Compares `iterations` iterations of 1 rank and of the world's, and prints the table on rank 0.
 
     Raises CommError on rank 0, which names the iteration and the first parameter that differs by more; ConfigError if
     there are no data, or one rank alone cannot read them, or cannot compute what several do.
@@ -92,7 +92,6 @@ def verify(read: Callable[[], SolverConfig], world: World, iterations: int, tole
     Args:
         read: returns a new copy of the solver at each call.
         tolerance: the largest difference that is allowed; 0: TOLERANCE or TOLERANCE_BF16.
-        show: prints text.
     """
     config = read()
     require_sync(config, "trains otherwise than one rank does: there is nothing to compare")
@@ -130,11 +129,11 @@ def verify(read: Callable[[], SolverConfig], world: World, iterations: int, tole
                 compare.iteration(keys, losses, gradients, weights)
     finally:
         if compare:
-            show(compare.to_text())
+            print(compare.to_text())
     for solver in filter(None, (one, many)):
         solver.close()
     if compare:
-        show(
+        print(
             f"{world.size} ranks train as 1 does: all gradients and weights of {iterations} iterations are within "
             f"{compare.tolerance:g}."
         )

@@ -72,9 +72,9 @@ def group_sizes(text: str, ranks: int) -> list[int]:
     return counts if all(counts) and sum(counts) == ranks else []
 
 
-def check_groups(launch: Launch, environ: Mapping[str, str] = os.environ) -> None:
+def check_groups(launch: Launch) -> None:
     """Raises CommError if the groups of ENGINE_GROUPS do not have as many ranks as the job."""
-    text = environ.get(GROUPS, "")
+    text = os.environ.get(GROUPS, "")
     if text and not group_sizes(text, launch.job_size):
         raise CommError(f"{GROUPS}={text}: expected numbers of ranks, separated by commas, of {launch.job_size} in all")
 

@@ -75,16 +75,16 @@ def fill(
         raise ConfigError(f"filler '{message.type}': {error}", where, absent=error.absent) from None
 
 
-def fill_parameter(parameter: Parameter, seed: int, where: str | None = None) -> np.ndarray:
-    """Returns the initial values of a parameter, float32, in Caffe's shape; zeros if it has no filler. where: the place
-    that errors name, by default the layer's. Raises ConfigError as fill() does."""
+def fill_parameter(parameter: Parameter, seed: int) -> np.ndarray:
+    """Returns the initial values of a parameter, float32, in Caffe's shape; zeros if it has no filler. Raises
+    ConfigError as fill() does."""
     if parameter.values is not None:
         return parameter.values
     if parameter.filler is None:
         return np.zeros(parameter.shape, np.float32)
     generator = keyed_generator(seed, parameter.layer, parameter.index)
     place = f"{parameter.where}: " if parameter.where else ""
-    where = where or f"{place}layer '{parameter.layer}', parameter {parameter.index}"
+    where = f"{place}layer '{parameter.layer}', parameter {parameter.index}"
     return parameter.part_of(fill(parameter.whole_shape, parameter.filler, generator, where))
 
 
