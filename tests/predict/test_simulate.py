@@ -44,10 +44,6 @@ def run(sizes, forward, backward, net, update=0.0, threads=1, bucket=1e12, **set
     return step_seconds(Work(ops, back, update, threads), buckets, CommSettings(**given), net)
 
 
-# Buckets become smaller towards the end. A test for which that matters says so.
-WHOLE = {"bucket": 4e6}
-
-
 def test_one_rank_updates_with_all_threads():
     seconds = run([1, 1], [1, 1], [2, 2], network(1), update=1e-6, threads=4)
     assert seconds == pytest.approx(6 + 2e6 * 1e-6 / 4)

@@ -1,4 +1,4 @@
-"""AnnotatedData: Pictures with the boxes of the objects in them, from a database of AnnotatedDatums (SSD, YOLO)."""
+"""AnnotatedData: Reads pictures with boxes of the objects in them, from a database of AnnotatedDatums (SSD, YOLO)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data: Pictures from any source, or raw numbers, each with its label, several labels, or a mask."""
+"""Data: Reads pictures from any source, or raw numbers, each with its label, several labels, or a mask."""
 
 from __future__ import annotations
 

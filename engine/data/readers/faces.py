@@ -1,4 +1,4 @@
-"""MultiLabelImageData: Pictures of a list, each with several numbers; faces are turned upright (happynear's fork)."""
+"""MultiLabelImageData: Reads listed pictures with several numbers each, and turns faces upright (happynear's fork)."""
 
 from __future__ import annotations
 

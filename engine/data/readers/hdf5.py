@@ -1,4 +1,4 @@
-"""HDF5Data: Rows of datasets in HDF5 files, for each top those of the dataset that has its name."""
+"""HDF5Data: Reads rows of datasets in HDF5 files, for each top those of the dataset that has its name."""
 
 from __future__ import annotations
 

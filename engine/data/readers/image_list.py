@@ -1,4 +1,4 @@
-"""ImageData: Pictures named in a list, or in class folders, each with its label, several labels, or a mask."""
+"""ImageData: Reads pictures named in a list, or in class folders, each with its label, several labels, or a mask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MemoryData: Arrays that the program supplies (Feeder.set_arrays, the Python interface)."""
+"""MemoryData: Takes arrays that the program supplies (Feeder.set_arrays, the Python interface)."""
 
 from __future__ import annotations
 

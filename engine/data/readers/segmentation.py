@@ -1,4 +1,4 @@
-"""Pictures named in a list, each with a mask: ImageSegData, DenseImageData, SegData and ImageLabelmapData.
+"""Reads pictures named in a list, each with a mask: ImageSegData, DenseImageData, SegData and ImageLabelmapData.
 
 All follow the pair rule (engine/data/pair.py). They differ in what their forks of Caffe do besides with the picture and
 the mask.

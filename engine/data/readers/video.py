@@ -1,4 +1,4 @@
-"""VideoData: Stacks (temporal segment networks) or clips (C3D) of frames, which are image files in a folder per
+"""VideoData: Reads stacks (temporal segment networks) or clips (C3D) of frames, which are image files in a folder per
 video."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""WindowData: Windows of pictures, foreground and background, for training R-CNN."""
+"""WindowData: Cuts windows out of pictures, foreground and background, for training R-CNN."""
 
 from __future__ import annotations
 
