@@ -268,15 +268,17 @@ def _find(
 ) -> tuple[Position, Snapshot | None, Snapshot | None]:
     """Returns the position, the snapshot of its stage, and the last snapshot of the stage before, if there are these.
     For the rank that reads files."""
-    before, old = None, known()
+    before, gone, old = None, None, known()
     try:
         position = first_position(configs, weights)
-    except WeightsError:  # the run has begun with them, perhaps, and they are gone since
-        position = Position(weights=list(weights or configs[0].message.weights))
+    except WeightsError as error:  # the run has begun with them, perhaps, and they are gone since
+        gone, position = error, Position(weights=list(weights or configs[0].message.weights))
     for index, config in enumerate(configs):
         if before is not None:
             position = next_position(configs, position, before.model, before.samples_seen or 0)
         own = newest(snapshot_prefix(config, world), old, position.begun_from or None)
+        if gone and before is None and own is None:
+            raise gone
         is_last = index == len(configs) - 1
         if own is None or is_last or not _is_over(config, own) or _lacks_test(configs, world, position, own):
             if own and not _is_over(config, own) and _ended(own):

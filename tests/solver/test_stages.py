@@ -230,12 +230,13 @@ def test_a_run_that_began_with_other_weights_does_not_go_on(whole, tmp_path, cap
     assert f"engine: {state}: its run began with other weights than this one does; move the snapshots of that" in told
 
 
-def test_weights_that_a_stage_alone_lacks_are_told_with_what_leaves_them(tmp_path, capfd):
+@pytest.mark.parametrize("resume", [[], ["--resume", "auto"]], ids=["", "resume"])
+def test_weights_that_a_stage_alone_lacks_are_told_with_what_leaves_them(resume, tmp_path, capfd):
     files(tmp_path)
-    assert train("--solver", str(tmp_path / "three.prototxt")) == 1
+    assert train("--solver", str(tmp_path / "three.prototxt"), *resume) == 1
     told = capfd.readouterr().err
     assert re.search(r"three.prototxt:\d+:\d+: weights '.*/one_iter_4.caffemodel': no such file; if another sol", told)
-    assert train("--solver", str(tmp_path / "three.prototxt"), "--weights", "nowhere.caffemodel") == 1
+    assert train("--solver", str(tmp_path / "three.prototxt"), "--weights", "nowhere.caffemodel", *resume) == 1
     assert "engine: nowhere.caffemodel: cannot be read: No such file or directory" in capfd.readouterr().err
 
 
